@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.result import UNKNOWN, CellResult
+from harness.analysis.result import UNKNOWN, CellResult, rounded
 from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
 from harness.records.decode import FileFormat, check_schema, decode_value, read_json, unsealed
@@ -90,7 +90,11 @@ def dump(cell: CellResult) -> str:
     """
     identity_data = cell.cell.workload.identity.get("data") or {}
     workload = replace(cell.cell.workload, data=identity_data)
-    trials = [replace(trial, improvements=()) for trial in cell.trials]  # of many evaluations
+    trials = []
+    for trial in cell.trials:
+        batch_seconds = [rounded(seconds) for seconds in trial.batch_seconds]
+        # Of the evaluations there may be many.
+        trials.append(replace(trial, improvements=(), batch_seconds=batch_seconds))
     portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
     header = {
         "kind": KIND,

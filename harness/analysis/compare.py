@@ -12,10 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
 from harness.analysis.questions import (
@@ -35,7 +38,7 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware import certificate
-from harness.records.differences import as_text, cell_fields, differences, shown
+from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names
 from harness.spec.environment import PREFIX, variable_of
@@ -43,6 +46,9 @@ from harness.spec.setting_axis import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
 
+# Of a cell's axes, all values. `asdict` takes longer than all else, and `vars` lacks an axis that a
+# recorded cell does not have.
+READ_AXES = attrgetter(*AXES)
 FILES = "data.files"  # the digest of all files of a workload
 CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
 # Besides the axes.
@@ -228,9 +234,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     axis, and where no group has two cells.
     """
     check_across(axes, _axes_of([side]), "--by")
-    groups: dict[str, list[CellResult]] = {}
-    for cell in side.cells:
-        groups.setdefault(matching_key(cell.cell, axes), []).append(cell)
+    groups = _alike_but_for(side, axes)
     matches = []
     for reference, *other_cells in groups.values():
         for cell in other_cells:
@@ -247,6 +251,15 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     return _judge_matches(matches, [], sorted(differences), rules)
 
 
+def _alike_but_for(side: Side, axes: Iterable[str]) -> dict[str, list[CellResult]]:
+    """Return the cells in groups of those that differ in these axes only, by their `matching_key`."""
+    across = frozenset(axes)  # which a sweep has many of
+    groups: dict[str, list[CellResult]] = {}
+    for result in side.cells:
+        groups.setdefault(matching_key(result.cell, across), []).append(result)
+    return groups
+
+
 def _comparable_axes(side: Side) -> list[str]:
     """Return what --by takes for this side: the smallest sets of axes in which two cells differ.
 
@@ -254,13 +267,10 @@ def _comparable_axes(side: Side) -> list[str]:
     one set, written as --by takes it: `strategy,world_size`.
     """
     axes = _axes_of([side])
-    groups: dict[str, list[Cell]] = {}  # cells that differ in axes only
-    for result in side.cells:
-        groups.setdefault(matching_key(result.cell, axes), []).append(result.cell)
     sets_of_axes: set[frozenset[str]] = set()
-    for cells in groups.values():
-        for cell, other in itertools.combinations(cells, 2):
-            sets_of_axes.add(_differing_axes(cell, other, axes))
+    for results in _alike_but_for(side, axes).values():
+        for result, other in itertools.combinations(results, 2):
+            sets_of_axes.add(_differing_axes(result.cell, other.cell, axes))
     sets_of_axes.discard(frozenset())
     options = []
     for names in sets_of_axes:
@@ -305,10 +315,9 @@ def against_first(side: Side, goal: float | None = None) -> Comparison | None:
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     axes = _axes_of([side])
-    workloads = {matching_key(cell.cell, axes) for cell in measured_first}
-    if len(workloads) == len(measured_first):
-        return None
     ordered = Side(name=side.name, cells=measured_first)
+    if len(_alike_but_for(ordered, axes)) == len(measured_first):
+        return None
     return compare_by(ordered, axes, Rules(across=("hardware",), goal=goal))
 
 
@@ -341,21 +350,21 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
         "evaluate": asdict(cell.evaluate),
         "stop": None if cell.stop is None else asdict(cell.stop),
         "warmup": cell.warmup,
-        **asdict(cell.axes),
+        **dict(zip(AXES, READ_AXES(cell.axes), strict=True)),
         **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
 
 
-def matching_key(cell: Cell, across: Sequence[str]) -> str:
+def matching_key(cell: Cell, across: Collection[str]) -> str:
     """Return text that is equal for cells which differ in nothing but `across`."""
     settings = {}
     for name, value in identity_settings(cell).items():
         if not _is_across(cell, name, across):
             settings[name] = value
-    return json.dumps(settings, sort_keys=True)
+    return msgspec.json.encode(settings, order="sorted").decode()
 
 
-def _is_across(cell: Cell, name: str, across: Sequence[str]) -> bool:
+def _is_across(cell: Cell, name: str, across: Collection[str]) -> bool:
     """Return whether a setting is among `across`, or part of what is.
 
     A path is no part of the identity, but the digest of the files that lie there is.
@@ -505,11 +514,10 @@ def _code_and_environment(cell: CellResult) -> dict[str, str]:
     A field of which its trials had several values has them all.
     """
     table: dict[str, str] = {}
-    for name, value in cell_fields(cell.cell).items():
-        if name.startswith("code."):
-            table[name] = as_text(value)
+    for name, value in code_fields(cell.cell).items():
+        table[name] = as_text(value)
     for name, values in cell.environment.items():
-        table[name] = " and ".join(sorted(values))
+        table[name] = values[0] if len(values) == 1 else " and ".join(sorted(values))
     return table
 
 

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import get_args
 
 from harness.core.caches import cached_by_identity
-from harness.hardware.machine import machine_key
+from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.checks import Amount, Moment, Number, Ordinal
@@ -31,6 +32,7 @@ from harness.statistics.trace import relative_error, trial_batches
 from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
+UNKNOWN_CONDITIONS = {"hardware": [UNKNOWN], "code": [UNKNOWN], "software": [UNKNOWN]}
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
@@ -63,7 +65,8 @@ class TrialResult:
     relative_error: Amount | None  # standard error over mean, from the steps of this trial only
     settled: bool | None  # whether steady state was reached; None if there were too few steps
     window_steps: Number  # steps of the measured window
-    batch_seconds: Sequence[Amount]  # seconds a step, of consecutive equal batches of the window
+    # Seconds a step, of consecutive equal batches of the window. A baseline has rounded ones.
+    batch_seconds: Sequence[Amount] = field(compare=False)
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
@@ -181,27 +184,33 @@ def join(parts: Sequence[CellResult]) -> list[CellResult]:
 
 def _merge(parts: Sequence[CellResult]) -> CellResult:
     """Return one cell's result from parts of it; conditions that differ are all kept."""
-    conditions: dict[str, dict[str, None]] = {}
-    environment: dict[str, dict[str, None]] = {}
     left_out: Counter[str] = Counter()
     trials: list[TrialResult] = []
     target = None
     for part in parts:
-        for kind, values in part.conditions.items():
-            conditions.setdefault(kind, {}).update(dict.fromkeys(values))
-        for name, values in part.environment.items():
-            environment.setdefault(name, {}).update(dict.fromkeys(values))
         left_out.update(part.left_out)
         trials.extend(part.trials)
         target = target or part.target
     return CellResult(
         cell=parts[0].cell,
         target=target,
-        conditions={kind: list(values) for kind, values in conditions.items()},
+        conditions=_merge_values([part.conditions for part in parts]),
         trials=trials,
         left_out=dict(left_out),
-        environment={name: list(values) for name, values in environment.items()},
+        environment=_merge_values([part.environment for part in parts]),
     )
+
+
+def _merge_values(tables: Sequence[Mapping[str, Sequence[str]]]) -> Mapping[str, Sequence[str]]:
+    """Return each value of each name once. Most trials share a table, which is then returned."""
+    different = {id(table): table for table in tables if table}  # an ordered set
+    if len(different) == 1:
+        return next(iter(different.values()))
+    merged: dict[str, dict[str, None]] = {}
+    for table in different.values():
+        for name, values in table.items():
+            merged.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: list(values) for name, values in merged.items()}
 
 
 def of_trial(record: Record) -> CellResult:
@@ -215,13 +224,12 @@ def of_trial(record: Record) -> CellResult:
             cell=cell, target=None, conditions={}, trials=[], left_out={record.status: 1}
         )
     target = None
+    conditions: Mapping[str, Sequence[str]] = UNKNOWN_CONDITIONS
+    environment: Mapping[str, Sequence[str]] = {}
     if record.rank0 is not None:
         target = record.rank0.target
-    conditions = {kind: [value] for kind, value in _conditions(record).items()}
-    environment = {}
-    if record.rank0 is not None:
-        compared = compared_fields(record.rank0.environment)
-        environment = {name: [value] for name, value in compared.items()}
+        conditions = _conditions_by_device(record.rank0.environment)[device_of(record)]
+        environment = _environment_values(record.rank0.environment)
     return CellResult(
         cell=cell,
         target=target,
@@ -258,7 +266,7 @@ def _trial_result(record: Record) -> TrialResult:
         relative_error=relative_error,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        batch_seconds=[rounded(mean) for mean in batch_seconds],
+        batch_seconds=batch_seconds,
         metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
@@ -297,19 +305,29 @@ def window_seconds(record: Record) -> Numbers:
     return slowest_rank_seconds(record.ranks, window.mask)
 
 
-def _conditions(record: Record) -> dict[str, str]:
-    """Return what a trial ran under, in text that is equal for what is the same.
+@cached_by_identity(KEPT_ENVIRONMENTS)
+def _conditions_by_device(
+    environment: Environment,
+) -> Mapping[Device, Mapping[str, Sequence[str]]]:
+    """Return what a trial ran under, in text that is equal for what is the same, by its device.
 
     Hardware by its key, which names the CPU or GPUs and not the host: nodes of one kind are alike.
+    Trials of an environment share the tables.
     """
-    if record.rank0 is None:
-        return {"hardware": UNKNOWN, "code": UNKNOWN, "software": UNKNOWN}
-    environment = record.rank0.environment
-    return {
-        "hardware": machine_key(environment.hardware, device_of(record)),
-        "code": _code_version(environment.code),
-        "software": _software_versions(environment.software),
-    }
+    conditions = {}
+    for device in get_args(Device):
+        conditions[device] = {
+            "hardware": [machine_key(environment.hardware, device)],
+            "code": [_code_version(environment.code)],
+            "software": [_software_versions(environment.software)],
+        }
+    return conditions
+
+
+@cached_by_identity(KEPT_ENVIRONMENTS)
+def _environment_values(environment: Environment) -> Mapping[str, Sequence[str]]:
+    """Return the fields of `compared_fields`, each with its value; trials share the table."""
+    return {name: [value] for name, value in compared_fields(environment).items()}
 
 
 @cached_by_identity(KEPT_ENVIRONMENTS)
@@ -353,6 +371,4 @@ def _software_versions(software: Software) -> str:
 
 def rounded(value: float) -> float:
     """Return a number rounded to six significant digits, for files and pages that people read."""
-    if value == 0:
-        return value
-    return round(value, 5 - math.floor(math.log10(abs(value))))
+    return float(f"{value:.6g}")

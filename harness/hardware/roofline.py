@@ -80,7 +80,7 @@ def device_of(record: Record) -> Device:
 def machine_of(record: Record, machines: Mapping[str, Machine]) -> Machine | None:
     """Return the measured machine, of `machines` by key, that a trial ran on."""
     hardware = _hardware(record)
-    if hardware is None:
+    if hardware is None or not machines:
         return None
     return machines.get(machine_key(hardware, device_of(record)))
 
@@ -140,18 +140,18 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
         if measured_peak:
             mfu_measured = achieved / measured_peak
     vendor = _vendor_peak_of(record)
-    summary = replace(
-        record.summary,
-        mfu=achieved / vendor if vendor else None,
-        mfu_measured=mfu_measured,
-    )
-    return replace(record, summary=summary)
+    mfu = achieved / vendor if vendor else None
+    if (mfu, mfu_measured) == (record.summary.mfu, record.summary.mfu_measured):
+        return record
+    return replace(record, summary=replace(record.summary, mfu=mfu, mfu_measured=mfu_measured))
 
 
 def _vendor_peak_of(record: Record) -> float | None:
     """Return the vendor's peak of the trial's GPUs in FLOP/s, None on a CPU and where unknown."""
+    if device_of(record) != "cuda":
+        return None
     hardware = _hardware(record)
-    if hardware is None or device_of(record) != "cuda":
+    if hardware is None:
         return None
     return vendor_peak(hardware, record.trial.cell.axes.precision)
 

@@ -332,7 +332,7 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
     """
     kind = _union_member(kind, value)
     try:
-        decoded = msgspec.convert(value, kind, strict=True, dec_hook=_decode_custom)
+        decoded = msgspec.convert(value, kind, strict=True, dec_hook=decode_custom)
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error), kind, value)) from None
     check = check_of(kind, ignore_unknown_keys=ignore_unknown_fields)
@@ -341,18 +341,13 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
     return decoded
 
 
-def decode_checked(kind: type[T], value: Any) -> T:
-    """Return a value as a `kind` that `decode_value` has accepted before; raises ValueError."""
-    return msgspec.convert(value, kind, strict=True, dec_hook=_decode_custom)
-
-
 def prepare_decoding(kind: Any) -> None:
     """Look at the types of a kind's fields, as its first decoding does for some 10 ms."""
-    msgspec.json.Decoder(kind, dec_hook=_decode_custom)
+    msgspec.json.Decoder(kind, dec_hook=decode_custom)
     check_of(kind, ignore_unknown_keys=False)
 
 
-def _decode_custom(kind: type, value: Any) -> Any:
+def decode_custom(kind: type, value: Any) -> Any:
     """Decode a type that msgspec does not know: a path, or a class of ours that says how.
 
     msgspec makes a ValueError one of its own, which names where in the content it was.

@@ -166,7 +166,6 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
     identity = cell.workload.identity
     stop = asdict(cell.stop) if cell.stop else None
     stack = asdict(cell.stack) if cell.stack else None
-    code = asdict(cell.workload.code) if cell.workload.code else None
     content: dict[str, Any] = {
         "workload": identity.get("uses"),
         "options": identity.get("options"),
@@ -178,9 +177,15 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "axes": asdict(cell.axes),
         "stack": stack,
         "env": cell.variables_set,
-        "code": code,
     }
-    return _without_unknown(flatten(content))
+    return _without_unknown(flatten(content)) | code_fields(cell)
+
+
+def code_fields(cell: Cell) -> dict[str, Value]:
+    """Return the code of a cell's workload as a flat table, whose names begin with `code.`."""
+    if cell.workload.code is None:
+        return {}
+    return _without_unknown(flatten({"code": asdict(cell.workload.code)}))
 
 
 def trial_fields(trial: Trial) -> dict[str, Value]:

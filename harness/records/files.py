@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.records import seal
 from harness.records.columns import SUFFIX as COLUMNS_SUFFIX
 from harness.records.columns import (
+    Column,
     ColumnFile,
     Opener,
     beside,
@@ -37,17 +38,26 @@ from harness.records.decode import (
     FileFormat,
     OpenedFile,
     check_schema,
-    decode_checked,
     decode_value,
     open_content,
     parse_json,
     read_json,
     with_our_schema,
 )
-from harness.records.record import SCHEMA, AcrossRanks, RankResult, Ranks, Record
+from harness.records.deferred import Content, defer
+from harness.records.environment import Environment
+from harness.records.record import (
+    SCHEMA,
+    AcrossRanks,
+    Rank0Report,
+    RankResult,
+    Ranks,
+    Record,
+    RunSettings,
+)
 from harness.records.series import Numbers, Series
-from harness.records.shared import put_parts, share_parts, without_parts
-from harness.spec.cell import Trial
+from harness.records.shared import share_parts, shared_part, without_parts
+from harness.spec.cell import Cell, Trial
 
 FIRST_MAJOR = 5  # of the schemas that can be read; its records hold their series themselves
 RECORD_FORMAT = FileFormat(
@@ -150,11 +160,56 @@ def _is_read_whole(content: Mapping[str, Any], path: Path) -> bool:
     return str(content["schema"]).partition(".")[0] == SCHEMA.partition(".")[0]
 
 
-def header_of(header: CheckedHeader, path: Path) -> Record:
-    """Return the record of a header that was kept, whose columns lie beside `path`."""
-    content = {"schema": SCHEMA, **header.content}
-    put_parts(content, header.parts)
-    return _with_parts(content, path, beside(path), is_checked=True)
+class KeptHeader:
+    """The header of a record that was kept: what it says is decoded when it is first asked for."""
+
+    def __init__(
+        self, contents: dict[str, msgspec.Raw], parts: Sequence[bytes | None], path: str
+    ) -> None:
+        """Take what a CheckedHeader has, its keys as MessagePack; columns lie beside `path`."""
+        self.contents = contents
+        self.cell, self.environment, self.settings = parts
+        self.path = path  # a text, as a Path takes longer to make than all else
+
+    def record(self) -> Record:
+        """Return the record, which equals that of `read_record`."""
+        contents: dict[str, Content] = {
+            **self.contents,
+            "trial": self._trial,
+            "rank0": self._rank0_report,
+            "settings": lambda: shared_part(RunSettings, self.settings),
+            "loss": lambda: self._columns.mean_loss(),
+            "ranks": lambda: Ranks(lambda: self._columns.rank_results(record), self._across()),
+        }
+        record = defer(Record, contents)
+        return record
+
+    @cached_property
+    def _columns(self) -> _Columns:
+        content = self.contents["columns"]
+        described = msgspec.msgpack.decode(content, type=ColumnFile | None)
+        path = Path(self.path)
+        return _Columns(described, path, beside(path))
+
+    def _across(self) -> AcrossRanks:
+        return msgspec.msgpack.decode(self.contents["ranks"], type=AcrossRanks)
+
+    def _trial(self) -> Trial:
+        """Return the trial with its cell, which is kept for all that share it."""
+        numbers = msgspec.msgpack.decode(self.contents["trial"], type=dict[str, int])
+        return Trial(cell=shared_part(Cell, self.cell), **numbers)
+
+    def _rank0_report(self) -> Rank0Report | None:
+        """Return what rank 0 reported, with its environment, which is kept for all that share it."""
+        content = self.contents["rank0"]
+        report = msgspec.msgpack.decode(content, type=dict[str, msgspec.Raw] | None)
+        if report is None:
+            return None
+        contents: dict[str, Content] = {
+            **report,
+            "environment": lambda: shared_part(Environment, self.environment),
+        }
+        return defer(Rank0Report, contents)
 
 
 def read_record_if_exists(path: Path) -> Record | None:
@@ -205,59 +260,71 @@ def _with_columns(opened: OpenedFile, source: Path | str, open_file: Opener) -> 
     content = with_our_schema(Record, opened.content, SCHEMA)
     if not opened.is_later_minor:
         share_parts(content)
-    return _with_parts(content, source, open_file, is_later_minor=opened.is_later_minor)
-
-
-def _with_parts(
-    content: dict[str, Any],
-    source: Path | str,
-    open_file: Opener,
-    *,
-    is_later_minor: bool = False,
-    is_checked: bool = False,
-) -> Record:
-    """Return the record of a header whose shared parts are decoded; raises ValueError.
-
-    With `is_checked`, the content has passed all checks before.
-    """
-    decode: Callable[[Any, Any], Any] = partial(decode_value, ignore_unknown_fields=is_later_minor)
-    if is_checked:
-        decode = decode_checked
+    decode: Callable[[Any, Any], Any] = partial(
+        decode_value, ignore_unknown_fields=opened.is_later_minor
+    )
     entries = {name: content.pop(name) for name in ("ranks", "columns") if name in content}
     parts: ColumnParts = decode(ColumnParts, entries)
-    described, across = parts.columns, parts.ranks
-    columns = described.columns if described is not None else {}
-
-    def read(names: Collection[str]) -> dict[str, Numbers]:
-        """Read columns; raises BadFile."""
-        assert described is not None
-        try:
-            return read_columns(open_file, described, names)
-        except OSError as error:
-            raise RECORD_FORMAT.unavailable(_location(source, described), error) from None
-        except ValueError as error:
-            raise RECORD_FORMAT.error(_location(source, described), str(error)) from None
-
-    def load_ranks() -> list[RankResult]:
-        """Read the results of all ranks, which the header must agree with; raises BadFile."""
-        names = [name for name in columns if name != MEAN_LOSS]
-        results = []
-        if RANKS in columns:
-            results = _rank_results(read(names), source, is_later_minor=is_later_minor)
-        whole = replace(record, ranks=Ranks.of(results))
-        problem = record_problem(whole) or _across_problem(across, whole.ranks.across)
-        if problem is not None:
-            raise _invalid(source, problem)
-        return results
-
-    content["ranks"] = Ranks(load_ranks, across)
-    content["loss"] = None
-    if MEAN_LOSS in columns:
-        column = columns[MEAN_LOSS]
-        load_loss = partial(_load_column, read, MEAN_LOSS)
-        content["loss"] = Series(column.dtype, column.count, load_loss)
+    columns = _Columns(parts.columns, source, open_file, is_later_minor=opened.is_later_minor)
+    content["ranks"] = Ranks(lambda: columns.rank_results(record), parts.ranks)
+    content["loss"] = columns.mean_loss()
     record: Record = decode(Record, content)
     return record
+
+
+class _Columns:
+    """The columns beside the header of one record, each read when it is needed."""
+
+    def __init__(
+        self,
+        described: ColumnFile | None,
+        source: Path | str,
+        open_file: Opener,
+        *,
+        is_later_minor: bool = False,
+    ) -> None:
+        self.described = described
+        self.source = source
+        self.open_file = open_file
+        self.is_later_minor = is_later_minor
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """What the header says of each column; nothing where there are none."""
+        return {} if self.described is None else self.described.columns
+
+    def read(self, names: Collection[str]) -> dict[str, Numbers]:
+        """Return some columns; raises BadFile."""
+        described = self.described
+        assert described is not None
+        try:
+            return read_columns(self.open_file, described, names)
+        except OSError as error:
+            raise RECORD_FORMAT.unavailable(_location(self.source, described), error) from None
+        except ValueError as error:
+            raise RECORD_FORMAT.error(_location(self.source, described), str(error)) from None
+
+    def mean_loss(self) -> Series | None:
+        """Return the mean loss over ranks, which is read when it is unpacked; None without any."""
+        column = self.columns.get(MEAN_LOSS)
+        if column is None:
+            return None
+        return Series(column.dtype, column.count, lambda: self.read([MEAN_LOSS])[MEAN_LOSS])
+
+    def rank_results(self, record: Record) -> list[RankResult]:
+        """Return the results of all ranks, which the header must agree with; raises BadFile."""
+        results = []
+        if RANKS in self.columns:
+            names = [name for name in self.columns if name != MEAN_LOSS]
+            results = _rank_results(
+                self.read(names), self.source, is_later_minor=self.is_later_minor
+            )
+        whole = replace(record, ranks=Ranks.of(results))
+        problem = record_problem(whole)
+        problem = problem or _across_problem(record.ranks.across, whole.ranks.across)
+        if problem is not None:
+            raise _invalid(self.source, problem)
+        return results
 
 
 def _location(source: Path | str, described: ColumnFile) -> str:
@@ -265,11 +332,6 @@ def _location(source: Path | str, described: ColumnFile) -> str:
     if isinstance(source, Path):
         return str(source.with_name(Path(described.file).name))
     return f"{source}: {described.file}"
-
-
-def _load_column(read: Callable[[Collection[str]], dict[str, Numbers]], name: str) -> Numbers:
-    """Return one column, shape (values,)."""
-    return read([name])[name]
 
 
 def _rank_results(

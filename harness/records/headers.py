@@ -25,7 +25,7 @@ import xxhash
 
 from harness.core.errors import StorageError
 from harness.core.paths import SweepFolder, write_atomically
-from harness.records.files import CheckedHeader, header_of, read_checked
+from harness.records.files import CheckedHeader, KeptHeader, read_checked
 from harness.records.record import SCHEMA, Record
 
 FORMAT = f"1 {SCHEMA}"  # raise the number when what is kept changes, or what is checked
@@ -33,6 +33,8 @@ SETTLED_SECONDS = 2.0  # of age, after which a change of a file shows in its tim
 MIN_NEW = 200  # headers that are worth writing the file for
 DIGEST_BYTES = 16
 MAX_BYTES = 2**30  # of the file
+
+CONTENTS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])  # of an entry
 
 # Size in bytes, inode, and the times of modification and of change in nanoseconds.
 Identity = tuple[int, int, int, int]
@@ -59,37 +61,33 @@ class Headers:
 
     def __init__(self, folder: SweepFolder) -> None:
         self.folder = folder
-        self.new: dict[
-            str, tuple[Identity, CheckedHeader]
-        ] = {}  # by the name of the trial's folder
+        self._prefix = f"{folder.path}{os.sep}"  # of the paths of all records
+        self._suffix = str(folder.trial_folder("").record_path.relative_to(folder.path))
+        # By the name of the trial's folder.
+        self.new: dict[str, tuple[Identity, CheckedHeader]] = {}
 
     @cached_property
     def cached(self) -> Kept:
         """The headers that are kept; none if the file is missing or damaged."""
         return _read(self.folder.headers_path)
 
-    def read(self, path: Path) -> Record:
-        """Read the header of a record as `read_record` does; raises BadFile as that does."""
+    def read(self, trial_id: str) -> Record:
+        """Read the header of a trial's record as `read_record` does; raises BadFile as that does."""
+        path = f"{self._prefix}{trial_id}{os.sep}{self._suffix}"
         try:
             identity = _identity(path)
         except OSError:
-            return read_checked(path)[0]  # whose error says what to do
-        entry = self.cached.entries.get(path.parent.name)
+            return read_checked(Path(path))[0]  # whose error says what to do
+        entry = self.cached.entries.get(trial_id)
         if entry is not None and entry.identity == identity:
-            return header_of(self._header(entry), path)
-        record, header = read_checked(path)
+            parts = [None if index is None else self.cached.parts[index] for index in entry.parts]
+            return KeptHeader(CONTENTS.decode(entry.content), parts, path).record()
+        record, header = read_checked(Path(path))
         is_settled = time.time() - max(identity[2:]) / 1e9 > SETTLED_SECONDS
         # A record that was replaced while it was read belongs to no identity.
         if header is not None and is_settled and _identity(path) == identity:
-            self.new[path.parent.name] = (identity, header)
+            self.new[trial_id] = (identity, header)
         return record
-
-    def _header(self, entry: Entry) -> CheckedHeader:
-        """Return the header of an entry with its shared parts."""
-        parts = []
-        for index in entry.parts:
-            parts.append(None if index is None else self.cached.parts[index])
-        return CheckedHeader(content=msgspec.msgpack.decode(entry.content), parts=tuple(parts))
 
     def save(self) -> None:
         """Keep what was read anew, if that is enough to be worth it.
@@ -102,9 +100,9 @@ class Headers:
             _write(self.folder.headers_path, _merged(self.cached, self.new))
 
 
-def _identity(path: Path) -> Identity:
+def _identity(path: str) -> Identity:
     """Return what changes whenever a file does; raises OSError."""
-    stat = path.stat()
+    stat = os.stat(path)  # noqa: PTH116 - a Path takes longer to make
     return stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
 
 

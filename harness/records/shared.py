@@ -40,7 +40,7 @@ def share_parts(content: dict[str, Any]) -> None:
 def without_parts(content: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes | None, ...]]:
     """Return the JSON of a record without its parts, and these as MessagePack, None if one lacks.
 
-    `put_parts` puts them back. Raises OverflowError for whole numbers beyond 64 bits.
+    `shared_part` decodes them. Raises OverflowError for whole numbers beyond 64 bits.
     """
     remaining = dict(content)
     parts: list[bytes | None] = []
@@ -57,12 +57,9 @@ def without_parts(content: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes 
     return remaining, tuple(parts)
 
 
-def put_parts(content: dict[str, Any], parts: Sequence[bytes | None]) -> None:
-    """Put decoded parts into the JSON of a record from which `without_parts` has taken them."""
-    for (path, kind), part in zip(PARTS, parts, strict=True):
-        holder = _holder(content, path)
-        if part is not None and holder is not None:
-            holder[path[-1]] = _decoded(kind, part)
+def shared_part(kind: type, encoded: bytes | None) -> Any:
+    """Return a part that `without_parts` has taken out, the same object for equal ones."""
+    return None if encoded is None else _decoded(kind, encoded)
 
 
 def _holder(content: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:

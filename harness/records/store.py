@@ -215,13 +215,13 @@ def recorded_trials(folder: SweepFolder, cells: Iterable[Cell]) -> list[Trial]:
     """Return the trials of these cells that have a record, by the names of their folders."""
     cells_by_id = {cell.id: cell for cell in cells}
     trials = []
-    for path in folder.record_paths():
-        name = TRIAL_ID.fullmatch(path.parent.name)
+    for trial_id in folder.recorded_ids():
+        name = TRIAL_ID.fullmatch(trial_id)
         if name is None or name["cell"] not in cells_by_id:
             continue
         cell = cells_by_id[name["cell"]]
         trial = Trial(cell=cell, seed=int(name["seed"]), repeat=int(name["repeat"]))
-        if trial.id == path.parent.name:
+        if trial.id == trial_id:
             trials.append(trial)
     return trials
 
@@ -235,9 +235,10 @@ def trials_of_other_code(folder: SweepFolder, cells: Iterable[Cell]) -> list[Oth
     present_ids = {cell.id for cell in cells}
     settings_ids = {cell.settings_id for cell in cells}
     paths_by_cell: dict[str, list[Path]] = {}
-    for path in folder.record_paths():
-        name = TRIAL_ID.fullmatch(path.parent.name)
+    for trial_id in folder.recorded_ids():
+        name = TRIAL_ID.fullmatch(trial_id)
         if name is not None and name["cell"] not in present_ids:
+            path = folder.trial_folder(trial_id).record_path
             paths_by_cell.setdefault(name["cell"], []).append(path)
     others = []
     for paths in paths_by_cell.values():
@@ -265,14 +266,14 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     folder = results.sweep_folder(name)
     trials = {trial.id: None for trial in sweep.trials()}
     trials |= {trial.id: None for trial in recorded_trials(folder, sweep.cells)}
+    recorded_ids = set(folder.recorded_ids())
     headers = Headers(folder)
     records = []
     unreadable = []
     for trial_id in trials:
-        path = folder.trial_folder(trial_id).record_path
         try:
-            if path.exists():
-                records.append(headers.read(path))
+            if trial_id in recorded_ids:
+                records.append(headers.read(trial_id))
         except BadInput as error:
             unreadable.append(str(error))
     headers.save()

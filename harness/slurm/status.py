@@ -373,7 +373,8 @@ def _read_status(
         progress = _local_progress(
             files[trial_id], sweep_folder.trial_folder(trial_id), local_run_since
         )
-        files[trial_id] = replace(files[trial_id], progress=progress)
+        if progress != files[trial_id].progress:
+            files[trial_id] = replace(files[trial_id], progress=progress)
     rows = trial_states(
         list(trials.values()),
         submitted,
@@ -457,7 +458,7 @@ def _read_header(path: Path, modified_ns: int, headers: Headers) -> RecordHeader
     """
     key = (path, modified_ns)
     if key not in _summaries:
-        _summaries[key] = _summary(headers.read(path))
+        _summaries[key] = _summary(headers.read(path.parent.name))
     return _summaries[key]
 
 

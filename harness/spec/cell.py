@@ -274,7 +274,7 @@ class Cell:
             levels[axis] = self.level(axis)
         return levels
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Return the workload and its axes for people, as in `mlp compile bf16 ddp×2 w0 b64 t1`.
 
@@ -366,7 +366,7 @@ class Trial:
         0  # tells trials apart that have everything else in common; counted from 0
     )
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Return the cell's id with seed and repeat: the name of the trial's folder."""
         return f"{self.cell.id}-s{self.seed}-r{self.repeat}"

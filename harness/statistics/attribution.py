@@ -26,6 +26,9 @@ from harness.statistics.verdict import ALPHA, holm
 Numbers = NDArray[np.float64]
 Levels = Mapping[str, Hashable]  # axis -> one of its values
 Axes = Mapping[str, Sequence[Hashable]]  # axis -> all its values, the reference first
+# Of the sum of the squares of some columns: a smaller eigenvalue is 0 with rounding errors.
+RANK_TOLERANCE = 1e-10
+
 Term = tuple[str, ...]  # the one or two axes whose effect a part of the model describes
 
 
@@ -128,9 +131,7 @@ def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attributi
         return None
     effects = []
     for term in design.columns:
-        levels_of_axes = [design.axes[axis][1:] for axis in term]  # without the references
-        for levels in itertools.product(*levels_of_axes):
-            effects.append(_effect(design, fit, term, levels, confidence))
+        effects += _effects_of_term(design, fit, term, confidence)
     return Attribution(
         effects=_corrected(effects),
         unknown=design.unknown,
@@ -169,13 +170,34 @@ def _design(points: Sequence[Point]) -> _Design:
     for term in _terms(axes):
         if any((axis,) in unknown for axis in term):
             continue  # an interaction of an axis whose own effect is unknown
-        wider = np.column_stack([matrix, _interaction([codes[axis] for axis in term])])
-        if np.linalg.matrix_rank(wider) < wider.shape[1]:
+        added = _interaction([codes[axis] for axis in term])
+        if not _are_independent(matrix, added):
             unknown.append(term)
             continue
-        columns[term] = slice(matrix.shape[1], wider.shape[1])
-        matrix = wider
+        columns[term] = slice(matrix.shape[1], matrix.shape[1] + added.shape[1])
+        matrix = np.column_stack([matrix, added])
     return _Design(axes=axes, matrix=matrix, columns=columns, unknown=unknown)
+
+
+def _are_independent(matrix: Numbers, added: Numbers) -> bool:
+    """Return whether columns are independent of each other and of those of a matrix of full rank.
+
+    They are if no combination of them vanishes once their part within the span of the matrix X is
+    taken out, that is if the smallest eigenvalue of
+
+        Z' Z - Z' X (X' X)^-1 X' Z
+
+    is not 0. For many points that is much faster than the singular values of all columns. Codes are
+    whole numbers, so that Z' Z is exact, and an eigenvalue is either of rounding errors or far from
+    them.
+    """
+    if matrix.shape[1] + added.shape[1] > len(matrix):
+        return False
+    cross = matrix.T @ added
+    products = added.T @ added
+    remaining = products - cross.T @ np.linalg.solve(matrix.T @ matrix, cross)
+    smallest = np.linalg.eigvalsh(remaining)[0]
+    return bool(smallest > RANK_TOLERANCE * np.trace(products))
 
 
 def _varying_axes(points: Sequence[Point]) -> dict[str, list[Hashable]]:
@@ -212,11 +234,11 @@ def _fit(design: _Design, values: Numbers) -> _Fit | None:
     degrees_of_freedom = matrix.shape[0] - matrix.shape[1]
     if degrees_of_freedom < 1:
         return None
-    solution = np.linalg.lstsq(matrix, values, rcond=None)[0]
-    weights = np.asarray(solution, dtype=np.float64)
+    scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
+    weights = scale @ (matrix.T @ values)
+    weights += scale @ (matrix.T @ (values - matrix @ weights))  # of the rounding errors
     squares = float(((values - matrix @ weights) ** 2).sum())
     deviation = math.sqrt(squares / degrees_of_freedom)
-    scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
     return _Fit(
         weights=weights,
         covariance=scale * deviation**2,
@@ -225,48 +247,56 @@ def _fit(design: _Design, values: Numbers) -> _Fit | None:
     )
 
 
-def _effect(
-    design: _Design, fit: _Fit, term: Term, levels: tuple[Hashable, ...], confidence: float
-) -> Effect:
-    """Return the effect of these levels against the references of their axes.
+def _effects_of_term(design: _Design, fit: _Fit, term: Term, confidence: float) -> list[Effect]:
+    """Return the effect of all levels of a term's axes against the references of the axes.
 
-    It is a contrast c of the term's weights w, with Student's interval:
+    Each is a contrast c of the term's weights w, with Student's interval:
 
         c'w ± t sqrt(c' Cov(w) c).
     """
     columns = design.columns[term]
     reference = {axis: design.axes[axis][0] for axis in term}
-    contrast = _contrast(design.axes, term, levels)
-    value = float(contrast @ fit.weights[columns])
-    variance = float(contrast @ fit.covariance[columns, columns] @ contrast)
-    standard_error = math.sqrt(variance)
+    contrasts = _contrasts(design.axes, term)
+    values = contrasts @ fit.weights[columns]
+    variances = ((contrasts @ fit.covariance[columns, columns]) * contrasts).sum(axis=1)
     quantile = float(stdtrit(fit.degrees_of_freedom, (1 + confidence) / 2))
-    half_width = quantile * standard_error
-    if standard_error:
-        p = 2 * float(stdtr(fit.degrees_of_freedom, -abs(value) / standard_error))
-    else:  # the model fits exactly
-        p = float(value == 0)
-    return Effect(
-        levels=dict(zip(term, levels, strict=True)),
-        reference=reference,
-        ratio=exp(value),
-        low=exp(value - half_width),
-        high=exp(value + half_width),
-        p=p,
-    )
+    effects = []
+    levels_of_axes = [design.axes[axis][1:] for axis in term]  # without the references
+    combinations = itertools.product(*levels_of_axes)
+    for levels, value, variance in zip(combinations, values, variances, strict=True):
+        standard_error = math.sqrt(variance)
+        half_width = quantile * standard_error
+        effects.append(
+            Effect(
+                levels=dict(zip(term, levels, strict=True)),
+                reference=reference,
+                ratio=exp(value),
+                low=exp(value - half_width),
+                high=exp(value + half_width),
+                p=_p_value(float(value), standard_error, fit.degrees_of_freedom),
+            )
+        )
+    return effects
 
 
-def _contrast(axes: Axes, term: Term, levels: tuple[Hashable, ...]) -> Numbers:
-    """Return the difference of the levels' codes from their references', shape (columns,).
+def _p_value(value: float, standard_error: float, degrees_of_freedom: int) -> float:
+    """Return the p-value of a contrast, of the claim that it is 0."""
+    if not standard_error:  # the model fits exactly
+        return float(value == 0)
+    return 2 * float(stdtr(degrees_of_freedom, -abs(value) / standard_error))
 
-    For two axes it is the outer product of the axes' differences, flattened as `_interaction`
+
+def _contrasts(axes: Axes, term: Term) -> Numbers:
+    """Return the differences of codes from their references', shape (effects, columns).
+
+    For two axes they are the outer products of the axes' differences, flattened as `_interaction`
     flattens their columns.
     """
-    contrast: Numbers = np.ones(1)
-    for axis, level in zip(term, levels, strict=True):
-        code, reference_code = _code([level, axes[axis][0]], axes[axis])
-        contrast = np.asarray(np.kron(contrast, code - reference_code), dtype=np.float64)
-    return contrast
+    contrasts: Numbers = np.ones((1, 1))
+    for axis in term:
+        codes = _code(axes[axis], axes[axis])
+        contrasts = np.asarray(np.kron(contrasts, codes[1:] - codes[0]), dtype=np.float64)
+    return contrasts
 
 
 def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
@@ -278,7 +308,8 @@ def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
     columns = len(levels) - 1
     # A row for each level: the first is -1 in every column, each other is 1 in a column of its own.
     rows = np.vstack([np.full(columns, -1.0), np.eye(columns)])
-    codes: Numbers = rows[list(map(levels.index, values))]
+    numbers = {level: number for number, level in enumerate(levels)}
+    codes: Numbers = rows[[numbers[value] for value in values]]
     return codes
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import fmean
 
-import numpy as np
-from scipy.special import stdtr, stdtrit  # quick to load, unlike scipy.stats
+from scipy.special import stdtr  # quick to load, unlike scipy.stats
+
+from harness.statistics.interval import deviation, student_quantile
 
 POWER = 0.8  # the chance with which the smallest detectable effect is detected
 
@@ -43,15 +45,22 @@ class Estimate:
 
     def p_above(self, bound: float) -> float:
         """Return the p-value of the claim that the true difference is larger than `bound`."""
-        if self.standard_error is None:
-            return 1.0
-        if self.standard_error == 0:
-            return 0.0 if self.value > bound else 1.0
-        return float(stdtr(self.degrees_of_freedom, -(self.value - bound) / self.standard_error))
+        return self._p_value(self.value - bound)
 
     def p_below(self, bound: float) -> float:
         """Return the p-value of the claim that the true difference is smaller than `bound`."""
-        return replace(self, value=-self.value).p_above(-bound)
+        return self._p_value(bound - self.value)
+
+    def _p_value(self, distance: float) -> float:
+        """Return the p-value of the claim that the truth is on the estimate's side of a bound.
+
+        `distance` is that of the estimate from the bound, positive on the side that is claimed.
+        """
+        if self.standard_error is None:
+            return 1.0
+        if self.standard_error == 0:
+            return 0.0 if distance > 0 else 1.0
+        return float(stdtr(self.degrees_of_freedom, -distance / self.standard_error))
 
     def p_change(self) -> float:
         """Return the two-sided p-value of the claim that there is a difference."""
@@ -82,7 +91,7 @@ class Estimate:
 
     def _quantile(self, probability: float) -> float:
         """Return Student's quantile for the estimate's degrees of freedom."""
-        return float(stdtrit(self.degrees_of_freedom, probability))
+        return student_quantile(self.degrees_of_freedom, probability)
 
 
 def paired(differences: Sequence[float]) -> Estimate:
@@ -96,9 +105,9 @@ def paired(differences: Sequence[float]) -> Estimate:
     count = len(differences)
     standard_error = None
     if count > 1:
-        standard_error = float(np.std(differences, ddof=1)) / math.sqrt(count)
+        standard_error = deviation(differences) / math.sqrt(count)
     return Estimate(
-        value=float(np.mean(differences)),
+        value=fmean(differences),
         standard_error=standard_error,
         degrees_of_freedom=count - 1,
         count=count,
@@ -123,7 +132,7 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
     """
     if not a or not b:
         raise ValueError("an estimate from no values")
-    value = float(np.mean(b) - np.mean(a))
+    value = fmean(b) - fmean(a)
     fewer = min(len(a), len(b))
     if fewer < 2:
         return Estimate(
@@ -131,7 +140,7 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
         )
     variances, freedoms = [], []
     for side in (a, b):
-        variances.append(float(np.var(side, ddof=1)) / len(side))
+        variances.append(deviation(side) ** 2 / len(side))
         freedoms.append(len(side) - 1.0)
     for drift in drifts:
         variances.append(drift.deviation**2)

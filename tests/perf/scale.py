@@ -50,7 +50,7 @@ class Cost:
 def write_records(folder: SweepFolder, trials: int, *, seeds: int = SEEDS) -> list[Trial]:
     """Leave what a sweep of so many trials leaves, all of them done, and return them.
 
-    Cells differ in batch size, precision and learning rate, and half of them are slower. The
+    Cells differ in five axes, and half of them are slower. The
     records of a cell and its seeds have other step times, losses and metrics; they are not flushed
     to the disk one by one, which would take longer than all else.
     """
@@ -69,10 +69,17 @@ def write_records(folder: SweepFolder, trials: int, *, seeds: int = SEEDS) -> li
 
 
 def cell_of(number: int) -> Cell:
-    """Return one of any number of cells."""
-    precision = ("fp32", "bf16")[number % 2]
+    """Return one of any number of cells, as a matrix of five axes has them."""
+    rest, precision = divmod(number, 2)
+    rest, batch_size = divmod(rest, 8)
+    rest, lr = divmod(rest, 5)
+    num_threads, num_workers = divmod(rest, 5)
     return make_cell(
-        batch_size=8 * (1 + number // 2 % 8), precision=precision, lr=1e-4 * (1 + number // 16)
+        precision=("fp32", "bf16")[precision],
+        batch_size=8 * (1 + batch_size),
+        lr=1e-4 * (1 + lr),
+        num_workers=num_workers,
+        num_threads=1 + num_threads,
     )
 
 

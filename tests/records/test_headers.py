@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
 def read_all(folder: SweepFolder) -> tuple[list[Record], int]:
     """Return all records as a command reads them, and how many had to be checked anew."""
     headers = Headers(folder)
-    records = [headers.read(path) for path in folder.record_paths()]
+    records = [headers.read(trial_id) for trial_id in folder.recorded_ids()]
     headers.save()
     return records, len(headers.new)
 
@@ -59,7 +59,7 @@ def test_a_record_that_changed_is_read_again(folder: SweepFolder) -> None:
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with pytest.raises(BadFile, match="changed after it was written"):
-        Headers(folder).read(path)
+        Headers(folder).read(path.parent.name)
 
 
 def test_a_record_that_was_replaced_shows_its_new_content(folder: SweepFolder) -> None:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 from harness.analysis.compare import Row
 from harness.render import format as fmt
-from harness.render.html.report import Report, ReportCell
+from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
 from harness.render.html.rows import NO_BADGE, Badge, Bounds, Group, RatioScale, Scale
 from harness.statistics.attribution import Attribution, Effect
 from harness.statistics.interval import Interval
 
+MAX_EFFECTS = 40  # of axes, and of pairs of them: the largest
+INTERACTION_NOTE = "how much more the first contributes with the second than without it; 1× is neither more nor less"
+MAX_REMARKS = 10  # on cells that could not be compared, before the others are counted
 RATIO_DIGITS = 2  # of ratios in a drawing, where more would not be visible
 
 
@@ -35,7 +38,7 @@ def speedups(report: Report) -> list[Group]:
     The reference itself has no row: it is the line at 1.
     """
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         reference = report.result.reference(workload)
         ratios = []
         for cell in cells:
@@ -54,7 +57,7 @@ def convergence(report: Report) -> list[Group]:
         return []
     censored = [missing for missing in comparison.missing if ": steps to " in missing]
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         ratios = []
         for cell in cells:
             row = report.result.convergence_row(cell.cell)
@@ -62,7 +65,7 @@ def convergence(report: Report) -> list[Group]:
                 ratios.append(_ratio(cell.name, row))
         reference = report.result.reference(workload)
         if ratios and reference is not None:
-            note = "; ".join([f"1× is {report.name(reference.cell)}", *censored])
+            note = "; ".join([f"1× is {report.name(reference.cell)}", *shortened(censored)])
             groups.append(_ratio_group(workload, ratios, note))
     return groups
 
@@ -75,10 +78,22 @@ def against(report: Report) -> list[Group]:
     if report.against is None:
         return []
     name, comparison = report.against
-    ratios = [_ratio(row.b.cell.label, row) for row in comparison.rows if row.is_throughput]
-    if not ratios:
+    rows = [row for row in comparison.rows if row.is_throughput]
+    if not rows:
         return []
-    return [_ratio_group(name, ratios, f"1× is {name}")]
+    note = f"1× is {name}"
+    if len(rows) > MAX_CELLS:
+        note += f"; the {FASTEST} fastest of {len(rows):,} cells"
+        rows = sorted(rows, key=lambda row: row.mean_b, reverse=True)[:FASTEST]
+    ratios = [_ratio(row.b.cell.label, row) for row in rows]
+    return [_ratio_group(name, ratios, note)]
+
+
+def shortened(remarks: Sequence[str]) -> list[str]:
+    """Return the first remarks, and how many more there are."""
+    if len(remarks) <= MAX_REMARKS:
+        return list(remarks)
+    return [*remarks[:MAX_REMARKS], f"and {len(remarks) - MAX_REMARKS:,} more"]
 
 
 def _ratio(label: str, row: Row) -> Ratio:
@@ -130,25 +145,31 @@ def contributions(report: Report) -> list[Group]:
     """
     groups = []
     for workload, attribution in report.result.attributions.items():
-        if attribution.main_effects:
-            ratios = list(map(_main_effect, attribution.main_effects))
-            groups.append(_ratio_group(workload, ratios, _unknown_note(attribution)))
-        if attribution.interactions:
-            ratios = list(map(_interaction, attribution.interactions))
-            note = (
-                "how much more the first contributes with the second than without it;"
-                " 1× is neither more nor less"
-            )
-            groups.append(_ratio_group(f"{workload}: two axes together", ratios, note))
+        main_effects, interactions = attribution.main_effects, attribution.interactions
+        if main_effects:
+            ratios = list(map(_main_effect, main_effects[:MAX_EFFECTS]))
+            notes = [*_largest_note(main_effects), *_unknown_notes(attribution)]
+            groups.append(_ratio_group(workload, ratios, "; ".join(notes)))
+        if interactions:
+            ratios = list(map(_interaction, interactions[:MAX_EFFECTS]))
+            notes = [INTERACTION_NOTE, *_largest_note(interactions)]
+            groups.append(_ratio_group(f"{workload}: two axes together", ratios, "; ".join(notes)))
     return groups
 
 
-def _unknown_note(attribution: Attribution) -> str:
-    """Say which axes always change together with others, so that no effect is known of them."""
+def _largest_note(effects: Sequence[Effect]) -> list[str]:
+    """Return that only the largest effects are shown, nothing where all are."""
+    if len(effects) <= MAX_EFFECTS:
+        return []
+    return [f"the {MAX_EFFECTS} largest of {len(effects):,}"]
+
+
+def _unknown_notes(attribution: Attribution) -> list[str]:
+    """Return which axes always change together with others, so that no effect is known of them."""
     notes = []
     for term in attribution.unknown:
         notes.append(f"{' and '.join(term)} cannot be separated from the other axes")
-    return "; ".join(notes)
+    return notes
 
 
 def _main_effect(effect: Effect) -> Ratio:
@@ -180,7 +201,7 @@ def accuracy(report: Report) -> list[Group]:
     Cells that were never evaluated have no row.
     """
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         evaluated: list[tuple[ReportCell, Interval]] = []
         for cell in cells:
             if cell.result.metric is not None:

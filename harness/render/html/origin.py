@@ -16,13 +16,15 @@ from typing import Any
 from harness.analysis.cells import missing_trials, shown_seeds
 from harness.core.logs import open_below, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
+from harness.hardware.machine import Device
 from harness.hardware.roofline import device_of
-from harness.records.environment import Hardware, Software
+from harness.records.environment import Environment, Hardware, Software
 from harness.records.record import Record
 from harness.render.html.report import Report
 from harness.spec.sweep import ready_sweeps
 
 LOG_LINES = 30  # of the end of a log
+MAX_TROUBLES = 100  # trials that are described with their logs
 MAX_VALUES = 3  # different values of a setting that are listed; of more, only the number
 PER_TRIAL_VARIABLES = ("TORCHELASTIC", "SLURM")  # they differ between trials and decide nothing
 
@@ -40,19 +42,32 @@ class Trouble:
     traceback: str
 
 
-def troubles(report: Report) -> list[Trouble]:
+@dataclass(frozen=True, kw_only=True)
+class Troubles:
+    """What went wrong in a sweep."""
+
+    trials: Sequence[Trouble]  # at most MAX_TROUBLES
+    omitted: int  # further trials
+
+    def __bool__(self) -> bool:
+        """Return whether anything went wrong."""
+        return bool(self.trials)
+
+
+def troubles(report: Report) -> Troubles:
     """Return the trials that something went wrong with, in their order.
 
     They are the failed, the invalid and the interrupted ones, and those that are done after an
     earlier attempt had failed.
     """
-    troubled_trials = []
-    for record in report.records:
-        if record.status != "done" or record.previous_failures:
-            trouble = _trouble(record, report.folder)
-            if trouble.reasons:
-                troubled_trials.append(trouble)
-    return troubled_trials
+    troubled_records = [record for record in report.records if _has_trouble(record)]
+    trials = [_trouble(record, report.folder) for record in troubled_records[:MAX_TROUBLES]]
+    return Troubles(trials=trials, omitted=len(troubled_records) - len(trials))
+
+
+def _has_trouble(record: Record) -> bool:
+    """Return whether there is anything to say about what went wrong with a trial."""
+    return bool(record.failure or record.violations or record.previous_failures)
 
 
 def count_unrecorded(report: Report) -> int:
@@ -111,9 +126,14 @@ def environment(report: Report) -> list[tuple[str, str]]:
 
     One value means that all trials had the same; several are a warning to whoever compares them.
     """
-    values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
+    environments: dict[tuple[int, Device], Environment] = {}  # each once: many trials share one
     for record in report.records:
-        for name, value in _settings(record):
+        if record.rank0 is not None:
+            described = record.rank0.environment
+            environments[id(described), device_of(record)] = described
+    values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
+    for (_, device), described in environments.items():
+        for name, value in _settings(described, device):
             values.setdefault(name, {})[value] = None
     return [(name, _list_values(list(different))) for name, different in values.items()]
 
@@ -125,12 +145,9 @@ def _list_values(values: Sequence[str]) -> str:
     return "; ".join(values)
 
 
-def _settings(record: Record) -> Iterator[tuple[str, str]]:
+def _settings(described: Environment, device: Device) -> Iterator[tuple[str, str]]:
     """Yield the names and values of what a trial ran with, without those that are unknown."""
-    if record.rank0 is None:
-        return
-    described = record.rank0.environment
-    settings: dict[str, Any] = {"device": device_of(record)}
+    settings: dict[str, Any] = {"device": device}
     settings |= _hardware_settings(described.hardware)
     settings |= _software_settings(described.software)
     if described.settings is not None:

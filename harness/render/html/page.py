@@ -28,7 +28,7 @@ from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
 from harness.render.html import classes, intervals, origin, parity, plots, rates, sections, serving
-from harness.render.html.report import Report, ReportCell, make_report
+from harness.render.html.report import FASTEST, Report, ReportCell, make_report
 from harness.render.html.steps import StepTimes, step_times
 from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
 from harness.spec.sweep import Sweep
@@ -125,12 +125,23 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
     # A dict keeps the order in which the machines were used.
     return [
-        ("cells", f"{len(report.cells)} of {workloads}"),
+        ("cells", _cell_counts(report, workloads)),
         ("trials", _trial_counts(report)),
         ("per cell", f"{seeds}, {repeats}"),
         ("measured", f"{moment}, in {fmt.duration(ended - started)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]
+
+
+def _cell_counts(report: Report, workloads: str) -> str:
+    """Return how many cells there are, and which of them have rows of their own if not all do."""
+    counts = f"{len(report.cells):,} of {workloads}"
+    if report.omitted_count:
+        counts += (
+            f"; rows are of the {FASTEST} fastest of a workload and of its reference;"
+            f" harness show {report.sweep.name} has all"
+        )
+    return counts
 
 
 def _trial_counts(report: Report) -> str:
@@ -172,7 +183,7 @@ def _plots_by(
 
     def build(report: Report) -> list[plots.Plot]:
         drawn = []
-        for workload, cells in report.workloads.items():
+        for workload, cells in report.shown.items():
             workload_plot = plot(workload, cells)
             if workload_plot is not None:
                 drawn.append(workload_plot)
@@ -187,7 +198,7 @@ def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
     Cells without enough measured steps are left out.
     """
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         rows = []
         for cell in cells:
             row = step_times(cell)
@@ -243,7 +254,7 @@ def _against_section(name: str, comparison: Comparison) -> Section:
     What the two differ in, such as other code, is said above the numbers.
     """
     remarks = [f"other {difference}" for difference in comparison.differences]
-    remarks += comparison.missing
+    remarks += intervals.shortened(comparison.missing)
     remarks += comparison.notes
     return Section(
         id="against",

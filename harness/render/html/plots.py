@@ -174,7 +174,7 @@ def _distinct_curves(
     Equal means equal bytes: a difference in the last bit gives two curves.
     """
     curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
-    for cell in sorted(cells, key=_throughput, reverse=True):
+    for cell in sorted(cells, key=lambda cell: cell.mean_throughput, reverse=True):
         trials = [read(record) for record in cell.done]
         if not trials:
             continue
@@ -189,13 +189,6 @@ def _distinct_curves(
         curve = curves.setdefault((steps, values.tobytes()), Curve(steps=steps, values=values))
         curve.cells.append(cell)
     return list(curves.values())
-
-
-def _throughput(cell: ReportCell) -> float:
-    """Return a cell's samples/s, 0 where it was not measured."""
-    if cell.result.throughput is None:
-        return 0.0
-    return cell.result.throughput.mean
 
 
 def svg(figure: Figure, label: str) -> Markup:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from harness.analysis.cells import naming_axes
@@ -28,6 +29,9 @@ from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
 REASONS = ("failed", "invalid", "interrupted")  # why a cell has no numbers, the worst first
+# A browser takes long over thousands of rows, and the steps of a trial milliseconds to be read.
+MAX_CELLS = 100  # of a workload, of which all have rows of their own
+FASTEST = 40  # cells that have rows of their own where there are more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,11 @@ class ReportCell:
                 return status
         return "not measured"
 
+    @property
+    def mean_throughput(self) -> float:
+        """The mean samples/s, 0 where it was not measured."""
+        return self.result.throughput.mean if self.result.throughput else 0.0
+
     def mean(self, read: Callable[[Record], float | None]) -> float | None:
         """Return the mean of a number over the done trials that have it, None if none has."""
         values = []
@@ -83,7 +92,8 @@ class Report:
     records: Sequence[Record]  # with MFU against the peaks of `machines`
     machines: Mapping[str, Machine]  # those that `harness peak` has measured, by key
     result: SweepResult
-    workloads: dict[str, list[ReportCell]]  # by label
+    workloads: dict[str, list[ReportCell]]  # all cells, by label
+    shown: dict[str, list[ReportCell]]  # those that have rows of their own, by label
     against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
     parity: Parity | None  # how alike its cells compute; None if `harness parity` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
@@ -102,12 +112,19 @@ class Report:
         """The cells of all workloads."""
         return [cell for cells in self.workloads.values() for cell in cells]
 
+    @property
+    def omitted_count(self) -> int:
+        """How many cells have no rows of their own."""
+        return len(self.cells) - sum(map(len, self.shown.values()))
+
     def name(self, cell: Cell) -> str:
         """Return the short name of a cell of this sweep, by which its workload's rows call it."""
-        for candidate in self.workloads[cell.workload.label]:
-            if candidate.cell.id == cell.id:
-                return candidate.name
-        return cell.label
+        return self._names.get(cell.id, cell.label)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The short names of all cells by their ids."""
+        return {cell.cell.id: cell.name for cell in self.cells}
 
 
 def make_report(
@@ -132,13 +149,15 @@ def make_report(
     if against is not None:
         rules = Rules(goal=goal, drift=certified_drifts(results, (against, result.side)))
         comparison = (against.name, compare(against, [result.side], rules))
+    workloads = {label: _report_cells(result, label) for label in result.workloads}
     return Report(
         sweep=sweep,
         folder=results.sweep_folder(sweep.name),
         records=records,
         machines=machines,
         result=result,
-        workloads={label: _report_cells(result, label) for label in result.workloads},
+        workloads=workloads,
+        shown={label: _shown_cells(cells) for label, cells in workloads.items()},
         against=comparison,
         parity=_parity(results, sweep, result),
         preflight=read_preflight(results.preflight_path(sweep.name)),
@@ -182,3 +201,20 @@ def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
             )
         )
     return cells
+
+
+def _shown_cells(cells: Sequence[ReportCell]) -> list[ReportCell]:
+    """Return the cells of a workload that have rows of their own, in their order.
+
+    Of more than MAX_CELLS these are the fastest, and the first measured cell, which the others are
+    compared with.
+    """
+    if len(cells) <= MAX_CELLS:
+        return list(cells)
+    fastest = sorted(cells, key=lambda cell: cell.mean_throughput, reverse=True)
+    chosen = {cell.number for cell in fastest[:FASTEST]}
+    for cell in cells:
+        if cell.result.throughput is not None:
+            chosen.add(cell.number)
+            break
+    return [cell for cell in cells if cell.number in chosen]

@@ -68,7 +68,7 @@ class Matrix:
 
 def matrices(report: Report) -> list[Matrix]:
     """Return a matrix for each workload of which a cell was measured."""
-    measured = filter(report.result.reference, report.workloads)
+    measured = filter(report.result.reference, report.shown)
     return [_matrix(report, workload) for workload in measured]
 
 
@@ -77,7 +77,7 @@ def _matrix(report: Report, workload: str) -> Matrix:
 
     The strongest color is that of the largest ratio in the matrix.
     """
-    cells = report.workloads[workload]
+    cells = report.shown[workload]
     axes = naming_axes([cell.cell for cell in cells])
     across = _axes_across(cells, axes)
     down = [axis for axis in axes if axis not in across]
@@ -104,7 +104,7 @@ def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
     ratio of the means differs from it where a trial of one cell failed.
     """
     ratios = {}
-    for cell in report.workloads[workload]:
+    for cell in report.shown[workload]:
         if cell.result.throughput is None:
             continue
         row = report.result.throughput_row(cell.cell)
@@ -176,7 +176,7 @@ def _stacked(
     last. `read` returns a trial's phases, `describe` the text beside a bar.
     """
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         means: dict[str, dict[str, float]] = {}  # by cell name, then by phase
         for cell in cells:
             mean = _mean_phases(map(read, cell.done))
@@ -245,8 +245,8 @@ def scaling(report: Report) -> list[Group]:
     because a single rank has none.
     """
     groups = []
-    for workload, cells in report.workloads.items():
-        bases = _fewest_ranks(cells)
+    for workload, cells in report.shown.items():
+        bases = _fewest_ranks(report.workloads[workload])
         rows = []
         for cell in cells:
             base = bases.get(_key_without_ranks(cell))
@@ -308,7 +308,7 @@ def stopping(report: Report) -> list[Group]:
     A bar is cut where the best evaluation was.
     """
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         summaries = {}
         for cell in cells:
             summary = summarize_stops(cell.done)
@@ -361,7 +361,7 @@ def _measured(
     `read` returns the number from a record, `describe` its text with the unit.
     """
     groups = []
-    for workload, cells in report.workloads.items():
+    for workload, cells in report.shown.items():
         values = []
         for cell in cells:
             mean = cell.mean(read)

@@ -6,6 +6,7 @@ FLOP/s, the peak and the bandwidth that it could have had.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import atan2, degrees
@@ -88,12 +89,17 @@ def _most_frequent_machine(
     records: Sequence[Record], measured: Mapping[str, Machine]
 ) -> Machine | None:
     """Return the measured machine that most of the records are of, None if there is none."""
-    candidates: list[Machine] = []
+    counts: Counter[int] = Counter()
+    machines_by_identity: dict[int, Machine] = {}
     for record in records:
         machine = machine_of(record, measured)
         if machine is not None:
-            candidates.append(machine)
-    return max(candidates, key=candidates.count, default=None)
+            counts[id(machine)] += 1
+            machines_by_identity[id(machine)] = machine
+    if not counts:
+        return None
+    ((identity, _),) = counts.most_common(1)
+    return machines_by_identity[identity]
 
 
 def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[RooflineCell]:

@@ -14,7 +14,9 @@ import pytest
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results
 from harness.hardware import machine as machines
+from harness.records.store import read_recorded_sweep
 from harness.render.html import page, sections
+from harness.render.html import report as report_module
 from harness.spec.sweep import Sweep
 from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
@@ -136,6 +138,24 @@ def test_sections_of_a_complete_sweep(results: Results) -> None:
     assert "git checkout c0ffee" in texts["reproduce"]
     assert "--set seeds=0,1,2" in texts["reproduce"]
     assert "harness reproduce demo" in texts["reproduce"]
+
+
+def test_a_large_sweep_has_rows_of_its_fastest_cells_and_of_the_reference(
+    results: Results, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "MAX_CELLS", 2)
+    monkeypatch.setattr(report_module, "FASTEST", 1)
+    records = read_recorded_sweep(results, sweep.name).records
+    large = report_module.make_report(results, sweep, records, None)
+    omitted = 0
+    for workload, cells in large.shown.items():
+        reference = large.result.reference(workload)
+        assert reference is not None
+        expected = {reference.cell.id, large.result.ranking(workload)[0].cell.id}
+        assert {cell.cell.id for cell in cells} == expected
+        omitted += len(large.workloads[workload]) - len(cells)
+    assert large.omitted_count == omitted > 0
+    assert f"harness show {sweep.name} has all" in page.render(large)
 
 
 def test_parity_is_shown_once_it_was_measured(results: Results, sweep: Sweep) -> None:
