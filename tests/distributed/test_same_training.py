@@ -34,16 +34,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
 }
-
-
+LENGTH: dict[str, Any] = {"length": {"steps": 20}, "evaluate": {"steps": 10}}  # epochs of 8 steps
 GAN: dict[str, Any] = {"uses": f"{adversarial.__file__}:Gan", "options": {"dropout": 0.0}}
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    path = line_sweep(
-        tmp_path_factory.mktemp("same"), VARIANTS, length={"steps": 50}, evaluate={"steps": 25}
-    )
+    path = line_sweep(tmp_path_factory.mktemp("same"), VARIANTS, **LENGTH)
     all_records = run(path, slots=4)
     assert [record.failure for record in all_records] == [None] * len(VARIANTS)
     return by_label(all_records)
@@ -66,7 +63,7 @@ def assert_same_bits(record: Record, other: Record) -> None:
 
 @pytest.mark.parametrize("label", [label for label in VARIANTS if label != "single"])
 def test_losses_agree_with_one_process_within_1e_5(records: dict[str, Record], label: str) -> None:
-    assert unpack(records["single"].loss).shape == (50,)
+    assert unpack(records["single"].loss).shape == (20,)
     np.testing.assert_allclose(
         unpack(records[label].loss), unpack(records["single"].loss), rtol=1e-5
     )
@@ -91,7 +88,7 @@ def test_evaluation_sees_each_test_sample_once(records: dict[str, Record], label
     report, single = records[label].rank0, records["single"].rank0
     assert report is not None
     assert single is not None
-    assert [evaluation.step for evaluation in report.evaluations] == [25, 50]
+    assert [evaluation.step for evaluation in report.evaluations] == [10, 20]
     for evaluation, expected in zip(report.evaluations, single.evaluations, strict=True):
         metrics = evaluation.metrics
         assert metrics["samples"] == 65
@@ -144,8 +141,7 @@ def test_a_trial_run_twice_leaves_the_same_digests(
     path = line_sweep(
         tmp_path,
         {"ddp2": VARIANTS["ddp2"]},
-        length={"steps": 50},
-        evaluate={"steps": 25},
+        **LENGTH,
         repeats=2,
     )
     for record in run(path):
@@ -153,9 +149,7 @@ def test_a_trial_run_twice_leaves_the_same_digests(
 
 
 def test_another_seed_leaves_other_digests(records: dict[str, Record], tmp_path: Path) -> None:
-    path = line_sweep(
-        tmp_path, {"single": {}}, length={"steps": 50}, evaluate={"steps": 25}, seeds=[1]
-    )
+    path = line_sweep(tmp_path, {"single": {}}, **LENGTH, seeds=[1])
     (other,) = run(path)
     single = records["single"]
     assert other.order_digest != single.order_digest

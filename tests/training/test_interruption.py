@@ -186,8 +186,13 @@ def names_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
-    """Anywhere in an epoch, before an evaluation, twice in a row, at the first and last step."""
+    """In an epoch, twice in a row, at its end, before an evaluation, before the first step, at the last.
+
+    All of these with a plain loader and with one that draws random numbers in workers.
+    """
     stops = [0, 1, 6, 7, STEPS_PER_EPOCH, 2 * STEPS_BETWEEN_EVALUATIONS, STEPS]
+    if variant not in ("adam", "noise, workers"):
+        stops = [0, 7, 2 * STEPS_BETWEEN_EVALUATIONS]
     whole, no_interruptions = run_trial(tmp_path / "whole", VARIANTS[variant])
     resumed, interruptions = run_trial(tmp_path / "resumed", VARIANTS[variant], stops)
     assert resumed == whole
