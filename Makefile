@@ -34,12 +34,11 @@ demo: setup
 # Packages of the system are installed beside those of Python, and types are checked beside tests: no test of the first
 # stage measures time.
 test:
-	@$(MAKE) --no-print-directory --jobs 2 setup-test
 	@$(MAKE) --no-print-directory --jobs 2 lint test-together
 	@$(MAKE) --no-print-directory test-alone
 
 # pytest exits with 5 where PYTEST_ARGS leaves a stage without a test.
-test-together: setup-test
+test-together: $(VENV)/.compiled system-packages
 	@echo "==> Tests, in four processes"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
 		-m "not alone" $(PYTEST_ARGS) || test $$? -eq 5
@@ -102,7 +101,7 @@ tables: setup-test
 	@$(BIN)/harness run optimizers --results build/tables
 	@$(BIN)/harness report optimizers --results build/tables
 
-lint: setup-test
+lint: $(VENV)/.installed-test
 	@echo "==> ruff and mypy"
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/mypy
 
@@ -122,13 +121,18 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
 	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
-# The import compiles most of what tests import: processes that start together would each do so for themselves.
 $(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "==> Installing the harness and what its tests need into $(VENV) (a few minutes the first time)"
 	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[test]'
-	@$(BIN)/python -W ignore -c 'import harness.launch.preload, mlflow.store.tracking.sqlalchemy_store, \
-		hypothesis, matplotlib.pyplot, pandas, scipy.stats, sklearn, torch._inductor.compile_fx, transformers'
 	@touch $(VENV)/.installed $@
+
+# Imports most of what tests import, and collects the tests: processes that start together would each compile all that
+# for themselves. What can't be collected is reported by the tests' own run.
+$(VENV)/.compiled: $(VENV)/.installed-test
+	@echo "==> Compiling what the tests import"
+	@$(BIN)/python -W ignore -c 'import harness.launch.preload, mlflow.store.tracking.sqlalchemy_store, pytest, sklearn, \
+		torch._inductor.compile_fx, transformers; pytest.main(["--collect-only", "-qq"])' >/dev/null
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
