@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--executions", nargs="+", default=EXECUTIONS)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    warm_up(options.output / "cache")
+    warm_up(options.output / "cache", compiles="compile" in options.executions)
     proof = Proof(options.output, options.seed, options.executions)
     proof.compare_strategies()
     proof.inject(options.injections)

@@ -14,9 +14,14 @@ from tests.mutants.injections import injections
 from tests.mutants.resumes import problem
 
 
+# With it, samples are swapped and a bit is flipped in the two trainings that are compared anyway,
+# and a trial of two ranks is interrupted once: 16 ranks start, not 30 as by the seed 0.
+SEED = "694"
+
+
 @pytest.mark.distributed
 def test_defects_are_named_and_nothing_else_is(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.mutants", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.mutants", "--output", str(tmp_path), "--seed", SEED]
     command += ["--executions", "eager", "--injections", "2", "--equal", "1", "--resumes", "1"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

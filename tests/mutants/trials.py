@@ -36,11 +36,11 @@ BATCH_SIZE = 32
 TIMEOUT = 300.0  # seconds that one attempt at a trial may take
 PRELOADED = (
     *TORCH,
-    "torch._inductor.compile_fx",
     "torch.utils.data",
     "harness.reproduce.trace_worker",
     "tests.support.mutants",
 )
+COMPILER = "torch._inductor.compile_fx"
 TRACE_WORKER = "harness.reproduce.trace_worker"
 WORKER = "harness.training.worker"
 
@@ -89,7 +89,7 @@ class Setting:
         return f"{self.strategy}×{self.world_size} {self.execution}"
 
 
-def warm_up(cache: Path) -> None:
+def warm_up(cache: Path, *, compiles: bool) -> None:
     """Load what ranks need, with compiled code kept in `cache`, and start no thread.
 
     As a forkserver does, this has ranks inherit that the signal to interrupt them is blocked.
@@ -98,7 +98,7 @@ def warm_up(cache: Path) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool would be threads and processes
-    for module in PRELOADED:
+    for module in (*PRELOADED, COMPILER) if compiles else PRELOADED:
         import_module(module)
     gc.collect()
     gc.freeze()  # no rank looks through it again, which would also copy its pages
