@@ -13,7 +13,6 @@ from harness.reproduce.divergence import Comparison, Divergence, RankMark
 from tests.mutants.injections import injections
 from tests.mutants.resumes import problem
 
-
 # With it, samples are swapped and a bit is flipped in the two trainings that are compared anyway,
 # and a trial of two ranks is interrupted once: 16 ranks start, not 30 as by the seed 0.
 SEED = "694"
