@@ -13,6 +13,7 @@ import os
 import secrets
 import sqlite3
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from harness.core.locks import lock_file
@@ -66,8 +67,12 @@ def _cached_database() -> Path:
     return path
 
 
+@cache
 def _schema_revision() -> str | None:
-    """Return the last of the installed MLflow's migrations, whose id a database of its schema has."""
+    """Return the last of the installed MLflow's migrations, whose id a database of its schema has.
+
+    Alembic imports all of them for it.
+    """
     import mlflow
     from alembic.script import ScriptDirectory
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,12 +15,10 @@ import pytest
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.tracking import Tracker, TrackerDown
-from harness.tracking import tracker as tracker_module
-from harness.tracking.connect import check_uri, connect
-from harness.tracking.ui import server
+from harness.tracking.connect import check_uri
 from tests.conftest import free_port
 from tests.factories import make_cell, make_record, write_sweep, write_trial
-from tests.support.mlflow import Meddler, artifact_text, by_name, everything
+from tests.support.mlflow import artifact_text, by_name, everything
 
 
 def small_sweep(results: Results, name: str) -> None:
@@ -55,47 +51,6 @@ def test_delivering_again_adds_nothing(
     assert len(runs) == len(before)
     run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
     assert '"attempt": 2' in artifact_text(mlflow_server, run, "record.json", tmp_path / "got")
-
-
-def test_a_delivery_to_a_server_that_died_can_be_completed(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_sweep(results, "demo")
-    store = Tracker(Results(results.path / "server"))
-    port = free_port()
-    with server(store, port=port) as base:
-        children = _session(base)
-
-        def kill_it() -> None:
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-
-        monkeypatch.setattr(
-            tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it)
-        )
-        with pytest.raises(TrackerDown, match="harness collect demo"):
-            Tracker(results, base).deliver(results.sweep_folder("demo"))
-    monkeypatch.undo()
-    with server(store, port=port) as base:
-        Tracker(results, base).deliver(results.sweep_folder("demo"))
-        Tracker(results).deliver(results.sweep_folder("demo"))
-        assert everything(base, "demo") == everything(f"sqlite:///{results.database}", "demo")
-
-
-def _session(base: str) -> list[int]:
-    """Return the processes of the server at `base`, without the guard that leads their session."""
-    port = base.rpartition(":")[2]
-    listing = subprocess.run(
-        ["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [line.split(None, 2) for line in listing.splitlines()]
-    leaders = {pid: command for pid, sid, command in rows if pid == sid}
-    guard = next(
-        pid
-        for pid, command in leaders.items()
-        if "harness.tracking.ui" in command and f"--port {port}" in command
-    )
-    return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
 
 
 @contextmanager

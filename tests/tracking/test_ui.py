@@ -18,12 +18,15 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.tracking import Tracker
+from harness.tracking import Tracker, TrackerDown
+from harness.tracking import tracker as tracker_module
+from harness.tracking.connect import connect
 from harness.tracking.ui import OPENING_PATH, serve, server
 from tests.conftest import free_port
 from tests.factories import make_record, write_sweep
-from tests.support.mlflow import runs_of
+from tests.support.mlflow import Meddler, everything, runs_of
 from tests.support.running import wait_until
+from tests.tracking.test_tracking_server import small_sweep
 
 
 def processes_of(port: int) -> list[str]:
@@ -38,14 +41,41 @@ def processes_of(port: int) -> list[str]:
     ]
 
 
-def record_address(results: Results, port: int) -> str:
-    """Return the address from which MLflow's pages read the record of the only trial."""
-    trial = next(
-        run
-        for run in runs_of(f"sqlite:///{results.database}", "demo")
-        if "seed" in run.info.run_name
+def record_address(base: str, sweep: str) -> str:
+    """Return the address from which MLflow's pages read the record of a sweep's trial."""
+    trial = next(run for run in runs_of(base, sweep) if "seed" in run.info.run_name)
+    return f"{base}/get-artifact?path=record.json&run_uuid={trial.info.run_id}"
+
+
+def deliver_until_the_server_dies(
+    results: Results, store: Tracker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deliver a sweep to a server of a store that is killed before the 15th write."""
+    with server(store, port=port) as base, monkeypatch.context() as patched:
+        children = children_of_guard(port)
+
+        def kill_it() -> None:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+
+        patched.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
+        with pytest.raises(TrackerDown, match="harness collect demo"):
+            Tracker(results, base).deliver(results.sweep_folder("demo"))
+
+
+def children_of_guard(port: int) -> list[int]:
+    """Return the processes of the server on `port`, without the guard that leads their session."""
+    listing = subprocess.run(
+        ["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in listing.splitlines()]
+    leaders = {pid: command for pid, sid, command in rows if pid == sid}
+    guard = next(
+        pid
+        for pid, command in leaders.items()
+        if "harness.tracking.ui" in command and f"--port {port}" in command
     )
-    return f"http://127.0.0.1:{port}/get-artifact?path=record.json&run_uuid={trial.info.run_id}"
+    return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
 
 
 @contextmanager
@@ -86,17 +116,24 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
         process.stdout.close()
 
 
-def test_the_server_ends_with_all_its_processes(results: Results) -> None:
-    write_sweep(results.sweep_folder("demo"), [make_record()])
-    delivery = Tracker(results).deliver(results.sweep_folder("demo"))
-    port = free_port()
-    with harness_ui(results, port) as (process, output):
-        page = f"#/experiments/{delivery.experiment_id}/runs"
-        assert f"demo: http://127.0.0.1:{port}{OPENING_PATH}{page}" in output
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
-            assert answer.status == 200
-        with urllib.request.urlopen(record_address(results, port), timeout=30) as answer:
-            assert json.load(answer)["sweep"] == "demo"
+def test_a_delivery_to_a_server_that_died_is_completed_on_one_that_ends_with_all_its_processes(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test of both, as each server takes 10 s of CPU time."""
+    small_sweep(results, "demo")
+    store, port = Tracker(Results(results.path / "server")), free_port()
+    small_sweep(store.results, "shown")
+    shown = store.deliver(store.results.sweep_folder("shown"))
+    deliver_until_the_server_dies(results, store, port, monkeypatch)
+    base = f"http://127.0.0.1:{port}"
+    with harness_ui(store.results, port) as (process, output):
+        page = f"#/experiments/{shown.experiment_id}/runs"
+        assert f"shown: {base}{OPENING_PATH}{page}" in output
+        with urllib.request.urlopen(record_address(base, "shown"), timeout=30) as answer:
+            assert json.load(answer)["sweep"] == "shown"
+        Tracker(results, base).deliver(results.sweep_folder("demo"))
+        Tracker(results).deliver(results.sweep_folder("demo"))
+        assert everything(base, "demo") == everything(f"sqlite:///{results.database}", "demo")
         assert processes_of(port)
         # The store's URI may hold a password, and `ps` shows arguments to everybody.
         assert not [command for command in processes_of(port) if "sqlite:" in command]
