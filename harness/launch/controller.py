@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from harness.core.errors import one_line
+from harness.core.processes import Process, end_process_group
 from harness.core.slurm_environment import client_variables
 
 # How clients of Slurm 20.11 to 24.05 report that no controller answers, as opposed to one that
@@ -91,8 +92,19 @@ def run_client(
         return subprocess.CompletedProcess(command, NOT_INSTALLED, "", message)
 
 
-def cancel_step(name: str) -> None:
-    """Kill the steps of this job that have a name: their tasks outlive an srun that was killed."""
+def end_step(process: Process, name: str) -> None:
+    """End a step of this name that srun's `process` runs, and its tasks on all nodes.
+
+    They outlive an srun that is killed, by whomever. One that ended by itself has ended them.
+    """
+    status = process.poll()
+    end_process_group(process)
+    if status is None or status < 0:
+        cancel_steps(name)
+
+
+def cancel_steps(name: str) -> None:
+    """Kill the steps of this job that have a name."""
     job_id = os.environ["SLURM_JOB_ID"]
     listed = call(
         ["squeue", "--steps", f"--jobs={job_id}", "--noheader", "--format=%i|%j"],

@@ -18,7 +18,7 @@ from typing import Self
 from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
-from harness.core.processes import Process, end_process_group, start_session
+from harness.core.processes import Process, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import assign, exit_failure, rank_variables
@@ -189,14 +189,10 @@ class Srun:
 
     def end(self, process: Process, folder: TrialFolder) -> None:
         """End the step, and its ranks on all nodes; a warm one whose ranks ended well stays."""
-        is_hanging = process.poll() is None
-        if isinstance(process, StepTrial):
-            if process.poll() != 0:
-                self.warm_steps.end(process.step)
-            return
-        end_process_group(process)
-        if is_hanging:
-            controller.cancel_step(folder.path.name)
+        if not isinstance(process, StepTrial):
+            controller.end_step(process, folder.path.name)
+        elif process.poll() != 0:
+            self.warm_steps.end(process.step)
 
 
 def parse_failures(output: str, at: float) -> list[Failure]:

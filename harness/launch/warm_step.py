@@ -87,14 +87,15 @@ class WarmStep:
         self._request({"module": module, "arguments": rank_arguments, "variables": dict(variables)})
         return StepTrial(self)
 
-    def is_ready(self, log: Path) -> bool:
+    def is_ready(self) -> bool:
         """Return whether all tasks wait for a trial, and say so within ANSWER_TIMEOUT.
 
-        Of a step whose helper on a node was stopped meanwhile, they would never say anything.
+        Of a step whose helper on a node was stopped meanwhile, they would never say anything. What
+        is printed until another trial runs goes to the log of the last one: how a step ends that is
+        not ready must not be taken for the end of the next trial.
         """
         if self.poll() != 0 or self.process.poll() is not None:
             return False
-        self.log = log
         self._request(None)
         try:
             return StepTrial(self).wait(ANSWER_TIMEOUT) == 0 and self.process.poll() is None
@@ -277,7 +278,7 @@ class WarmSteps:
         log.touch()
 
         step = self._steps.get(key)
-        if step is not None and not step.is_ready(log):
+        if step is not None and not step.is_ready():
             self.end(step)
             step = None
         if step is None:
@@ -291,11 +292,8 @@ class WarmSteps:
     def end(self, step: WarmStep) -> None:
         """End a step at once, with its ranks on all nodes."""
         self._steps = {key: other for key, other in self._steps.items() if other is not step}
-        is_hanging = step.process.poll() is None
-        end_process_group(step.process)
+        controller.end_step(step.process, step.name)
         step.close(END_TIMEOUT)
-        if is_hanging:
-            controller.cancel_step(step.name)
 
     def close(self) -> None:
         """End all steps."""

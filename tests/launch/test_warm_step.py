@@ -35,6 +35,10 @@ for rank in range(2):
     task = subprocess.Popen(command, env=environment, process_group=0, **pipes)
     tasks[task.pid] = (rank, task)
     threading.Thread(target=print_lines, args=[task.stdout], daemon=True).start()
+def cancel(*_):
+    print("slurmstepd: error: *** STEP 71.4 ON n0 CANCELLED AT 2026-11-21T13:01:37 ***", flush=True)
+    os._exit(1)
+signal.signal(signal.SIGTERM, cancel)
 signal.signal(signal.SIGUSR2, lambda *_: [os.killpg(pid, signal.SIGUSR2) for pid in tasks])
 def broadcast():
     for line in sys.stdin.buffer:
@@ -96,6 +100,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.log = folder / "launch.log"
         self.port = 0
         trials = load(folder, seeds=[0, 1]).trials()
         self.trial = trials[0]
@@ -116,11 +121,6 @@ class Job:
         """Return another port for each trial."""
         self.port += 1
         return self.port
-
-    @property
-    def log(self) -> Path:
-        """The log of all trials."""
-        return self.folder / "launch.log"
 
     def start(self, action: str) -> StepTrial:
         """Start ranks that do something."""
@@ -195,8 +195,12 @@ def test_a_signal_reaches_ranks_and_leaves_the_tasks_alone(job: Job) -> None:
 def test_a_step_whose_tasks_are_silent_is_ended_and_another_takes_its_place(
     job: Job, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are where a node's slurmstepd was stopped: a trial would wait for its time-out."""
+    """As they are where a node's slurmstepd was stopped: a trial would wait for its time-out. What
+    srun says of the end is not taken for that of the trial.
+    """
     trial = job.run("none")
+    log = job.log
+    job.log = log.with_suffix(".next")
     slurm.set_queue(f"71.4|{trial.step.name}\n71.batch|batch\n")
     trial.step.ranks = 3  # one of which never answers
     trial.step.answers = 3
@@ -205,6 +209,7 @@ def test_a_step_whose_tasks_are_silent_is_ended_and_another_takes_its_place(
     assert following.poll() == 0
     assert following.step is not trial.step
     assert slurm.calls("scancel") == ["--signal=KILL 71.4"]
+    assert ("CANCELLED" in log.read_text(), job.log.read_text()) == (True, "")
 
 
 class TestPlan:
