@@ -7,6 +7,7 @@ Matplotlib is imported when the first plot is drawn, as it takes longer than mos
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,16 @@ def plain_formatter() -> FuncFormatter:
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def power_formatter() -> FuncFormatter:
+    """Return a formatter of tick labels that are powers of ten: `1e-7`.
+
+    Matplotlib's own would write them as formulas, which texts here are not (`new_figure`).
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: f"1e{round(math.log10(value))}")
 
 
 def tint(color: str, strength: float) -> str:

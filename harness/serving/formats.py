@@ -53,6 +53,13 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
+def missing_runtime(name: str) -> str | None:
+    """Return which package is not installed that runs a model in a format, None if none is needed."""
+    if name == "onnx" and importlib.util.find_spec("onnxruntime") is None:
+        return f"found no package onnxruntime; needed: {EXTRA}"
+    return None
+
+
 def check_formats(names: Sequence[str]) -> None:
     """Raise BadInput for a format that is unknown, twice there, or lacks what it needs here."""
     for name in names:

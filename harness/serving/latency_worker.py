@@ -30,7 +30,7 @@ from harness.records.assignment import Assignment
 from harness.records.record import RankResult
 from harness.serving.calls import Inputs, inputs_of
 from harness.serving.exporters import EXPORTERS
-from harness.serving.formats import missing_compiler
+from harness.serving.formats import missing_compiler, missing_runtime
 from harness.serving.latency import Arm, Call, measure
 from harness.serving.orders import (
     LatencyAnswer,
@@ -77,7 +77,14 @@ def measure_groups(
     samples = workload.splits().test
     checkpoint, base_folder = Path(order.checkpoint), Path(assignment.base_folder)
     eager = load_trained(workload, cell, base_folder, checkpoint, device)
-    exported = [_load(order, name, eager) for name in order.models]
+    exported = []
+    absent = {}  # models that were exported where more packages were installed
+    for name in order.models:
+        problem = missing_runtime(name)
+        if problem is None:
+            exported.append(_load(order, name, eager))
+        else:
+            absent[name] = problem
     groups = []
     for batch_size in order.batch_sizes:
         batches = []
@@ -95,7 +102,7 @@ def measure_groups(
             seconds=order.seconds,
             device=device,
         )
-        groups.append(replace(group, left_out=left_out))
+        groups.append(replace(group, left_out={**absent, **left_out}))
     return groups
 
 

@@ -13,6 +13,7 @@ rests while it is not its turn.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import tempfile
@@ -43,6 +44,7 @@ PLANNED_STEPS = 50_000  # for which learning-rate schedules are made; more than 
 # double precision it does not show (`tests/training/test_jax.py`).
 COMPARED_STEPS = 20
 LOSS_TOLERANCE = 1e-3
+INSTALL = "pip install 'distributed-training-harness[jax]'"
 TEXTBOOK, EAGER, COMPILED, JAX = "textbook loop", "harness", "harness, compiled", "JAX, jit"
 
 
@@ -163,6 +165,9 @@ def main() -> None:
         "--windows", type=int, default=20, help="of each training of each workload (default 20)"
     )
     options = parser.parse_args()
+    for package in ("jax", "optax"):
+        if importlib.util.find_spec(package) is None:
+            parser.error(f"found no package {package}; needed: {INSTALL}")
     # Before JAX starts, which makes as many threads as it may use cores.
     os.sched_setaffinity(0, {max(usable_cores())})
     torch.set_num_threads(1)

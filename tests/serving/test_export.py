@@ -246,3 +246,15 @@ def test_a_model_that_was_changed_since_it_was_compared_is_not_timed(
         "torch-export: found other files than those that were held against eager mode" in ended.err
     )
     assert f"harness export {trial} --to torch-export, which writes them again" in ended.err
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_whose_runtime_is_gone_is_left_out_of_the_latencies(
+    trained: TrainedTrial, command: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency_worker, "missing_runtime", lambda name: f"found no {name}")
+    ended = command(
+        trained.record.trial.id, "--to", "torch-export", "--batch-size", "1", "--threads", "1", "--calls", "2"
+    )  # fmt: skip
+    assert ended.code == 0
+    assert "without torch-export: found no torch-export" in ended.out

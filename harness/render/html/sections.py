@@ -330,7 +330,7 @@ def _epochs_bar(name: str, summary: StopSummary, longest: float) -> Bar:
         Part(width=100 * best / longest, color=COLORS[0], name="until the best evaluation"),
         Part(width=100 * (summary.epochs - best) / longest, color=COLORS[6], name="after it"),
     ]
-    text = f"{summary.epochs:.3g} epochs, best at {best:.3g}; by {fmt.stop_counts(summary)}"
+    text = f"{summary.epochs:.3g} epochs, best at {best:.3g}; ended: {fmt.stop_counts(summary)}"
     return Bar(label=name, parts=parts, text=text)
 
 

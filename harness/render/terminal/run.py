@@ -348,7 +348,7 @@ def _stop_lines(records: Sequence[Record]) -> list[str]:
     if summary is None:
         return []
     return [
-        f"Ended by {stop_counts(summary)}. Throughput is that of steady steps, however many there"
+        f"Ended: {stop_counts(summary)}. Throughput is that of steady steps, however many there"
         " were; metrics are those of the parameters that each trial ended with."
     ]
 

@@ -120,7 +120,7 @@ def test_trials_that_stopped_are_shown_with_their_epochs(results: Results, tmp_p
     )
     write_run(results, sweep, make_records(sweep))
     texts = report(results).texts
-    assert "3 epochs, best at 3; by 3 patience" in texts["stopping"]
+    assert "3 epochs, best at 3; ended: 3 by patience" in texts["stopping"]
     assert "training loss" in texts["curves"]
 
 
