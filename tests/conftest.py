@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
+from harness.launch import kept_forkserver
 from harness.spec.cluster import SHARED_HOST
 from harness.tracking.connect import quiet
 from tests.support import shared_server
@@ -127,6 +128,14 @@ def shared_host() -> Iterator[None]:
     """Let tests run side by side: no trial is invalid for that, and none waits for another."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(SHARED_HOST, "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def room_for_forkservers() -> Iterator[None]:
+    """Let those of all tests stay: one that makes room for another would load torch again."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(kept_forkserver, "MAX_SERVERS", 12)
         yield
 
 

@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 
 import pytest
-from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
-from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
 from harness.core.errors import BadInput
 from harness.core.paths import TrialFolder
@@ -16,9 +14,9 @@ from harness.records.record import RankResult
 from harness.spec.sweep import Sweep, load_sweep, ready_sweeps
 from harness.training import worker
 from harness.training.state import TrainingState
+from tests.support.distilbert import save_small_model
 from tests.support.training import SINGLE_RANK
 from workloads.tickets import tickets
-from workloads.tokenizer import trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
@@ -33,9 +31,7 @@ def pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the name, in the working directory, of a folder with a small model and its tokenizer."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "small-bert"
-    config = DistilBertConfig(vocab_size=512, n_layers=1, n_heads=2, dim=16, hidden_dim=32)
-    DistilBertForSequenceClassification(config).save_pretrained(folder)
-    trained([text for text, _ in TICKETS], 512).save(str(folder / "tokenizer.json"))
+    save_small_model(folder, [text for text, _ in TICKETS])
     with (tmp_path / "texts.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *TICKETS])
     return Path(folder.name)

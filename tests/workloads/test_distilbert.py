@@ -1,29 +1,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
-from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
 from harness.core.errors import NotApplied
 from harness.serving.calls import CallShape
 from harness.serving.exporters import EXPORTERS, pretrained_name
+from tests.support.distilbert import (
+    VOCABULARY,
+    distilbert,
+    load_saved_model,
+    save_small_model,
+)
 from tests.workloads.flops import counted_per_sample
-from workloads.distilbert import DistilBert, SequenceClassifier
 from workloads.options import DistilBertOptions
 from workloads.sources import Tickets
 from workloads.tickets import tickets
-from workloads.tokenizer import trained
+
+if TYPE_CHECKING:
+    from workloads.distilbert import DistilBert
 
 DATA = Tickets(rows=120)
 
 
 def workload(**options: object) -> DistilBert:
-    return DistilBert(DistilBertOptions(**{"vocabulary": 512, **options}), DATA)  # type: ignore[arg-type]
+    settings = DistilBertOptions(**{"vocabulary": VOCABULARY, **options})  # type: ignore[arg-type]
+    return distilbert(settings, DATA)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_padding_changes_no_logits() -> None:
 
 
 def test_the_published_architecture() -> None:
-    base = DistilBert(DistilBertOptions(size="base"), DATA)
+    base = distilbert(DistilBertOptions(size="base"), DATA)
     with torch.device("meta"):
         model = base.build_model()
     # 66,362,880 as published, and a head of 768 * 768 + 768 + 768 * 3 + 3
@@ -80,21 +86,17 @@ def test_the_published_architecture() -> None:
 def checkpoint(tmp_path: Path) -> Path:
     """A tiny random model and a tokenizer, as save_pretrained leaves them."""
     torch.manual_seed(1)
-    config = DistilBertConfig(vocab_size=512, n_layers=1, n_heads=2, dim=16, hidden_dim=32)
-    DistilBertForSequenceClassification(config).save_pretrained(tmp_path)
-    tokenizer = trained([text for text, _ in tickets(120, 7)], 512)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    save_small_model(tmp_path, [text for text, _ in tickets(120, 7)])
     return tmp_path
 
 
 def test_a_pretrained_folder(checkpoint: Path) -> None:
     options = DistilBertOptions(pretrained=checkpoint, dropout=0.3)
     options.check()
-    pretrained = DistilBert(options, DATA)
+    pretrained = distilbert(options, DATA)
     pretrained.splits()
-    model = pretrained.build_model()
-    assert isinstance(model, SequenceClassifier)
-    source = DistilBertForSequenceClassification.from_pretrained(checkpoint)
+    model: Any = pretrained.build_model()
+    source = load_saved_model(checkpoint)
     for (name, loaded), saved in zip(
         model.bert.distilbert.named_parameters(), source.distilbert.parameters(), strict=True
     ):
@@ -112,19 +114,19 @@ def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:
         ValueError,
         match=r"model.safetensors: found no fitting distilbert.transformer.layer.0.ffn.lin1",
     ):
-        DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).build_model()
+        distilbert(DistilBertOptions(pretrained=checkpoint), DATA).build_model()
 
 
 def test_a_hub_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"hub: found no nobody/nothing@main .*; allowed: "):
-        DistilBert(DistilBertOptions(hub="nobody/nothing@main"), DATA).splits()
+        distilbert(DistilBertOptions(hub="nobody/nothing@main"), DATA).splits()
 
 
 def test_the_tokenizer_of_a_pretrained_folder_is_used(checkpoint: Path) -> None:
     ours, theirs = (
         workload().samples[0],
-        DistilBert(DistilBertOptions(pretrained=checkpoint), DATA).samples[0],
+        distilbert(DistilBertOptions(pretrained=checkpoint), DATA).samples[0],
     )
     assert not torch.equal(ours.batch([0])[0], theirs.batch([0])[0])
 
@@ -159,11 +161,10 @@ def test_an_exported_folder_loads_in_transformers_and_can_be_fine_tuned(tmp_path
     exporter.write(trained_workload, model, CallShape((tokens,), [frozenset()]), tmp_path)
     (logits,) = exporter.load(tmp_path, model, 1)(tokens)
     assert torch.equal(logits, model(tokens))
-    loaded: Any = DistilBertForSequenceClassification.from_pretrained(tmp_path)
-    alone = loaded.eval()
+    alone = load_saved_model(tmp_path).eval()
     torch.testing.assert_close(alone(tokens, attention_mask=tokens != 0).logits, logits)
     assert alone.config.id2label == {0: "account", 1: "billing", 2: "technical"}
-    again = DistilBert(DistilBertOptions(pretrained=tmp_path), DATA)
+    again = distilbert(DistilBertOptions(pretrained=tmp_path), DATA)
     assert torch.equal(again.splits().test.batch([0, 1, 2])[0], tokens)
 
 
