@@ -20,8 +20,8 @@ from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, local_profile,
 RANDOM: dict[str, Any] = {"dropout": 0.3, "noise": 0.1}
 STRATEGIES = [{"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}]
 SEEDS = (0, 1)
-LENGTH = {"steps": 300, "evaluate": {"steps": 100}}
-STEP_SECONDS = 0.1  # so that a trial lasts for half a minute, unless it is told to hurry
+LENGTH = {"steps": 100, "evaluate": {"steps": 40}}
+STEP_SECONDS = 0.3  # so that a trial lasts for half a minute, unless it is told to hurry
 FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
 
 Outcomes = Mapping[tuple[str, int], dict[str, Any]]  # what `computed` returns, by (strategy, seed)
