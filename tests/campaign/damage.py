@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.paths import Results
@@ -112,28 +112,36 @@ class DamageCampaign:
 
     stage: Stage
     expected: Snapshot
-    printed: Mapping[tuple[str, str], str]  # by undamaged readers, by state and reader
+    # What undamaged readers print, by state and reader: of the states that faults have struck.
+    printed: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
     def prepare(cls, folder: Path) -> DamageCampaign:
-        """Run the sweep undisturbed, and once more up to an evaluation of the second trial."""
+        """Run the sweep undisturbed, which is the finished state."""
         stage = Stage(folder / "damage", {"step_seconds": STEP_SECONDS})
         stage.prepare()
         undisturbed(stage)
         _add_files_of_the_machine(stage)
         expected = stage.snapshot()
         shutil.copytree(stage.work, stage.folder / "finished")
-        _interrupt(stage)
+        return cls(stage, expected)
+
+    def _prepare_state(self, state: str) -> None:
+        """Make the folder of a state, unless it is there; the interrupted one takes another run."""
+        if (self.stage.folder / state).exists():
+            return
+        _interrupt(self.stage)
         for name in MACHINE_FOLDERS:
-            source = stage.folder / "finished" / "results" / name
-            shutil.copytree(source, stage.work / "results" / name)
-        shutil.copytree(stage.work, stage.folder / "interrupted")
-        printed = {}
-        for state in ("finished", "interrupted"):
-            _restore(stage, state)
-            for name, arguments in READERS.items():
-                printed[state, name] = TIMES.sub("", stage.run(arguments).output)
-        return cls(stage, expected, printed)
+            source = self.stage.folder / "finished" / "results" / name
+            shutil.copytree(source, self.stage.work / "results" / name)
+        shutil.copytree(self.stage.work, self.stage.folder / state)
+
+    def _read_undamaged(self, state: str) -> None:
+        """Have readers print a state as it is, unless they have done so."""
+        _restore(self.stage, state)
+        for name, arguments in READERS.items():
+            if (state, name) not in self.printed:
+                self.printed[state, name] = TIMES.sub("", self.stage.run(arguments).output)
 
     def output_files(self) -> list[Path]:
         """Return the files with what the commands of the last fault printed."""
@@ -147,6 +155,7 @@ class DamageCampaign:
         generator = random.Random(seed)
         patterns = []
         for state in ("finished", "interrupted"):
+            self._prepare_state(state)
             results = self.stage.folder / state / "results"
             names = {DATABASE}
             for name in ("runs", *MACHINE_FOLDERS):
@@ -169,6 +178,8 @@ class DamageCampaign:
     def strike(self, fault: DamageFault) -> list[Finding] | None:
         """Damage the file, read the sweep, run it again, and judge; None if nothing changed."""
         stage = self.stage
+        self._prepare_state(fault.state)
+        self._read_undamaged(fault.state)
         _restore(stage, fault.state)
         (path,) = (stage.work / "results").glob(fault.pattern)
         content = path.read_bytes()

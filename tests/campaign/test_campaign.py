@@ -279,10 +279,10 @@ def test_an_address_leads_back_to_its_fault() -> None:
     assert faults[0].address == "calls/rank0/write/1/kill-before/results/.record.json.*"
 
 
-# Few, as each kind runs the sweep several times before its first fault.
+# Few, as each kind runs the sweep several times before its first fault; to be interrupted, once more.
 ADDRESSES = (
     "calls/harness/rename/1/kill-before/results/runs/campaign/*-s1-r0/record.json",
-    "damage/interrupted/zeros/1/runs/campaign/*-s1-r0/trial.json",
+    "damage/finished/zeros/1/runs/campaign/*-s1-r0/record.json",
 )
 
 

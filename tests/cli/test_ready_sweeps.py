@@ -71,10 +71,9 @@ def data() -> Path:
 
 @pytest.mark.timeout(2400)
 def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Path) -> None:
-    records = run(
-        tmp_path, "mnist", "--data", str(data / "mnist10k"), "--set", "exclude=[{workload: cnn}]"
-    )
-    assert len(records) == 3
+    only = ["--set", "exclude=[{workload: cnn}]", "--set", "seeds=0,1"]
+    records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only)
+    assert len(records) == 2
     assert fmean(final(records, "mlp")) >= 0.95
 
 
