@@ -33,7 +33,7 @@ ARRANGEMENTS: list[tuple[str, int, float | None, str]] = [
     ("fsdp2", 4, None, "layers"),
 ]
 MICRO_BATCHES = 4
-# Each of its ranks loads transformers for itself, so it does without four of them.
+# Its ranks take longest, so it does without four of them.
 DISTILBERT_WORLD_SIZES = (1, 2)
 
 
