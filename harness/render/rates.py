@@ -23,7 +23,8 @@ def draw_rates(rates: CellRates, width: float, height: float) -> Figure:
     for number, spread in enumerate((rates.peak, rates.steepest, rates.tenth)):
         if spread is not None:
             color = chart.COLORS[number + 1]
-            axes.axvline(spread.mean, color=color, linewidth=1.1)
+            # The first is seen where the second, which may be the same, lies on it.
+            axes.axvline(spread.mean, color=color, linewidth=1.1 if number else 3.0)
             axes.axvspan(spread.low, spread.high, color=color, alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(chart.power_formatter())
