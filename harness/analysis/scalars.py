@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from statistics import fmean
 
 from harness.analysis import telemetry
 from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
 from harness.records.record import Compiled, LossScale, Record, Summary
 
+KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
 
 # How a number in the base unit becomes one in the unit of the key.
@@ -327,12 +329,17 @@ def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return combined
 
 
+@lru_cache(maxsize=KEPT_NAMES)
 def row_of(name: str) -> Scalar | ScalarFamily:
     """Return the row that a number's name belongs to: the longest pattern that matches it."""
     matching = [row for row in SCALARS if fnmatchcase(name, row.name)]
     return max(matching, key=lambda row: len(row.name))
 
 
+@lru_cache(maxsize=KEPT_NAMES)
 def metric_name(name: str) -> str:
-    """Return `name` with the characters replaced that MLflow refuses in the name of a metric."""
+    """Return `name` with the characters replaced that MLflow refuses in the name of a metric.
+
+    Ten thousand trials have the same names, which are then the same texts in memory.
+    """
     return re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -203,18 +203,17 @@ class SweepRuns:
         if parity is not None:
             parity = with_seeds(parity, join([outline.result for outline in outlines]))
         search = read_search(self.folder)
-        by_cell = _by_cell(outlines)
         bars = _error_bars(result)
         self.headline = UNFINISHED
         if result is not None:
             self.headline = self._clean(headline(result, sweep_run.id, VALUE_LENGTH))
         # The last trial of a sweep brings the verdicts on all cells.
         changed = outlines if result else chosen
+        by_cell = _by_cell(outlines, dict.fromkeys(outline.cell_id for outline in changed))
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
         planned_by_cell = _planned_by_cell(self.spec.get("trials", ()))
-        for cell_id in dict.fromkeys(outline.cell_id for outline in changed):
-            cell_outlines = by_cell[cell_id]
+        for cell_id, cell_outlines in by_cell.items():
             contents = cell_contents(
                 cell_outlines,
                 planned=planned_by_cell[cell_id],
@@ -540,11 +539,16 @@ def _error_bars(result: SweepResult | None) -> Mapping[str, str]:
     return bars
 
 
-def _by_cell(outlines: Sequence[TrialOutline]) -> Mapping[str, list[TrialOutline]]:
-    """Return the outlines of each cell by the cell's id, the earliest trial first."""
-    by_cell: defaultdict[str, list[TrialOutline]] = defaultdict(list)
-    for outline in sorted(outlines, key=lambda outline: outline.started):
-        by_cell[outline.cell_id].append(outline)
+def _by_cell(
+    outlines: Iterable[TrialOutline], cell_ids: Iterable[str]
+) -> Mapping[str, list[TrialOutline]]:
+    """Return the outlines of each of some cells by the cell's id, the earliest trial first."""
+    by_cell: dict[str, list[TrialOutline]] = {cell_id: [] for cell_id in cell_ids}
+    for outline in outlines:
+        if outline.cell_id in by_cell:
+            by_cell[outline.cell_id].append(outline)
+    for of_cell in by_cell.values():
+        of_cell.sort(key=lambda outline: outline.started)
     return by_cell
 
 

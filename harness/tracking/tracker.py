@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
-from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.store import read_spec_content
 from harness.tracking.connect import (
@@ -32,7 +31,8 @@ from harness.tracking.connect import (
     is_server,
     quiet,
 )
-from harness.tracking.contents import TrialOutline, digest_of, is_complete
+from harness.tracking.contents import TrialOutline, is_complete
+from harness.tracking.outlines import SweepOutlines
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns, search
@@ -66,6 +66,7 @@ class Tracker:
         check_uri(self.uri)
         self._client: MlflowClient | None = None
         self._known: dict[Path, SweepRuns] = {}  # what MLflow has, by the folder of the sweep
+        self._outlines: dict[Path, SweepOutlines] = {}  # and what the disk has
         self._last_delivery = 0  # when this process delivered last, as the lock file has it
 
     def deliver(self, folder: SweepFolder, records: Sequence[Record] | None = None) -> Delivery:
@@ -92,8 +93,8 @@ class Tracker:
     def _deliver(self, folder: SweepFolder, records: Sequence[Record] | None) -> Delivery:
         """Deliver as `deliver` does, by what is remembered of the runs in MLflow if anything is."""
         with self._lock() as origin:
-            outlines = read_outlines(folder)
             spec = _read_spec(folder)
+            outlines = self._read_outlines(folder, records, spec.get("trials", ()))
             sweep = spec.get("name") or outlines[0].sweep
             trouble = f"did not take the results; `harness collect {sweep}` delivers them later"
             with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
@@ -129,6 +130,20 @@ class Tracker:
             run_id=run_id,
             seconds=time.monotonic() - started,
         )
+
+    def _read_outlines(
+        self, folder: SweepFolder, records: Sequence[Record] | None, planned: Iterable[str]
+    ) -> list[TrialOutline]:
+        """Return the outline of every record in the folder; raises BadInput without any.
+
+        Only the delivered `records` may differ from what is remembered, until the trials that are
+        `planned` have all ended: verdicts are on what the disk has.
+        """
+        outlines = self._outlines.setdefault(folder.path, SweepOutlines(folder))
+        if records is None:
+            return outlines.read()
+        listed = outlines.read([record.trial.id for record in records])
+        return outlines.read() if is_complete(listed, planned) else listed
 
     def prepare(self) -> None:
         """Create the store if it does not exist, before a server and a run both try to.
@@ -238,12 +253,12 @@ class Tracker:
     ) -> None:
         """Set the tags that decide how MLflow's pages open on the sweep, where they differ.
 
-        They follow from the cells and the verdicts, so that they are put together again only after a
-        new one of them. A description that somebody has written in MLflow stays.
+        They follow from the cells and the verdicts. They are put together again where there are twice
+        as many cells, and after new verdicts. A description that somebody has written in MLflow stays.
         """
         has_parity = runs.folder.parity_path.exists()
         cells = {outline.cell_id for outline in outlines}
-        basis = (len(cells), has_parity, runs.headline)
+        basis = (len(cells).bit_length(), has_parity, runs.headline)
         if runs.basis_of_view == basis:
             return
         tags = experiment_tags(outlines, has_parity=has_parity)
@@ -286,33 +301,9 @@ class Tracker:
         """
         if os.fstat(lock).st_mtime_ns != self._last_delivery:
             self._known.clear()
+            self._outlines.clear()
         os.utime(lock)
         self._last_delivery = os.fstat(lock).st_mtime_ns
-
-
-def read_outlines(folder: SweepFolder) -> list[TrialOutline]:
-    """Return the outline of every record in the folder, sorted by path.
-
-    Only records that are new or changed since the last call are read: a delivery follows each
-    trial of a run. Records that can't be read are left out, so that one of them holds up no other;
-    the commands that deliver name them.
-
-    Raises BadInput if there is no record that can be read.
-    """
-    outlines = []
-    for path in folder.record_paths():
-        stat = path.stat()
-        with suppress(BadInput):
-            outlines.append(_read_outline(path, stat.st_mtime_ns, stat.st_size))
-    if not outlines:
-        raise BadInput(f"{folder.path}: found no record of a trial; allowed: a sweep that has run")
-    return outlines
-
-
-@lru_cache(maxsize=100_000)
-def _read_outline(path: Path, modified: int, size: int) -> TrialOutline:
-    """Read a record, once for as long as the file's time of modification and size are the same."""
-    return TrialOutline.of(read_record(path), digest_of(path.read_bytes()))
 
 
 def _read_spec(folder: SweepFolder) -> dict[str, Any]:

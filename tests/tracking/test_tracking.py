@@ -212,6 +212,23 @@ def test_trials_delivered_one_by_one_look_the_same_as_all_at_once(
     assert everything(other_uri, "demo") == everything(f"sqlite:///{results.database}", "demo")
 
 
+def test_a_delivery_of_one_trial_looks_at_no_other_record(
+    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [make_record(seed=seed) for seed in range(3)]
+    write_sweep(folder, records[:1], planned=[record.trial for record in records[1:]])
+    tracker = Tracker(results)
+    tracker.deliver(folder, records[:1])
+    write_trial(folder, records[1])
+    with monkeypatch.context() as patch:
+        patch.delattr(SweepFolder, "recorded_ids")  # by which all records are found
+        assert tracker.deliver(folder, [records[1]]).delivered == 1
+    write_trial(folder, records[2])
+    assert tracker.deliver(folder, [records[2]]).delivered == 1
+    shown = by_name(f"sqlite:///{results.database}", "demo")
+    assert shown["demo"].data.metrics["trials_done"] == 3
+
+
 def test_a_sweep_is_running_until_its_last_trial_has_ended(
     results: Results, folder: SweepFolder
 ) -> None:
