@@ -34,6 +34,7 @@ COMMANDS = {
     "status": ("status", "scale"),
     "show": ("show", "scale"),
     "compare": ("compare", "scale", "--by", "precision"),
+    "effects": ("compare", "scale", "--effects"),
     "report": ("report", "scale"),
 }
 
