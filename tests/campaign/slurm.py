@@ -4,7 +4,8 @@ Their address is
 
     slurm/ROLE/SIGNAL/STEP
 
-and the signal is sent once the trial has reached that step. A daemon that was killed is started
+and the signal is sent once the first trial has reached that step, or, from LAST_STEP on, the second one
+the step beyond. Both run in the same step of the job, which stays. A daemon that was killed is started
 again after OUTAGE seconds, and one that was stopped goes on. Other addresses are those of commands
 that meet, and of moments at which a command is killed:
 
@@ -53,7 +54,7 @@ PROGRAMS = {
     "leader": "harness.slurm.leader",
     "step": "slurmstepd",
     "srun": "srun",
-    "rank": "harness.training.worker",
+    "rank": "harness.launch.step_task",  # of which it is forked
 }
 DAEMONS = ("slurmctld", "slurmd-n1")
 AFTER_REQUEUE = "KILL-after-requeue"
@@ -67,12 +68,13 @@ OUTAGE = 20.0  # seconds
 DEADLINE = 400.0  # seconds until every trial is over
 SUBMISSIONS = 3  # until a trial counts as lost
 LAST_STEP = 200  # at which a signal is sent; a trial has 300
+STRATEGIES = ("ddp", "fsdp2")  # of two ranks each, so their trials share a step
 FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
 
 
 @dataclass
 class SlurmCampaign:
-    """Sends signals to the processes of a Slurm while it runs a trial of two ranks."""
+    """Sends signals to the processes of a Slurm while it runs two trials of two ranks."""
 
     folder: Path
     slurm: Slurm
@@ -101,7 +103,7 @@ class SlurmCampaign:
         faults = []
         for _ in range(20):
             for role, name in kinds:
-                moment = 0 if role == "submit" else generator.randrange(LAST_STEP)
+                moment = 0 if role == "submit" else generator.randrange(2 * LAST_STEP)
                 faults.append(SignalFault(kind="slurm", role=role, signal=name, moment=moment))
         return faults
 
@@ -109,7 +111,7 @@ class SlurmCampaign:
         """Disturb the sweep, submit again what has not ended well, and judge."""
         folder = _new(self.folder)
         results = folder / "results"
-        sweep = slow_sweep(folder, strategies=["ddp"])
+        sweep = slow_sweep(folder, strategies=STRATEGIES)
         disturb = {
             "submit": self._kill_submit,
             "submit+submit": self._submit_twice,
@@ -128,7 +130,7 @@ class SlurmCampaign:
                 states = ", ".join(trial_states(results))
                 findings.append(Finding("hung", f"after {DEADLINE:g} s: {states}"))
                 self.slurm.restore()
-            if trial_states(results) == ["done"]:
+            if set(trial_states(results)) == {"done"}:
                 break
         findings += self._compare(results)
         _wake_stopped()
@@ -141,7 +143,7 @@ class SlurmCampaign:
         if fault.signal == AFTER_REQUEUE:
             wrapped = f"export PATH={_wrap_scontrol(sweep.parent)}:$PATH"
         submit(sweep, results, setup=[wrapped] if wrapped else [], exclusive=bool(wrapped))
-        wait_for_step(results, 0, fault.moment)
+        wait_for_step(results, *divmod(fault.moment, LAST_STEP))
         if wrapped:  # the wrapper kills the leader, once this makes it ask for the requeue
             self.slurm.run("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true")
             return [] if not (sweep.parent / "armed").exists() else None
@@ -172,13 +174,13 @@ class SlurmCampaign:
                 findings.append(Finding("misreported", text))
         jobs = self.slurm.run("squeue", "-h", "--array", "-o", "%i").split()
         if len(jobs) > 1:
-            findings.append(Finding("doubled", f"{len(jobs)} jobs of one trial"))
+            findings.append(Finding("doubled", f"{len(jobs)} jobs of one block"))
         return findings
 
     def _run_beside_leader(self, fault: SignalFault, sweep: Path, results: Path) -> list[Finding]:
         """Run the sweep on this machine while a job has its trial: it has to be refused."""
         submit(sweep, results)
-        wait_for_step(results, 0, fault.moment)
+        wait_for_step(results, *divmod(fault.moment, LAST_STEP))
         profile = local_profile(sweep.parent, slots=2)
         ended = harness("run", str(sweep), "--cluster", str(profile), "--results", str(results))
         if ended.code == 2 and "are running this sweep" in ended.err:
@@ -220,16 +222,21 @@ class SlurmCampaign:
         return True
 
     def _compare(self, results: Path) -> list[Finding]:
-        """Return how the trial differs from one that was not disturbed."""
+        """Return how the trials differ from those that were not disturbed."""
         records = list(read_records(results).values())
-        if len(records) > 1:
-            return [Finding("doubled", f"{len(records)} records of one trial")]
-        if not records or records[0].status != "done":
-            why = records[0].failure if records else "no record"
-            return [Finding("lost", f"not done after {SUBMISSIONS} submissions: {why}")]
-        if computed(records[0]) != self.expected["ddp", 0]:
-            return [Finding("differing", f"{records[0].trial.id} has other bits")]
-        return []
+        if len(records) < len(STRATEGIES):
+            return [Finding("lost", f"{len(records)} records of two trials")]
+        if len(records) > len(STRATEGIES):
+            return [Finding("doubled", f"{len(records)} records of two trials")]
+        findings = []
+        for record in records:
+            strategy = record.trial.cell.axes.strategy
+            if record.status != "done":
+                reason = f"not done after {SUBMISSIONS} submissions: {record.failure}"
+                findings.append(Finding("lost", reason))
+            elif computed(record) != self.expected[strategy, 0]:
+                findings.append(Finding("differing", f"{record.trial.id} has other bits"))
+        return findings
 
 
 def _wrap_scontrol(folder: Path) -> Path:

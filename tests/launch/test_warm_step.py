@@ -192,24 +192,29 @@ def test_a_signal_reaches_ranks_and_leaves_the_tasks_alone(job: Job) -> None:
     assert failure.message == "with code 75"
 
 
-def test_a_step_whose_tasks_are_silent_is_ended_and_another_takes_its_place(
-    job: Job, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_killed", [False, True], ids=["silent", "killed"])
+def test_a_step_that_is_not_ready_is_ended_and_another_takes_its_place(
+    is_killed: bool, job: Job, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are where a node's slurmstepd was stopped: a trial would wait for its time-out. What
-    srun says of the end is not taken for that of the trial.
+    """Its tasks are silent where a node's slurmstepd was stopped: a trial would wait for its
+    time-out. What srun says of the end is not taken for that of the trial.
     """
     trial = job.run("none")
     log = job.log
     job.log = log.with_suffix(".next")
     slurm.set_queue(f"71.4|{trial.step.name}\n71.batch|batch\n")
-    trial.step.ranks = 3  # one of which never answers
-    trial.step.answers = 3
-    monkeypatch.setattr(warm_step, "ANSWER_TIMEOUT", 0.1)
+    if is_killed:
+        trial.step.process.kill()
+        trial.step.process.wait()
+    else:
+        trial.step.ranks = trial.step.answers = 3  # one of which never answers
+        monkeypatch.setattr(warm_step, "ANSWER_TIMEOUT", 0.1)
     following = job.run("none")
     assert following.poll() == 0
     assert following.step is not trial.step
-    assert slurm.calls("scancel") == ["--signal=KILL 71.4"]
-    assert ("CANCELLED" in log.read_text(), job.log.read_text()) == (True, "")
+    assert slurm.calls("scancel") == ["--signal=KILL 71.4"], "ranks outlive an srun that is killed"
+    assert job.log.read_text() == ""
+    assert ("CANCELLED" in log.read_text()) is not is_killed
 
 
 class TestPlan:

@@ -237,6 +237,22 @@ def test_a_node_that_others_may_use_is_measured_on_by_one_job_at_a_time(
     assert ("waiting, because process" in printed) is not exclusive
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"forkserver": False}, False),
+        ({"parallel": "auto"}, False),
+        ({"device": "cuda", "slurm": SlurmOptions(gpus_per_rank=1)}, False),
+    ],
+    ids=str,
+)
+def test_trials_share_steps_on_cpus_one_at_a_time(
+    changes: dict[str, object], expected: bool
+) -> None:
+    assert leader.forks_ranks(replace(PROFILE, **changes)) is expected  # type: ignore[arg-type]
+
+
 class TestLead:
     """`lead` itself, in a job in which no trial gets to run."""
 
