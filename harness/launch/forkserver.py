@@ -32,7 +32,7 @@ from harness.core.processes import (
 )
 from harness.core.scratch import ScratchFolder
 from harness.launch import kept_forkserver
-from harness.launch.kept_forkserver import PROGRAM, Setup
+from harness.launch.kept_forkserver import PROGRAM, Setup, most_servers
 from harness.launch.stack import ReadyStack
 from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
 
@@ -42,8 +42,6 @@ TORCH = (
     "torch.distributed.fsdp",
 )  # DDP, FSDP2 and optimizers import these one by one
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
-# Forkservers that one process has at once. Each holds torch in some 200 MB of memory of its own.
-MOST_SERVERS = 4
 
 
 class ForkServerStalled(HarnessError):
@@ -297,7 +295,7 @@ def shared_server(
 
     There is one for each interpreter, each set of modules and each change of this process's
     environment, because libraries read variables when they are loaded. It runs until this process
-    ends, or until as many others as MOST_SERVERS allows were used after it. With `keep_seconds`, its
+    ends, or until as many others as `most_servers` allows were used after it. With `keep_seconds`, its
     modules stay loaded for so long after that, for further commands; without, it is a child of this
     process.
     """
@@ -337,8 +335,9 @@ def _close_idle_servers() -> None:
 
     Those that were used longest ago come first. Each that is needed again later loads torch anew.
     """
+    limit = most_servers()
     for key, server in list(_servers.items()):
-        if len(_servers) < MOST_SERVERS:
+        if len(_servers) < limit:
             return
         if server.is_idle():
             del _servers[key]

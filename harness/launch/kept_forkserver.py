@@ -27,6 +27,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.core.control_groups import memory_limit
 from harness.core.errors import HarnessError
 from harness.core.locks import lock_file
 from harness.core.ports import MAX_SOCKET_PATH
@@ -37,7 +38,9 @@ from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetect
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
 CREDENTIALS = struct.Struct("3i")  # `struct ucred` of <sys/socket.h>: process, user, group
-MAX_SERVERS = 4  # of a user on this machine; each holds torch in some 200 MB of memory
+SERVER_BYTES = 230 * 2**20  # of memory that one with torch loaded takes
+MEMORY_SHARE = 8  # forkservers may take one part in so many of the memory
+FEWEST_SERVERS = 4  # that are kept however little memory there is
 LEAVE_TIMEOUT = 30.0  # seconds until a new server can be connected to, which loads nothing before
 LOCK_TIMEOUT = 60.0  # seconds; whoever holds the lock has LEAVE_TIMEOUT itself
 ATTEMPTS = 2  # to use a server: one that runs may be about to end
@@ -66,6 +69,18 @@ class Setup:
     refuse_threads: bool = True  # end if a module has started a thread
     python: str = sys.executable  # the interpreter that it runs under
     installed: str = ""  # SHA-256 of the list of the interpreter's packages, if it is another one
+
+
+def most_servers() -> int:
+    """Return how many forkservers may be kept at once: as many as an eighth of the memory holds.
+
+    That is the memory of this machine, or of the control group that limits this process.
+    """
+    memory: int = psutil.virtual_memory().total
+    limit = memory_limit()
+    if limit is not None:
+        memory = min(memory, limit)
+    return max(FEWEST_SERVERS, memory // MEMORY_SHARE // SERVER_BYTES)
 
 
 class KeptProcess:
@@ -270,9 +285,9 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 def _start(path: Path, setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> None:
     """Start a server at `path`, and return once it can be connected to, or has failed.
 
-    Those that were used longest ago lose their sockets, and end, beyond MAX_SERVERS.
+    Those that were used longest ago lose their sockets, and end, beyond `most_servers`.
     """
-    for surplus in _by_last_use(path.parent)[MAX_SERVERS - 1 :]:
+    for surplus in _by_last_use(path.parent)[most_servers() - 1 :]:
         surplus.unlink(missing_ok=True)
         surplus.with_suffix(".log").unlink(missing_ok=True)
     log = path.with_suffix(".log")

@@ -46,6 +46,9 @@ EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 # How a task ends that got SIGUSR2 before its rank had blocked it.
 BY_SIGNAL = "User defined signal 2"
+# Runs a container whose own command ignores SIGUSR2, which Slurm sends to all processes of a step:
+# bwrap or unshare would end, and the rank with it. A rank gets a signal that it blocks all the same.
+IGNORING_SIGNAL = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +97,17 @@ class Srun:
             *rank_arguments,
         ]
 
+    @property
+    def _container(self) -> Sequence[str]:
+        """Return the command of the container that ranks run in, an empty one without."""
+        return self.prefix if self.stack is None else self.stack.prefix
+
     def _is_warm(self, folder: TrialFolder) -> bool:
         """Return whether the ranks of a trial are forked by the tasks of a step that stays.
 
         Not what runs in a container: between a task and its ranks there would be another process.
         """
-        prefix = self.prefix if self.stack is None else self.stack.prefix
-        return not prefix and self.warm_steps.serve(folder.path.name)
+        return not self._container and self.warm_steps.serve(folder.path.name)
 
     def _step_options(self, ranks: int) -> list[str]:
         """Return the options of any step of so many ranks."""
@@ -120,9 +127,11 @@ class Srun:
 
     def _module_command(self, module: str) -> list[str]:
         """Return the command of a task, without the module's arguments."""
-        if self.stack is not None:
-            return self.stack.module_command(module)
-        return [*self.prefix, *module_command(self.python, module)]
+        if self.stack is None:
+            command = [*self.prefix, *module_command(self.python, module)]
+        else:
+            command = self.stack.module_command(module)
+        return [*IGNORING_SIGNAL, *command] if self._container else command
 
     def _sharing(self, ranks: int) -> list[str]:
         """Return the options that say what of the node's resources a step of so many ranks gets."""

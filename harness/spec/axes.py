@@ -113,8 +113,8 @@ class Axes(Strict):
         Count,
         AxisHelp(
             "ranks that share the work on the same samples, by the workload's plan;"
-            " with fsdp2 the groups shard the model further",
-            "fsdp2; under tp it is world_size",
+            " with fsdp2 and hsdp the groups shard the model further",
+            "fsdp2 or hsdp; under tp it is world_size",
         ),
     ] = 1
     # torchrun's world size, over all nodes.
@@ -370,10 +370,6 @@ def _is_fully_sharded(strategy: str) -> bool:
     return strategy in FULLY_SHARDED
 
 
-def _is_fsdp2(strategy: str) -> bool:
-    return strategy == "fsdp2"
-
-
 def _is_hsdp(strategy: str) -> bool:
     return strategy == "hsdp"
 
@@ -412,10 +408,9 @@ NEEDS = (
         "strategy",
         _is_fully_sharded,
         "strategy fsdp2 or hsdp",
-        ("fsdp_wrap", "reshard_after_forward", "reduce_dtype", "cpu_offload"),
+        ("fsdp_wrap", "reshard_after_forward", "reduce_dtype", "cpu_offload", "tensor_parallel"),
     ),
     Requirement("strategy", _is_hsdp, "strategy hsdp", ("shard_size",)),
-    Requirement("strategy", _is_fsdp2, "strategy fsdp2", ("tensor_parallel",)),
     Requirement("input", _is_loader, "input loader", ("num_workers", "pin_memory", "page_cache")),
     Requirement(
         "num_workers", _is_positive, "num_workers", ("prefetch_factor", "persistent_workers")
@@ -472,11 +467,12 @@ def _uneven_mesh(axes: Axes) -> str | None:
     if axes.strategy == "hsdp":
         if axes.shard_size is None:
             return "strategy hsdp needs shard_size: the ranks that hold one copy of the model"
-        if axes.world_size % axes.shard_size or axes.world_size == axes.shard_size:
-            return (
-                f"shard_size {axes.shard_size} does not make two or more groups of world_size"
-                f" {axes.world_size}"
-            )
+        copy_size = axes.shard_size * axes.tensor_parallel
+        if axes.world_size % copy_size or axes.world_size == copy_size:
+            sizes = f"shard_size {axes.shard_size}"
+            if axes.tensor_parallel > 1:
+                sizes += f" with tensor_parallel {axes.tensor_parallel}"
+            return f"{sizes} does not make two or more groups of world_size {axes.world_size}"
     if axes.world_size % axes.tensor_parallel:
         return (
             f"tensor_parallel {axes.tensor_parallel} does not make whole groups of world_size"

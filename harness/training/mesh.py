@@ -84,7 +84,9 @@ class ParallelMesh:
         """Return torch's mesh of the data-parallel dimensions, for strategies that shard over it."""
         if self.tp_size == 1:
             return self.device_mesh
-        return self.device_mesh[SHARD]
+        if self.shard_size is None:
+            return self.device_mesh[SHARD]
+        return self.device_mesh[REPLICATE, SHARD]
 
     def tp_device_mesh(self) -> DeviceMesh:
         """Return torch's mesh of the ranks that work on the same samples as this one."""

@@ -1,4 +1,4 @@
-"""A sweep over two interpreters: one that ranks are forked under, one behind another program."""
+"""A sweep over two interpreters: one that ranks are forked under, one in a container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.paths import Results
 from tests.support.running import line_sweep, run
-from tests.support.stacks import PACKAGE, make_environment
+from tests.support.stacks import PACKAGE, container, make_environment
 
 pytestmark = pytest.mark.distributed
 
@@ -21,8 +21,7 @@ def test_ranks_run_under_each_stack_and_say_what_it_has(tmp_path: Path) -> None:
     }
     stacks = {
         "old": {"python": "old/bin/python"},  # relative to the sweep's file
-        # As a container's command does, the shell stays between the launcher and torchrun.
-        "boxed": {"prefix": ["sh", "-c", '"$@"; exit $?', "sh"], "python": str(pythons["boxed"])},
+        "boxed": {"prefix": container(), "python": str(pythons["boxed"])},
     }
     path = line_sweep(
         tmp_path,

@@ -278,7 +278,7 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
 ) -> None:
     """A variable that is missing makes another forkserver, as one with another value does."""
     monkeypatch.setattr(forkserver, "_servers", {})
-    monkeypatch.setattr(forkserver, "MOST_SERVERS", 2)
+    monkeypatch.setattr(forkserver, "most_servers", lambda: 2)
     monkeypatch.setenv("COLOR_OF_SERVER", "green")
     (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
     green = dict(os.environ)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -210,7 +211,7 @@ def test_a_folder_that_is_not_private_is_not_used(tmp_path: Path, runtime_folder
 def test_beyond_a_number_the_longest_unused_server_ends(
     monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
 ) -> None:
-    monkeypatch.setattr(kept_forkserver, "MAX_SERVERS", 2)
+    monkeypatch.setattr(kept_forkserver, "most_servers", lambda: 2)
     for color in ("red", "green", "blue"):
         monkeypatch.setenv("COLOR", color)
         connect().close()
@@ -273,3 +274,17 @@ def test_a_variable_says_for_how_long_a_server_stays(monkeypatch: pytest.MonkeyP
         BadInput, match=r"HARNESS_KEEP_FORKSERVER: found 'soon'; allowed: 0 to 86,4"
     ):
         load_profile("local")
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "limit", "servers"), [(4, None, 4), (24, None, 13), (24, 8, 4), (24, 64, 13)]
+)
+def test_forkservers_take_an_eighth_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, gibibytes: int, limit: int | None, servers: int
+) -> None:
+    """Of the machine, or of the control group; four are kept in any case."""
+    memory = Mock(total=gibibytes << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    limit_bytes = None if limit is None else limit << 30
+    monkeypatch.setattr(kept_forkserver, "memory_limit", lambda: limit_bytes)
+    assert kept_forkserver.most_servers() == servers

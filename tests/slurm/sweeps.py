@@ -34,11 +34,13 @@ def random_sweep(
     seeds: Sequence[int] = SEEDS,
     step_seconds: float = 0.0,
     hurry: Path | None = None,
+    stack: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a sweep of these strategies and seeds, whose trials compute what they do in any other
     such sweep.
 
-    Steps last for `step_seconds` until there is a file `hurry`. Neither changes what is computed.
+    Steps last for `step_seconds` until there is a file `hurry`. Ranks run under the `stack` with
+    this definition. None of this changes what is computed.
     """
     options = {**RANDOM, "step_seconds": step_seconds, "hurry": str(hurry or "")}
     left_out = [
@@ -53,6 +55,8 @@ def random_sweep(
         evaluate=LENGTH["evaluate"],
         seeds=list(seeds),
         zip=STRATEGIES,
+        stacks={} if stack is None else {"other": stack},
+        axes={} if stack is None else {"stack": "other"},
         exclude=left_out,
     )
 
@@ -63,6 +67,7 @@ def slow_sweep(
     strategies: Sequence[str],
     seeds: Sequence[int] = (0,),
     step_seconds: float = STEP_SECONDS,
+    stack: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a sweep whose trials last long enough to be disturbed, until `hurry_up`."""
     return random_sweep(
@@ -71,6 +76,7 @@ def slow_sweep(
         seeds=seeds,
         step_seconds=step_seconds,
         hurry=folder / "hurry",
+        stack=stack,
     )
 
 

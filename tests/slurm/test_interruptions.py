@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,7 @@ from tests.slurm.sweeps import (
 )
 from tests.support.commands import harness
 from tests.support.running import wait_until
+from tests.support.stacks import container
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
 
@@ -37,8 +39,12 @@ def preempt(slurm: Slurm) -> None:
 def test_a_trial_continues_after_a_preemption(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
-    """From a sharded checkpoint; the other tests have whole ones."""
-    sweep = slow_sweep(tmp_path, strategies=["fsdp2"])
+    """From a sharded checkpoint; the other tests have whole ones.
+
+    The ranks are in a container, whose own command Slurm signals too.
+    """
+    in_container = {"prefix": container(), "python": sys.executable}
+    sweep = slow_sweep(tmp_path, strategies=["fsdp2"], stack=in_container)
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
     wait_for_step(results, 0, 20)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.paths import Results
 from harness.records.record import Record
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
@@ -24,6 +25,7 @@ from tests.slurm.sweeps import (
 )
 from tests.support.commands import harness
 from tests.support.running import line_sweep
+from tests.support.stacks import PACKAGE, container, make_environment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
 
@@ -37,6 +39,13 @@ def slurm_variables(record: Record) -> dict[str, str]:
     return variables
 
 
+def packages_of(record: Record, results: Path) -> str:
+    """Return the packages of the interpreter that rank 0 ran under."""
+    assert record.rank0 is not None
+    installed = str(record.rank0.environment.installed)
+    return Results(results).sweep_folder(record.sweep).packages_path(installed).read_text()
+
+
 def trials_in_mlflow(results: Path) -> list[str]:
     """Return the ids of the trials that were delivered."""
     with closing(sqlite3.connect(results / "mlflow.db")) as database:
@@ -48,9 +57,11 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
     """Two strategies and two seeds: two blocks, each a job on both nodes, in a folder with a hostile
-    name. Both trials of a job run in one step. The third strategy runs in test_interruptions.py.
+    name. Both trials of a job run in one step, under another interpreter. The third strategy runs in
+    test_interruptions.py.
     """
-    sweep = random_sweep(tmp_path, strategies=("ddp", "fsdp2"))
+    stack = {"python": str(make_environment(tmp_path / "env", "2.0"))}
+    sweep = random_sweep(tmp_path, strategies=("ddp", "fsdp2"), stack=stack)
     results = tmp_path / 'the re\'s; "$(touch pwned)"\nü'
     profile = slurm_profile(tmp_path)
     submission = ["submit", str(sweep), "--cluster", str(profile), "--results", str(results)]
@@ -76,6 +87,7 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
         variables = slurm_variables(record)
         assert variables["SLURM_STEP_NODELIST"] == "n[1-2]"
         assert variables["SLURM_STEP_ID"] == "0"
+        assert f"{PACKAGE}==2.0\n" in packages_of(record, results)
 
     for key, outcome in outcomes(records).items():
         assert outcome == undisturbed[key]
@@ -93,15 +105,23 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
         "well": {"axes": DDP},
         "killed": {"options": {"kill_at": 5, "rank": 1}, "axes": DDP},
         "raises": {"options": {"raise_at": 5, "rank": 1}, "axes": DDP},
-        "fine": {},
+        "fine": {"axes": {"stack": "boxed"}},
     }
+    box = {"prefix": container(), "python": str(make_environment(tmp_path / "box", "3.0"))}
     hanging = {"hangs": {"options": {"hang_at": 5, "rank": 1}, "axes": DDP}}
     results = tmp_path / "results"
     for name, variants, timeout in (("hanging", hanging, 30), ("failing", failing, 300)):
         folder = tmp_path / name
         folder.mkdir()
         length = {"steps": 10}
-        sweep = line_sweep(folder, variants, name=name, length=length, timeout=timeout)
+        sweep = line_sweep(
+            folder,
+            variants,
+            name=name,
+            length=length,
+            timeout=timeout,
+            stacks={"boxed": box},
+        )
         submit(sweep, results)
     assert harness("status", "--watch", "--results", str(results)).code == 1
     records = {}
@@ -116,6 +136,8 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     fine = slurm_variables(records["fine"])
     assert fine["SLURM_JOB_NODELIST"] == "n[1-2]"
     assert fine["SLURM_STEP_NODELIST"] == "n1"
+    assert f"{PACKAGE}==3.0\n" in packages_of(records["fine"], results)
+    assert PACKAGE not in packages_of(records["well"], results)
     raised = records["raises"].failure
     assert str(raised) == "rank 1 on n2: ValueError: the dog ate batch 17"
     killed = records["killed"].failure

@@ -270,6 +270,16 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
             "shard_size 4 does not make two or more groups of world_size 4",
         ),
         (
+            {
+                "batch_size": 64,
+                "strategy": "hsdp",
+                "world_size": 4,
+                "shard_size": 2,
+                "tensor_parallel": 2,
+            },
+            "shard_size 2 with tensor_parallel 2 does not make two or more groups of world_size 4",
+        ),
+        (
             {"batch_size": 64, "strategy": "fsdp2", "world_size": 4, "tensor_parallel": 3},
             "tensor_parallel 3 does not make whole groups of world_size 4",
         ),

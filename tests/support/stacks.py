@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import site
+import subprocess
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = "upgraded"
+CONTAINERS = (
+    ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--die-with-parent"],
+    ["unshare", "--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--mount-proc"],
+    ["sh", "-c", '"$@"; exit $?', "sh"],
+)
 
 
 def make_environment(folder: Path, version: str = "1.0", *, seconds: float = 0.0) -> Path:
@@ -31,3 +39,19 @@ def make_environment(folder: Path, version: str = "1.0", *, seconds: float = 0.0
     )
     (described / "top_level.txt").write_text(f"{PACKAGE}\n")
     return folder / "bin" / "python"
+
+
+def container() -> list[str]:
+    """Return a command that runs the command after it as a container does, waiting beside it.
+
+    It is the first of CONTAINERS that this machine has and allows. In all but the last, process ids
+    are others than outside.
+    """
+    return next(command for command in CONTAINERS if _works(command))
+
+
+def _works(command: Sequence[str]) -> bool:
+    """Return whether a command is there, and runs the command after it."""
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run([*command, "true"], stderr=subprocess.DEVNULL).returncode == 0

@@ -162,6 +162,7 @@ class HSDP(FSDP2):
         super().check_communication(collectives)
         assert self.mesh.shard_size is not None, "refused before anything starts"
         replicas = self.mesh.dp_size // self.mesh.shard_size
+        # Tensor-parallel ranks send all-reduces too: those of as many ranks can't be told from these.
         needed = {("reduce_scatter", self.mesh.shard_size), ("all_reduce", replicas)}
         missing = needed - {(sent.operation, sent.ranks) for sent in collectives}
         for operation, ranks in sorted(missing):
