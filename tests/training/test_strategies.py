@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure.clock import StepClock
 from harness.spec.axes import STRATEGIES, Axes
@@ -89,6 +90,22 @@ def test_ranks_of_a_tensor_parallel_group_share_nothing_out() -> None:
     assert [mesh.reports_share for mesh in meshes] == [True, False, True, False]
     assert {mesh.rank_batch_size(axes) for mesh in meshes} == {32}
     assert meshes[2].test_share(5) == meshes[3].test_share(5) == [1, 3]
+
+
+@pytest.fixture
+def process_group_of_eight() -> Iterator[None]:
+    """Make this process the sixth of eight ranks, whose collectives send nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group_of_eight")
+def test_replicas_shards_and_tensor_parallel_groups_are_three_dimensions() -> None:
+    axes = Axes(batch_size=64, strategy="hsdp", world_size=8, shard_size=2, tensor_parallel=2)
+    mesh = ParallelMesh.from_axes(axes, Ranks(rank=5, local_rank=5, world_size=8), CPU)
+    assert mesh.dp_device_mesh().mesh.tolist() == [[1, 3], [5, 7]]
+    assert mesh.tp_device_mesh().mesh.tolist() == [4, 5]
 
 
 def test_a_global_batch_is_shared_out_over_ranks_and_micro_steps() -> None:
