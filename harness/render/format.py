@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.spec.axes import AXES, DEFAULTS
-from harness.spec.cell import short_axis
+from harness.spec.cell import LABEL_AXES, short_axis
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
@@ -279,11 +279,11 @@ def axis_value(value: Any) -> str:
 
 
 def axis_level(axis: str, value: Any) -> str:
-    """Return a value that can stand without its axis: `bf16`, but `num_workers=2`.
+    """Return a value that can stand without its axis, as in the label of a cell: `bf16`.
 
-    Those of environment variables and settings have the name, as in `NCCL_ALGO=Ring`.
+    All others have the name: `num_workers=2`, `stack=new`, `NCCL_ALGO=Ring`.
     """
-    if isinstance(value, str) and axis in AXES:
+    if isinstance(value, str) and axis in LABEL_AXES:
         return value
     return f"{short_axis(axis)}={axis_value(value)}"
 

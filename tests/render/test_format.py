@@ -78,6 +78,7 @@ def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
     levels = {"precision": "bf16", "num_workers": 2}
     assert fmt.axis_levels(levels) == "precision=bf16 with num_workers=2"
     assert fmt.short_axis_levels(levels) == "bf16 with num_workers=2"
+    assert fmt.short_axis_levels({"stack": "new", "cache": "cold"}) == "stack=new with cache=cold"
 
 
 def test_a_cells_name_spells_axes_as_its_label_does() -> None:
