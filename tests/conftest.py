@@ -135,7 +135,7 @@ def shared_host() -> Iterator[None]:
 def room_for_forkservers() -> Iterator[None]:
     """Let those of all tests stay: one that makes room for another would load torch again."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(kept_forkserver, "MAX_SERVERS", 12)
+        monkeypatch.setattr(kept_forkserver, "FEWEST_SERVERS", 12)
         yield
 
 

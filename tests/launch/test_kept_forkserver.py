@@ -284,6 +284,7 @@ def test_forkservers_take_an_eighth_of_the_memory(
 ) -> None:
     """Of the machine, or of the control group; four are kept in any case."""
     memory = Mock(total=gibibytes << 30)
+    monkeypatch.setattr(kept_forkserver, "FEWEST_SERVERS", 4)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     limit_bytes = None if limit is None else limit << 30
     monkeypatch.setattr(kept_forkserver, "memory_limit", lambda: limit_bytes)
