@@ -21,6 +21,7 @@ COLUMNS: list[list[dict[str, Any]]] = [
     [{"options.hidden": [64]}, {"options.hidden": [8]}],
 ]
 EXPANSION = Expansion({"batch_size": 64, "env.B": "0"}, COLUMNS, ["OMP_DYNAMIC", "B", "C"])
+POINTS = sum(1 for _ in EXPANSION)
 
 
 def test_a_point_has_a_value_of_every_axis() -> None:
@@ -33,9 +34,6 @@ def test_a_point_has_a_value_of_every_axis() -> None:
     expected = Axes(batch_size=12, strategy="fsdp2", world_size=2, lr=0.5, comm_hook="bf16")
     assert list(last.items()) == list(expected.values.items())
     assert points[-1].axes == expected
-
-
-POINTS = sum(1 for _ in EXPANSION)
 
 
 def count_calls(function: Callable[[Point], Any]) -> int:
