@@ -95,7 +95,7 @@ class Configuration:
     nodes: tuple[str, ...] = ("n1", "n2")
     cpus: int = 4  # of a node; those that the machine does not have are shared
     accounting: bool = False  # slurmdbd on MariaDB
-    grace: int = 15  # seconds that a preempted job has to end
+    grace: int = 45  # seconds that a preempted job has to end
     requeue_delay: int = 5  # seconds that a requeued job waits: the lifetime of Slurm's credentials
     node_timeout: int = 12  # seconds after which a silent node is down
     password: str = field(default_factory=secrets.token_hex)  # slurmdbd's, for the database
