@@ -23,6 +23,7 @@ from harness.gate.paired import (
     Budget,
     PairSample,
     StartPair,
+    refuse_misreports,
     sample_pair,
     uncounted_steps,
     warm_up,
@@ -69,6 +70,8 @@ def classify(
             sample = _sample_against(end, cell, start_pair, budget.seconds_per_pair, rng)
             samples[end].append(sample)
             spent += sample.seconds
+            if len(samples[end]) >= FEWEST_VALUES or spent >= budget.seconds:
+                refuse_misreports(samples[end])
         distances = _distances(samples, by_whole_turns=by_whole_turns)
         lows, highs = confidence_sequence(np.asarray(distances), budget.alpha)
         is_certain = len(distances) >= FEWEST_VALUES and bool(lows[-1] > 0 or highs[-1] < 0)

@@ -111,12 +111,12 @@ def nondeterminism_notes(record: Record) -> list[str]:
     return [f"may vary between runs: {note}" for note in record.ranks.across.may_vary]
 
 
-STOP_REASONS = {"patience": "by patience", "goal": "at the goal", "length": "at full length"}
+STOP_COUNTS = {"patience": "by patience", "goal": "at the goal", "length": "at full length"}
 
 
 def stop_counts(summary: StopSummary) -> str:
     """Return how many trials ended why, and the epochs until the goal if any reached it."""
-    reasons = counts(STOP_REASONS[reason] for reason in summary.reasons.elements())
+    reasons = counts(STOP_COUNTS[reason] for reason in summary.reasons.elements())
     if summary.epochs_to_goal is None:
         return reasons
     return f"{reasons} after {summary.epochs_to_goal:.3g} epochs"

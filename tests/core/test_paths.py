@@ -44,7 +44,7 @@ def test_a_command_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, code: int
     def fail(**arguments: object) -> None:
         raise OSError(code, os.strerror(code), ".sweep.json.x", None, "results/sweep.json")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_tree", lambda: fail)
     result = harness("run", "quickstart")
     assert result.code == 1
     assert result.err.count("\n") == 1
@@ -55,7 +55,7 @@ def test_a_limit_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(**arguments: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_tree", lambda: fail)
     result = harness("run", "quickstart")
     assert result.code == 1
     assert result.err.startswith("harness: the system gives no more processes: Resource ")
@@ -65,6 +65,6 @@ def test_any_other_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.M
     def fail(**arguments: object) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_tree", lambda: fail)
     with pytest.raises(OSError, match="Bad file descriptor"):
         harness("run", "quickstart")

@@ -235,6 +235,20 @@ def test_a_rank_that_reports_next_to_nothing_fails_by_name() -> None:
         measured(machine)
 
 
+class DisturbedAtFirst(Simulated):
+    """Other programs take the core in all turns of side b's first pair, which nobody counts."""
+
+    def train(self, steps: int) -> Turn:
+        seconds = self.machine.take(steps, self.factor)
+        disturbed = self.key == "b" and len(self.machine.drawn) == 1
+        return report(seconds, hidden=0.5 * disturbed)
+
+
+def test_a_pair_that_was_disturbed_makes_nobody_a_liar() -> None:
+    machine = Machine(rng=np.random.default_rng(7), kind=DisturbedAtFirst)
+    assert measured(machine, seconds=20.0).pairs > 1
+
+
 class Disturbed(Simulated):
     """Other programs take a core: every other turn lasts far longer, which the kernel counts."""
 
