@@ -22,7 +22,7 @@ from tests.support.running import RecordCollector
 
 pytestmark = pytest.mark.distributed
 
-STEP_SECONDS = 0.3  # instead of 0.5: attempts that another program disturbs cost less
+STEP_SECONDS = 0.2  # instead of 0.5: attempts that another program disturbs cost less
 WORLD_SIZES = (1, 4)
 
 

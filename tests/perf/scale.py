@@ -31,6 +31,7 @@ from tests.factories import make_cell, make_record, write_spec_of
 SEEDS = 5
 SHAPES = [(8, 10_000), (64, 10_000), (1024, 10_000)]  # ranks and steps of a trial
 COMMANDS = {
+    "first command": ("status", "scale"),  # which reads every record and keeps the headers
     "status": ("status", "scale"),
     "show": ("show", "scale"),
     "compare": ("compare", "scale", "--by", "precision"),
