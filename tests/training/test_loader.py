@@ -113,7 +113,7 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Monk
 # torch's handler of SIGCHLD raises wherever Python is just then, in a finalizer too.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_worker_that_is_killed_leaves_no_file(
+def test_a_worker_that_is_killed_leaves_no_folder_of_a_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # forked workers inherit it
@@ -127,4 +127,5 @@ def test_a_worker_that_is_killed_leaves_no_file(
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         for _ in batches:
             pass
-    assert list(tmp_path.iterdir()) == []
+    # Other threads of the tests' process may have temporary files of their own there.
+    assert list(tmp_path.glob("pymp-*")) == []
