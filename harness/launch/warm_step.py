@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.core.processes import end_process_group
+from harness.core.processes import end_process_group, wait_for_exit
 from harness.launch import controller
 from harness.launch.forkserver import TORCH
 from harness.launch.launcher import modules_to_preload
@@ -215,17 +215,9 @@ class StepTrial:
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status; raises TimeoutExpired if a rank still runs after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            exit_code = self.poll()
-            if exit_code is not None:
-                return exit_code
-            remaining = None
-            if deadline is not None and timeout is not None:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise subprocess.TimeoutExpired("a trial of a warm step", timeout)
-            self.step.wait_for_output(remaining)
+        return wait_for_exit(
+            "a trial of a warm step", self.poll, self.step.wait_for_output, timeout
+        )
 
     def send_signal(self, sig: int) -> None:
         """Send srun a signal, which it passes on to all tasks, if a rank still runs."""

@@ -145,6 +145,7 @@ def test_torchrun_and_its_ranks_end_with_a_starter_that_is_killed(
         wait_until(lambda: len(processes_below(tmp_path)) >= victims, every=0.01)
         starter.kill()
     wait_until(lambda: processes_below(tmp_path) == [], 2)
+    assert processes_below(tmp_path) == []
 
 
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
