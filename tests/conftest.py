@@ -34,8 +34,15 @@ WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs te
 PID_FILE = "pid"  # of the process that all others of a run belong to
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
-# Files without such a mark that take more than half a minute, by the beginnings of their names.
-LONG_FILES = ("tests/tracking/test_tracking", "tests/tracking/test_ui", "tests/training/test_inter")
+# Files without such a mark that compute for long, or wait for long, by the beginnings of their names.
+LONG_FILES = (
+    "tests/tracking/test_tracking",
+    "tests/tracking/test_ui",
+    "tests/training/test_inter",
+    "tests/training/test_turns",
+    "tests/launch/test_kept_forkserver",
+    "tests/launch/test_forkserver",
+)
 
 
 def pytest_configure() -> None:
