@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -51,12 +52,23 @@ class TensorSamples:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the samples at `indices`, on the device that the tensors are on."""
-        rows = torch.as_tensor(indices, device=self.tensors[0].device)
-        return tuple(tensor[rows] for tensor in self.tensors)
+        rows = torch.from_numpy(np.asarray(indices, dtype=np.int64)).to(self.tensors[0].device)
+        return tuple(_take_rows(tensor, rows) for tensor in self.tensors)
 
     def to(self, device: torch.device) -> TensorSamples:
         """Return the same samples on `device`."""
         return TensorSamples(tuple(tensor.to(device) for tensor in self.tensors))
+
+
+def _take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return some rows of a tensor, in its own layout.
+
+    On CPUs, `index_select` copies whole rows, in a fifth of the time of `tensor[rows]`. It takes no
+    unsigned numbers without a second dimension, and forgets channels-last.
+    """
+    if tensor.is_cpu and tensor.ndim > 1 and tensor.is_contiguous():
+        return tensor.index_select(0, rows)
+    return tensor[rows]
 
 
 class StreamSamples:
