@@ -1,5 +1,6 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
-# make bench: what the harness itself costs, in about seven minutes; nothing else should run meanwhile.
+# make bench: what the harness costs and saves beside what a user would pick instead, in about ten minutes; nothing else
+# should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
@@ -21,6 +22,7 @@ FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 DEVICE ?= cuda
+BENCH_PACKAGES := build/bench/packages
 
 .PHONY: demo test test-together test-alone fuzz campaign mutants bench bench-scale bench-gate bench-parallel gpu setup setup-test \
 	system-packages lint clean
@@ -64,15 +66,17 @@ mutants: setup-test
 		--resumes $$(($(MUTANTS) / 2))
 
 bench: setup-test
-	@echo "==> The training loop beside the same loop written bare, one rank and two"
-	@$(BIN)/python -m tests.perf.overhead
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 -m tests.perf.overhead
-	@echo "==> Fingerprints beside the speed of memory and a step of DistilBERT"
-	@$(BIN)/python -m tests.perf.fingerprints
-	@echo "==> The start of the command line"
-	@$(BIN)/python -m tests.perf.startup
-	@echo "==> A sweep of 48 short trials beside a bare script under torchrun for each of them"
-	@$(BIN)/python -m tests.perf.launcher
+	@$(MAKE) --no-print-directory $(BENCH_PACKAGES)/.installed || \
+		echo "==> accelerate and Lightning Fabric can't be installed, so their loops are left out"
+	@$(BIN)/python -m tests.perf.bench $(if $(QUICK),--quick)
+
+# In a folder of their own: transformers would load accelerate wherever it is. All else that they need is there.
+$(BENCH_PACKAGES)/.installed: constraints.txt
+	@echo "==> Installing accelerate and Lightning Fabric into $(BENCH_PACKAGES)"
+	@rm -rf $(BENCH_PACKAGES)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
+		--target $(BENCH_PACKAGES) accelerate lightning-fabric lightning-utilities
+	@touch $@
 
 bench-scale: setup-test
 	@$(BIN)/python -m tests.perf.scale

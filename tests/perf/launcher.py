@@ -2,9 +2,9 @@
 
     python -m tests.perf.launcher                  48 cells of two ranks and 20 steps
 
-The sweep runs twice as `harness run`, the second time from the forkserver that the first one left.
-Between the two, a bare script of the same training runs a few times under torchrun, which is what
-each cell would take by itself.
+The sweep runs several times as `harness run`, each but the first from the forkserver that the one
+before has left. After each run, a bare script of the same training runs a few times under torchrun,
+which is what each cell would take by itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from harness.core.paths import Results
 from harness.records.environment import describe_hardware
 from harness.records.files import read_record
 from harness.records.record import Record
+from tests.perf.comparison import compare, leave_rows, markdown_table
 from tests.support.running import local_profile
 from tests.support.sweeps import write
 
 BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
+CELLS = 48
 STEPS = 20
 RANKS = 2
+GOAL = 15.0  # times as fast as the script for each of `CELLS`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,56 +107,52 @@ def time_script(rate: float) -> float:
     return time.perf_counter() - start
 
 
-def show(
-    console: Console, runs: dict[str, Run], script_seconds: Sequence[float], cells: int
-) -> None:
-    """Print a column for each run, and how many times as long the script takes for all cells."""
-    table = Table("seconds", *runs, box=None)
-    columns = [run.phases() for run in runs.values()]
+def show(runs: Sequence[Run]) -> None:
+    """Print a column for each run, of the seconds that its parts took."""
+    titles = [f"run {number}" for number in range(1, len(runs) + 1)]
+    table = Table("seconds", *titles, box=None)
+    columns = [run.phases() for run in runs]
     for name in columns[0]:
         table.add_row(name, *(f"{column.get(name, 0.0):.2f}" for column in columns))
-    table.add_row("in all", *(f"{run.seconds:.1f}" for run in runs.values()))
-    table.add_row("CPU time", *(f"{run.cpu_seconds:.1f}" for run in runs.values()))
-    console.print(table)
-    if not script_seconds:
-        return
-    typical = statistics.median(script_seconds)
-    console.print(
-        f"A bare script under torchrun takes {typical:.2f} s (median of {len(script_seconds)}),"
-        f" {cells} of them {cells * typical:.0f} s.",
-        highlight=False,
-    )
-    for name, run in runs.items():
-        console.print(f"{name}: {cells * typical / run.seconds:.1f} times as fast", highlight=False)
+    table.add_row("in all", *(f"{run.seconds:.1f}" for run in runs))
+    table.add_row("CPU time", *(f"{run.cpu_seconds:.1f}" for run in runs))
+    Console(soft_wrap=True).print(table)
 
 
 def parse_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.perf.launcher", description=__doc__)
-    parser.add_argument("--cells", type=int, default=48, help="of the sweep (default 48)")
-    parser.add_argument("--scripts", type=int, default=8, help="runs of the script (default 8)")
+    parser.add_argument("--cells", type=int, default=CELLS, help=f"of the sweep (default {CELLS})")
+    parser.add_argument("--runs", type=int, default=3, help="of the sweep (default 3)")
+    parser.add_argument(
+        "--scripts", type=int, default=4, help="runs of the script after each (default 4)"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Run both, and print what they took."""
     options = parse_options()
-    runs: dict[str, Run] = {}
-    script_seconds: list[float] = []
+    runs: list[Run] = []
+    script_seconds: list[float] = []  # of all cells, by the median of the scripts after each run
     with tempfile.TemporaryDirectory() as name:
-        for title in ("first run", "second run"):
-            folder = Path(name) / title.partition(" ")[0]
+        for number in range(options.runs):
+            folder = Path(name) / str(number)
             folder.mkdir()
-            runs[title] = run_sweep(folder, options.cells)
-            for number in range(options.scripts // 2):
-                script_seconds.append(time_script(1e-3 * (1 + number)))
-    console = Console(soft_wrap=True)
-    show(console, runs, script_seconds, options.cells)
-    console.print(
-        f"{options.cells} cells of {RANKS} ranks and {STEPS} steps on {os.cpu_count()} cores of"
-        f" {describe_hardware().cpu}, load {os.getloadavg()[0]:.1f}.",
-        highlight=False,
+            runs.append(run_sweep(folder, options.cells))
+            times = [time_script(1e-3 * (1 + script)) for script in range(options.scripts)]
+            script_seconds.append(options.cells * statistics.median(times))
+    row = compare(
+        f"{options.cells} cells of {RANKS} ranks and {STEPS} steps",
+        "a bare script under torchrun for each",
+        [run.seconds for run in runs],
+        script_seconds,
+        goal=GOAL if options.cells == CELLS else None,
     )
+    leave_rows([row])
+    show(runs)
+    print(f"\n{markdown_table([row])}")
+    print(f"On {os.cpu_count()} cores of {describe_hardware().cpu}, load {os.getloadavg()[0]:.1f}.")
 
 
 if __name__ == "__main__":

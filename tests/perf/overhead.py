@@ -1,50 +1,80 @@
-"""What the harness costs beside the same loop written bare.
+"""What the harness's loop costs beside the same loop written bare, and beside what users would pick.
 
     python -m tests.perf.overhead                            one rank
+    python -m tests.perf.overhead --threads 2 --workloads mlp
     torchrun --nproc-per-node 2 -m tests.perf.overhead       DDP
 
-The loops train in one process in turn, in windows of at least half a second, forth and back (ABC
-CBA), so that drift of the machine affects all alike. Each round gives one ratio. Harness and bare
-loop must compute the same losses to the bit, which proves that they did the same work.
+The loops train in one process in turn, forth and back, in turns of some hundredths of a second
+(`tests.perf.turns`), so that drift of the machine affects all alike. Each block gives one ratio.
+Harness and bare loop must compute the same losses to the bit, which proves that they did the same
+work. The telemetry's thread is not among what is measured; see `tests.perf.telemetry`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.training.ranks import Ranks, process_group
 from harness.training.worker import load_workload
-from tests.perf.loops import Bare, Harness, Loop, Textbook
-from tests.perf.race import CLOCKS, PLANNED_STEPS, Race, estimate_ratio
+from tests.perf.comparison import Comparison, compare, leave_rows, markdown_table
+from tests.perf.loops import Accelerate, Bare, Floor, Harness, LightningFabric, Loop, Textbook
+from tests.perf.race import PLANNED_STEPS
+from tests.perf.turns import PausedLoop, Times, take_turns
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 
 DATA = TOP.parent / "shared" / "data" / "mnist10k"
+BLOCKS = 24
+WORKLOADS = ("mlp", "cnn", "distilbert")
+HARNESS, BARE, TEXTBOOK = "harness", "bare loop", "textbook loop"
+ACCELERATE, FABRIC = "accelerate", "Lightning Fabric"
+FLOOR, WITHOUT_DDP = "its products and optimizer alone", "two ranks without DDP"
+# The workloads of which libraries train a loop too; steps of the other one are so long that none shows.
+WITH_LIBRARIES = ("mlp", "cnn")
+PACKAGES = {ACCELERATE: "accelerate", FABRIC: "lightning_fabric"}  # that loops need besides torch
+# The ratios that the loop should reach, and the lower ends of their intervals.
+BARE_GOAL = (0.98, 0.96)
+TEXTBOOK_GOALS = {1: 1.5, 2: 1.6}  # of the MLP, by threads
 
 
-def make_race(assignment: Assignment, folder: Path, ranks: Ranks, clock: str = "wall") -> Race:
-    """Return a race of the harness, the bare loop and, for a single rank, the textbook's loop."""
+def loop_makers(
+    assignment: Assignment, folder: Path, ranks: Ranks
+) -> dict[str, Callable[[], Loop]]:
+    """Return what makes each loop that there is for this training, by its name."""
     trial = assignment.trial
+    label = trial.cell.workload.label
+    load_anew = partial(load_workload, assignment)
     makers: dict[str, Callable[[], Loop]] = {
-        "harness": lambda: Harness(assignment, folder / trial.id, ranks),
-        "bare": lambda: Bare(trial, load_workload(assignment), ranks),
+        HARNESS: lambda: Harness(assignment, folder / trial.id, ranks),
+        BARE: lambda: Bare(trial, load_anew(), ranks),
     }
-    if ranks.world_size == 1:
-        makers["textbook"] = lambda: Textbook(trial, load_workload(assignment))
-    return Race(makers, CLOCKS[clock])
+    if ranks.world_size > 1:
+        makers[WITHOUT_DDP] = lambda: Bare(trial, load_anew(), ranks, shares_gradients=False)
+        return makers
+    makers[TEXTBOOK] = lambda: Textbook(trial, load_anew())
+    if label in WITH_LIBRARIES and _is_installed(ACCELERATE):
+        makers[ACCELERATE] = lambda: Accelerate(trial, load_anew())
+    if label in WITH_LIBRARIES and _is_installed(FABRIC):
+        makers[FABRIC] = lambda: LightningFabric(trial, load_anew())
+    if label == "mlp":
+        makers[FLOOR] = lambda: Floor(trial, load_anew())
+    return makers
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether the package of a loop is there."""
+    return importlib.util.find_spec(PACKAGES[name]) is not None
 
 
 def make_assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignment]:
@@ -75,30 +105,57 @@ def make_assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assi
     return assignments
 
 
-def measure(
-    assignment: Assignment, folder: Path, ranks: Ranks, windows: int, clock: str
-) -> list[str]:
-    """Return a row of the table.
+def check_same_losses(loops: Mapping[str, PausedLoop]) -> None:
+    """Raise RuntimeError unless harness and bare loop computed the same losses.
 
-    Raises RuntimeError if harness and bare loop did not compute the same losses.
+    The harness has those of segments that have ended, so both train on until one has.
     """
+    harness, bare = loops[HARNESS], loops[BARE]
+    while not harness.loop.losses:
+        harness.train(1)
+        bare.train(1)
+    losses = harness.loop.losses
+    if losses != bare.loop.losses[: len(losses)]:
+        raise RuntimeError("harness and bare loop computed other losses")
+
+
+def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int) -> list[Comparison]:
+    """Return the rows of a workload, of the harness beside each other loop."""
+
+    def make_loops(block: int) -> dict[str, Callable[[], Loop]]:
+        return loop_makers(assignment, folder / str(block), ranks)
+
+    times = take_turns(make_loops, blocks, check_same_losses)
+    rows = []
+    for name in times.wall:
+        if name != HARNESS:
+            rows.append(_compare_with(name, assignment, ranks, times))
+    return rows
+
+
+def _compare_with(name: str, assignment: Assignment, ranks: Ranks, times: Times) -> Comparison:
+    """Return the row of the harness beside another loop."""
     cell = assignment.trial.cell
-    race = make_race(assignment, folder, ranks, clock)
-    steps = race.run(windows)
-    if list(race.loops["harness"].losses) != list(race.loops["bare"].losses):
-        raise RuntimeError(f"{cell.workload.label}: harness and bare loop computed other losses")
-    harness_seconds = race.seconds["harness"]
-    samples = steps * cell.axes.batch_size
-    textbook = ""
-    if "textbook" in race.seconds:
-        textbook = str(estimate_ratio(harness_seconds, race.seconds["textbook"]))
-    return [
-        f"{cell.workload.label} ×{ranks.world_size}",
-        str(steps),
-        f"{samples / float(np.median(harness_seconds)):,.0f}",
-        str(estimate_ratio(harness_seconds, race.seconds["bare"])),
-        textbook,
-    ]
+    label, threads = cell.workload.label, torch.get_num_threads()
+    what = f"{label}, {threads} thread{'s' if threads > 1 else ''}"
+    if ranks.world_size > 1:
+        what = f"{label}, {ranks.world_size} ranks of DDP"
+    goal = goal_low = None
+    if name == BARE and ranks.world_size == 1 and threads == 1:
+        goal, goal_low = BARE_GOAL
+    if name == TEXTBOOK and label == "mlp":
+        goal = TEXTBOOK_GOALS.get(threads)
+    return compare(
+        what,
+        name,
+        times.wall[HARNESS],
+        times.wall[name],
+        work=times.steps * cell.axes.batch_size,
+        unit="samples/s",
+        cpu=(times.cpu[HARNESS], times.cpu[name]),
+        goal=goal,
+        goal_low=goal_low,
+    )
 
 
 def parse_options() -> argparse.Namespace:
@@ -108,13 +165,11 @@ def parse_options() -> argparse.Namespace:
         "--data", type=Path, default=DATA if DATA.is_dir() else None, help="a folder of IDX files"
     )
     parser.add_argument(
-        "--windows", type=int, default=20, help="of each loop for each workload (default 20)"
+        "--blocks", type=int, default=BLOCKS, help=f"of all loops in turn (default {BLOCKS})"
     )
+    parser.add_argument("--threads", type=int, default=1, help="of each rank (default 1)")
     parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default="wall",
-        help="cpu where others use the machine (default wall)",
+        "--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="(default: all)"
     )
     return parser.parse_args()
 
@@ -122,38 +177,37 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Print the table."""
     options = parse_options()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     ranks = Ranks.from_environment()
     needs_group = ranks.world_size > 1
-    table = Table(
-        "workload", "steps", "samples/s", "harness : bare", "harness : textbook", box=None
-    )
+    rows: list[Comparison] = []
     with (
         tempfile.TemporaryDirectory() as name,
         process_group(ranks, torch.device("cpu"), needed=needs_group, timeout=600),
     ):
         folder = Path(name)
         for assignment in make_assignments(folder, options.data, ranks):
-            table.add_row(*measure(assignment, folder, ranks, options.windows, options.clock))
-            gc.collect()
+            if assignment.trial.cell.workload.label in options.workloads:
+                rows += measure(assignment, folder, ranks, options.blocks)
     if ranks.is_rank_0:
-        console = Console(soft_wrap=True)
-        console.print(table)
-        console.print(describe_conditions(options), highlight=False)
+        leave_rows(rows)
+        print(f"{markdown_table(rows)}\n{describe_conditions(options)}")
 
 
 def describe_conditions(options: argparse.Namespace) -> str:
     """Return what the figures depend on, for those who read them later."""
     images = options.data.name if options.data else "digits"
-    cpu, load_average = describe_hardware().cpu, os.getloadavg()[0]
-    return (
-        f"{options.windows} windows of so many steps for each loop, one thread per rank;"
-        f" samples/s: the harness's median;\n"
-        f"ratios of samples/s ({options.clock} time) are geometric means"
-        f" with 95% intervals over the paired windows.\n"
-        f"Images of {images}. torch {torch.__version__} on {os.cpu_count()} cores of {cpu},"
-        f" load {load_average:.1f}."
-    )
+    lines = [
+        f"Ratios are geometric means over {options.blocks} blocks, values are medians."
+        f" Images of {images}. torch {torch.__version__} on {os.cpu_count()} cores of"
+        f" {describe_hardware().cpu}, load {os.getloadavg()[0]:.1f}."
+    ]
+    for name in PACKAGES:
+        if not _is_installed(name):
+            lines.append(
+                f"{name} is not installed, so its loop is left out; make bench installs it."
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -106,10 +106,12 @@ class Watch:
         )
 
 
-def write_results(name: str, figures: Mapping[str, Any], conditions: Conditions) -> Path:
-    """Write `results/bench/NAME.json` and return its path."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{name}.json"
+def write_results(
+    name: str, figures: Mapping[str, Any], conditions: Conditions, *, folder: Path = FOLDER
+) -> Path:
+    """Write `results/bench/NAME.json`, or in another folder, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     content = {**figures, "conditions": asdict(conditions)}
     text = json.dumps(content, indent=2)
     path.write_text(f"{text}\n", encoding="utf-8")

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.perf.overhead import make_assignments, make_race
+from tests.perf import turns
+from tests.perf.comparison import compare
+from tests.perf.loops import Loop
+from tests.perf.overhead import (
+    BARE,
+    FLOOR,
+    HARNESS,
+    TEXTBOOK,
+    check_same_losses,
+    loop_makers,
+    make_assignments,
+)
 from tests.perf.race import estimate_ratio
+from tests.perf.turns import PausedLoop, take_turns
 from tests.support.training import SINGLE_RANK
 
 
@@ -29,15 +41,44 @@ def test_harness_and_bare_loop_compute_the_same_bits_in_turn(
     tmp_path: Path, workload: int, steps: int
 ) -> None:
     assignment = make_assignments(tmp_path, None, SINGLE_RANK)[workload]
-    race = make_race(assignment, tmp_path, SINGLE_RANK)
-    for window in (2, 1, steps):  # an epoch has 23
-        for name in ("harness", "bare", "textbook"):
-            race.train(name, window)
-    losses = {name: loop.losses for name, loop in race.loops.items()}
-    assert len(losses["harness"]) == 3 + steps
-    assert losses["harness"] == losses["bare"]
-    assert len(losses["textbook"]) == len(losses["bare"])
-    assert losses["textbook"] != losses["bare"]  # it has an order of its own
+    makers = loop_makers(assignment, tmp_path, SINGLE_RANK)
+    loops = {name: PausedLoop(makers[name]) for name in (HARNESS, BARE, TEXTBOOK)}
+    for turn in (2, 1, steps):  # an epoch has 23
+        for loop in loops.values():
+            loop.train(turn)
+    check_same_losses(loops)
+    losses = {name: paused.loop.losses for name, paused in loops.items()}
+    assert len(losses[BARE]) >= 3 + steps
+    assert len(losses[TEXTBOOK]) == 3 + steps
+    assert losses[TEXTBOOK] != losses[BARE][: 3 + steps]  # it has an order of its own
+    with pytest.raises(RuntimeError, match=r"^harness and bare loop computed other losses$"):
+        check_same_losses({HARNESS: loops[TEXTBOOK], BARE: loops[BARE]})
+    for loop in loops.values():
+        loop.end()
+
+
+def test_turns_give_every_loop_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.001)
+    assignment = make_assignments(tmp_path, None, SINGLE_RANK)[0]
+
+    def make_loops(block: int) -> dict[str, Callable[[], Loop]]:
+        makers = loop_makers(assignment, tmp_path / str(block), SINGLE_RANK)
+        return {name: makers[name] for name in (HARNESS, BARE, FLOOR)}
+
+    checked: list[int] = []
+
+    def check(loops: object) -> None:
+        assert isinstance(loops, dict)
+        checked.append(len(loops[BARE].loop.losses))
+        check_same_losses(loops)
+
+    times = take_turns(make_loops, 2, check)
+    assert list(times.wall) == list(times.cpu) == [HARNESS, BARE, FLOOR]
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in times.wall.values())
+    assert checked == [turns.WARMUP_STEPS + times.steps] * 2
+    assert min(times.wall[BARE]) > min(times.wall[FLOOR])
 
 
 def test_the_ratio_of_known_times() -> None:
@@ -47,3 +88,25 @@ def test_the_ratio_of_known_times() -> None:
     assert ratio.low < 0.5 < ratio.high
     assert ratio.high - ratio.low < 0.005
     assert ratio.low <= ratio.mean <= ratio.high
+
+
+@pytest.mark.parametrize(
+    ("seconds", "goal", "goal_low", "is_met"),
+    [
+        ([1.0, 1.0], 2.0, None, True),
+        ([1.0, 1.1], 2.0, None, False),  # 1.9 times as fast
+        ([0.8, 1.2], 1.9, 1.9, False),  # the mean reaches it, the interval does not
+        ([1.0, 1.0], None, None, None),
+    ],
+)
+def test_a_goal_is_met_by_the_mean_and_by_the_lower_bound(
+    seconds: list[float], goal: float | None, goal_low: float | None, is_met: bool | None
+) -> None:
+    row = compare("it", "that", seconds, [2.0, 2.0], goal=goal, goal_low=goal_low)
+    assert row.is_met is is_met
+    assert (row.ours, row.theirs, row.count) == (sum(seconds) / 2, 2.0, 2)
+    assert compare("it", "that", [2.0], [4.0], work=8, unit="samples/s").cells()[1:4] == [
+        "4.00 samples/s",
+        "2.00 samples/s",
+        "that",
+    ]
