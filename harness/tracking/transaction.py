@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class LocalTransaction(Transaction):
         self.connection = store.engine.connect()
         self.begun = 0.0  # on the monotonic clock
         self._session: Session | None = None  # of the call that is under way
+        # Whenever it creates a run, MLflow reads the experiment with its tags.
+        self._get_experiment = lru_cache(maxsize=1)(store.get_experiment)
 
     def __enter__(self) -> LocalTransaction:
         """Begin the first transaction, and have the store's sessions join it."""
@@ -54,11 +57,13 @@ class LocalTransaction(Transaction):
         self._begin()
         self._replaced = self.store.ManagedSessionMaker
         self.store.ManagedSessionMaker = self._join
+        vars(self.store)["get_experiment"] = self._get_experiment  # before the class's own
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, or undo what was written since the last checkpoint if the block has raised."""
         self.store.ManagedSessionMaker = self._replaced
+        del vars(self.store)["get_experiment"]
         with self.connection:
             if kind is None:  # otherwise closing the connection rolls back
                 self.connection.commit()
@@ -67,6 +72,7 @@ class LocalTransaction(Transaction):
         """Commit a transaction that has taken MAX_SECONDS, and begin the next one."""
         if time.monotonic() - self.begun > MAX_SECONDS:
             self.connection.commit()
+            self._get_experiment.cache_clear()  # others may have changed it
             self._begin()
 
     def _begin(self) -> None:
@@ -80,13 +86,14 @@ class LocalTransaction(Transaction):
 
         A call of which this one is a part shares its session, so that runs are not read again.
         """
-        from sqlalchemy.orm import Session
+        # Only now, because it imports MLflow.
+        from harness.tracking.row_session import RowSession
 
         if self._session is not None:
             yield self._session
             self._session.flush()
             return
-        session = Session(
+        session = RowSession(
             self.connection, join_transaction_mode="create_savepoint", expire_on_commit=False
         )
         with session:
