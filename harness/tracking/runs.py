@@ -11,8 +11,10 @@ import getpass
 import hashlib
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +52,7 @@ from harness.tracking.error_bars import error_bars
 from harness.tracking.exports import collect_export, export_metrics
 from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
 from harness.tracking.markdown import headline, leader_board, picture
+from harness.tracking.pace import pace_of_cells
 from harness.tracking.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -150,6 +153,9 @@ class SweepRuns:
         self.knows_all = False  # whether `existing` has the runs of all cells
         self.knows_sweep = False  # otherwise, whether it has those of the sweep,
         self.known_cells: set[str] = set()  # and the cells whose runs it has
+        # Cells whose runs lack what their last trials have brought, in that order.
+        self.stale_cells: dict[str, None] = {}
+        self.pace_of_cells = pace_of_cells()
 
     def find_existing(self, cells: set[str] | None) -> None:
         """Ask MLflow for the runs that it has: of all cells (None), or at least of `cells`.
@@ -186,12 +192,16 @@ class SweepRuns:
         chosen: Sequence[TrialOutline],
         records: Mapping[str, Record],
         writes: Transaction,
+        *,
+        in_passing: bool,
     ) -> tuple[str, int]:
         """Bring the runs of the chosen trials, of their cells and of the sweep up to date.
 
         `spec` is the content of sweep.json. `outlines` are those of all trials on disk. `records`
         are records by trial that need not be read again. What is done may be made durable at each
-        checkpoint of `writes`. Returns the id of the sweep's run, and how many trials were written.
+        checkpoint of `writes`. A delivery that is made `in_passing` leaves cells as they are that
+        MLflow has already, until their pace allows it. Returns the id of the sweep's run, and how
+        many trials were written.
 
         The order matters to whoever looks on: a parent is there before its children.
         """
@@ -199,21 +209,54 @@ class SweepRuns:
         result = result_of(self.sweep, self.spec, outlines)
         sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, result), None)
         self._update_spec(sweep_run)
-        parity = read_parity(self.folder)
-        if parity is not None:
-            parity = with_seeds(parity, join([outline.result for outline in outlines]))
-        search = read_search(self.folder)
-        bars = _error_bars(result)
         self.headline = UNFINISHED
         if result is not None:
             self.headline = self._clean(headline(result, sweep_run.id, VALUE_LENGTH))
         # The last trial of a sweep brings the verdicts on all cells.
         changed = outlines if result else chosen
-        by_cell = _by_cell(outlines, dict.fromkeys(outline.cell_id for outline in changed))
+        changed_cells = dict.fromkeys(outline.cell_id for outline in changed)
+        self.stale_cells |= changed_cells
+        updates_cells = not in_passing or result is not None or self.pace_of_cells.is_due()
+        by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
+        self._update_cells(by_cell, outlines, result, sweep_run, writes, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
+        for cell_outlines in by_cell.values():
+            written += self._update_trials(cell_outlines, chosen_trials, records, writes)
+        if result is not None:
+            self._update_boards(result, sweep_run)
+            self._update_confusions(result, by_cell)
+            self._update_table(outlines, sweep_run)
+        return sweep_run.id, written
+
+    def _update_cells(
+        self,
+        by_cell: Mapping[str, Sequence[TrialOutline]],
+        outlines: Sequence[TrialOutline],
+        result: SweepResult | None,
+        sweep_run: KnownRun,
+        writes: Transaction,
+        *,
+        only_new: bool,
+    ) -> None:
+        """Bring the runs of cells up to date, or only create those that MLflow has not (`only_new`).
+
+        `by_cell` are the outlines of their trials, `outlines` those of all trials.
+        """
+        updated = by_cell
+        if only_new:
+            updated = {id_: by_cell[id_] for id_ in by_cell if len(self.existing["cell", id_]) != 1}
+        if not updated:
+            return
+        began = time.monotonic()
+        parity = read_parity(self.folder)
+        if parity is not None:
+            parity = with_seeds(parity, join([outline.result for outline in outlines]))
+        search = read_search(self.folder)
+        bars = _error_bars(result)
         planned_by_cell = _planned_by_cell(self.spec.get("trials", ()))
-        for cell_id, cell_outlines in by_cell.items():
+        for cell_id, cell_outlines in updated.items():
+            cell = cell_outlines[0].cell
             contents = cell_contents(
                 cell_outlines,
                 planned=planned_by_cell[cell_id],
@@ -221,23 +264,14 @@ class SweepRuns:
                 parity=parity,
                 search=search,
                 error_bar=bars.get(cell_id),
-                picture=picture(cell_outlines[0].cell.workload.label, sweep_run.id),
+                picture=picture(cell.workload.label, sweep_run.id),
             )
             cell_run = self._update(contents, sweep_run.id)
-            self._update_rates(search, cell_outlines[0].cell, cell_run)
+            self._update_rates(search, cell, cell_run)
+            self.stale_cells.pop(cell_id, None)
             writes.checkpoint()
-            for outline in self._find_incomplete(cell_outlines, cell_run, chosen_trials):
-                self._write_trial(outline, cell_run, records.get(outline.trial))
-                written += 1
-                writes.checkpoint()
-            for outline in cell_outlines:
-                if outline.trial in chosen_trials:
-                    self._update_export(outline.trial)
-        if result is not None:
-            self._update_boards(result, sweep_run)
-            self._update_confusions(result, by_cell)
-            self._update_table(outlines, sweep_run)
-        return sweep_run.id, written
+        if not only_new:
+            self.pace_of_cells.add(time.monotonic() - began)
 
     def _update_boards(self, result: SweepResult, sweep_run: KnownRun) -> None:
         """Attach the picture of each workload's leader board to the sweep's run.
@@ -329,6 +363,47 @@ class SweepRuns:
     def _store_file(self, run: KnownRun, path: Path, folder: str | None = None) -> None:
         """Store a file with a run, in a folder of its artifacts; an older one is replaced."""
         self.client.log_artifact(run.id, str(path), folder)
+
+    def _update_trials(
+        self,
+        outlines: Sequence[TrialOutline],
+        chosen_trials: set[str],
+        records: Mapping[str, Record],
+        writes: Transaction,
+    ) -> int:
+        """Write those of a cell's chosen trials that have no complete run; return how many.
+
+        Their exports are brought up to date too. `outlines` are those of all trials of the cell.
+        """
+        (cell_run,) = self.existing["cell", outlines[0].cell_id]
+        incomplete = self._find_incomplete(outlines, cell_run, chosen_trials)
+        for outline in incomplete:
+            self._write_trial(outline, cell_run, records.get(outline.trial))
+            writes.checkpoint()
+        for outline in outlines:
+            if outline.trial in chosen_trials:
+                self._update_export(outline.trial)
+        return len(incomplete)
+
+    @contextmanager
+    def _artifact_folder(self, run: KnownRun) -> Iterator[Path]:
+        """Yield an empty folder, whose files are those of a new run once the block has ended.
+
+        It is the run's own where MLflow keeps artifacts in a folder of this machine.
+        """
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+        from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+        # The client would ask for the run again to learn where its files belong.
+        files: Any = get_artifact_repository(run.artifact_uri, self.client.tracking_uri)
+        if isinstance(files, LocalArtifactRepository):
+            folder = Path(files.artifact_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            yield folder
+            return
+        with staging(self.folder.delivery_folder) as aside:
+            yield aside
+            files.log_artifacts(str(aside))
 
     def _set_tag(self, run: KnownRun, name: str, value: str) -> None:
         """Set a tag of a run."""
@@ -462,7 +537,6 @@ class SweepRuns:
         delivered is used if it is the one on disk, which may have been replaced meanwhile.
         """
         from mlflow.entities import Metric, Param, RunTag
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         trial_folder = self.folder.trial_folder(outline.trial)
         record = delivered_record
@@ -472,11 +546,8 @@ class SweepRuns:
         run = self._create(contents, cell_run.id, {RECORD_TAG: outline.digest})
         run_id = run.id
         self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
-        with staging(self.folder.delivery_folder) as aside:
-            collect_files(record, trial_folder, aside, self._clean)
-            # client.log_artifacts would ask for the run again to learn where its files belong.
-            files: Any = get_artifact_repository(run.artifact_uri, self.client.tracking_uri)
-            files.log_artifacts(str(aside))
+        with self._artifact_folder(run) as target:
+            collect_files(record, trial_folder, target, self._clean)
         params = []
         for name, value in contents.params.items():
             params.append(Param(name, self._clean(value)))

@@ -69,12 +69,21 @@ class Tracker:
         self._outlines: dict[Path, SweepOutlines] = {}  # and what the disk has
         self._last_delivery = 0  # when this process delivered last, as the lock file has it
 
-    def deliver(self, folder: SweepFolder, records: Sequence[Record] | None = None) -> Delivery:
+    def deliver(
+        self,
+        folder: SweepFolder,
+        records: Sequence[Record] | None = None,
+        *,
+        in_passing: bool = False,
+    ) -> Delivery:
         """Bring the runs of `records` up to date, with those of their cells and of the sweep.
 
         `records` None means all records in the folder, whatever was delivered before. Delivering
         again adds nothing; a delivery that was cut off is completed; a trial that has run again
         replaces its older run.
+
+        A sweep that runs delivers `in_passing`: what cells have come to then follows at a pace that
+        costs little time, and at the latest with the next delivery that is not in passing.
 
         Raises TrackerDown if MLflow does not take the delivery, BadInput for a record that cannot
         be read or a folder without any.
@@ -83,14 +92,16 @@ class Tracker:
             self._known.pop(folder.path, None)
         was_known = folder.path in self._known
         try:
-            return self._deliver(folder, records)
+            return self._deliver(folder, records, in_passing=in_passing)
         except TrackerDown:
             if not was_known:
                 raise
         # Somebody may have deleted a run that was remembered. Now MLflow is asked again.
-        return self._deliver(folder, records)
+        return self._deliver(folder, records, in_passing=in_passing)
 
-    def _deliver(self, folder: SweepFolder, records: Sequence[Record] | None) -> Delivery:
+    def _deliver(
+        self, folder: SweepFolder, records: Sequence[Record] | None, *, in_passing: bool
+    ) -> Delivery:
         """Deliver as `deliver` does, by what is remembered of the runs in MLflow if anything is."""
         with self._lock() as origin:
             spec = _read_spec(folder)
@@ -120,7 +131,9 @@ class Tracker:
                     cells = None
                 runs.find_existing(cells)
                 with transaction(client) as writes:
-                    run_id, delivered = runs.deliver(spec, outlines, chosen, by_trial, writes)
+                    run_id, delivered = runs.deliver(
+                        spec, outlines, chosen, by_trial, writes, in_passing=in_passing
+                    )
                     self._tag_experiment(client, experiment, runs, outlines)
             self._known[folder.path] = runs
         return Delivery(

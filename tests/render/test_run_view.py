@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Interruption, Ranks, Record
 from harness.render.format import interruption_note
-from harness.render.terminal.run import show_results, trial_line
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.run import RunView, show_results, trial_line
 from harness.spec.sweep import Sweep
+from harness.tracking.tracker import Delivery
 from tests.factories import make_record
 from tests.support.benchmarks import SEEDS, records
 from tests.support.sweeps import load
@@ -158,3 +162,58 @@ def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Resu
     note = "ended without a signal after step 8: 1.5 s lost"
     assert note in trial_line(record, folder, 1, 1)
     assert interruption_note(interruption) == note
+
+
+class RecordedDeliveries:
+    """A tracker that only notes what it is to deliver."""
+
+    def __init__(self) -> None:
+        self.seeds: list[list[int]] = []  # of each delivery's trials
+        self.in_passing: list[bool] = []
+
+    def deliver(
+        self, folder: SweepFolder, records: Sequence[Record], *, in_passing: bool
+    ) -> Delivery:
+        self.seeds.append([record.trial.seed for record in records])
+        self.in_passing.append(in_passing)
+        return Delivery(
+            delivered=len(records), already_delivered=0, experiment_id="1", run_id="2", seconds=0.01
+        )
+
+
+def test_short_trials_share_deliveries_and_wait_for_no_long_one(
+    sweep: Sweep, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tracker = RecordedDeliveries()
+    view = RunView(sweep, results, None, TerminalConsole(quiet=True))
+    monkeypatch.setattr(view, "tracker", tracker)
+    short, long = (records(cell) for cell in sweep.cells)
+    short = [replace(record, ended=record.started + 1) for record in short]
+    long = [replace(record, ended=record.started + 600) for record in long]
+    folder = results.sweep_folder(sweep.name)
+
+    def run(record: Record, seconds: float) -> None:
+        nonlocal now
+        view.on_trial_start(record.trial)
+        now += seconds
+        view.on_trial_end(record, folder.trial_folder(record.trial.id))
+
+    with view:
+        view.on_plan([record.trial for record in [*short, long[0]]], long[1:])
+        run(short[0], 1.0)
+        assert tracker.seeds == [[0]]
+        run(short[1], 1.0)
+        run(short[2], 1.0)
+        assert tracker.seeds == [[0]]
+        run(short[3], 3.0)  # five seconds after the last delivery
+        assert tracker.seeds == [[0], [1, 2, 3]]
+        run(short[4], 1.0)
+        view.on_trial_start(long[0].trial)  # as earlier ones of its cell have taken ten minutes
+        assert tracker.seeds == [[0], [1, 2, 3], [4]]
+        now += 600.0
+        view.on_trial_end(long[0], folder.trial_folder(long[0].trial.id))
+        assert tracker.in_passing == 3 * [True]  # not the last one, which brings the verdicts
+    assert tracker.seeds[3:] == [[0]]
+    assert tracker.in_passing[3:] == [False]

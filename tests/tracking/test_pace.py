@@ -11,7 +11,7 @@ from harness.core.paths import Results
 from harness.records.record import Record
 from harness.tracking import Tracker, runs
 from harness.tracking.connect import connect, quiet
-from harness.tracking.pace import MAX_SHARE, Pace
+from harness.tracking.pace import Pace
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import by_name
 
@@ -19,13 +19,14 @@ from tests.support.mlflow import by_name
 def test_deliveries_take_a_bounded_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = Pace()
+    pace = Pace(0.05, min_seconds=5.0, max_seconds=60.0)
     assert pace.is_due()
-    pace.add(0.4)
-    now += 0.4 / MAX_SHARE - 0.1
-    assert not pace.is_due()
-    now += 0.1
-    assert pace.is_due()
+    for seconds, wait in ((0.01, 5.0), (0.4, 8.0), (100.0, 60.0)):
+        pace.add(seconds)
+        now += wait - 0.1
+        assert not pace.is_due()
+        now += 0.1
+        assert pace.is_due()
 
 
 def later_records() -> list[Record]:
@@ -79,3 +80,36 @@ def test_what_mlflow_has_is_asked_once_and_again_where_somebody_changed_it(
     assert parents == {None, shown["demo"].info.run_id, *(
         shown[record.trial.cell.label].info.run_id for record in records[:2]
     )}  # fmt: skip
+
+
+def test_cells_follow_at_their_own_pace_until_a_delivery_that_is_not_in_passing(
+    results: Results,
+) -> None:
+    """A trial's run is there at once, below its cell's, whose means wait."""
+    folder = results.sweep_folder("demo")
+    records = later_records()
+    later = make_record(make_cell(batch_size=256), seed=0)
+    write_sweep(folder, records[:2], planned=[record.trial for record in [*records[2:], later]])
+    tracker = Tracker(results)
+
+    def trials_done(*numbers: int, in_passing: bool = True) -> list[float]:
+        """Deliver records by their numbers; return how many trials the runs of two cells show."""
+        for number in numbers:
+            write_trial(folder, records[number])
+        tracker.deliver(folder, [records[number] for number in numbers], in_passing=in_passing)
+        shown = by_name(tracker.uri, "demo")
+        assert len(shown) == 1 + 2 + len(folder.recorded_ids())
+        cells = [shown[record.trial.cell.label] for record in records[:2]]
+        return [cell.data.metrics["trials_done"] for cell in cells]
+
+    assert trials_done(0, 1) == [1, 1]  # their runs are new
+    (known,) = tracker._known.values()
+    known.pace_of_cells.due = float("inf")
+    assert trials_done(2, 3) == [1, 1]
+    assert trials_done(4) == [1, 1]
+    known.pace_of_cells.due = 0.0
+    assert trials_done(5) == [3, 3]  # both, and not only that of the last trial
+    known.pace_of_cells.due = float("inf")
+    records[0] = make_record(records[0].trial.cell, seed=7, started=1.8e9)
+    assert trials_done(0) == [3, 3]
+    assert trials_done(5, in_passing=False) == [4, 3]

@@ -33,7 +33,7 @@ COLORS = {"repeated": "green", "reproduced": "green", "inconclusive": "yellow"}
 class _Progress(RunView):
     """Shows trials as `harness run` does, and delivers none of them to MLflow."""
 
-    def deliver(self, records: Sequence[Record]) -> None:
+    def deliver(self, records: Sequence[Record], *, in_passing: bool = False) -> None:
         """Do nothing: a trial that ran again for its bits is no measurement."""
 
 

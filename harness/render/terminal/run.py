@@ -42,7 +42,7 @@ from harness.spec.cell import Trial
 from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep
 from harness.tracking import Tracker
-from harness.tracking.pace import Pace
+from harness.tracking.pace import MIN_SECONDS, pace_of_deliveries
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
 MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
@@ -67,7 +67,8 @@ class RunView:
         self.results = results
         self.console = console or TerminalConsole()
         self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
-        self.pace = Pace()
+        self.pace = pace_of_deliveries()
+        self.trial_seconds: dict[str, float] = {}  # that the last trial of a cell took, by its id
         self.undelivered: dict[str, Record] = {}  # by trial
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine
@@ -107,6 +108,8 @@ class RunView:
         With `--until` there is a plan for each further repeat, whose trials are added.
         """
         self.planned_count += len(pending)
+        for record in finished:
+            self.trial_seconds[record.trial.cell.id] = record.ended - record.started
         self.progress.update(self.bar, total=self.planned_count)
         trials = counted(len(pending), "trial")
         cells = counted(len(self.sweep.cells), "cell")
@@ -123,7 +126,12 @@ class RunView:
             )
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Name the trial beside the bar, or in a row of its own below it if others run too."""
+        """Name the trial beside the bar, or in a row of its own below it if others run too.
+
+        Before one that will take long, records are delivered that would have to wait for it.
+        """
+        if self.undelivered and self.trial_seconds.get(trial.cell.id, 0.0) > MIN_SECONDS:
+            self._deliver_in_passing()
         self.started_count += 1
         if self.started_count > self.planned_count:  # an invalid trial runs again
             self.planned_count = self.started_count
@@ -155,7 +163,11 @@ class RunView:
             self.progress.update(self.bar, news=f"{news} · {time_left}")
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        """Print the trial's line, and deliver its record, unless deliveries took long lately."""
+        """Print the trial's line, and deliver its record if it is time to.
+
+        The last one is delivered by whoever ends the sweep, with the verdicts on all cells.
+        """
+        self.trial_seconds[record.trial.cell.id] = record.ended - record.started
         self.finished_count += 1
         self.progress.advance(self.bar)
         self.shares_done.pop(record.trial.id, None)
@@ -164,8 +176,8 @@ class RunView:
             self._show_rows()
         self._print(trial_line(record, folder, self.finished_count, self.planned_count))
         self.undelivered[record.trial.id] = record
-        if self.pace.is_due():
-            self.deliver(list(self.undelivered.values()))
+        if self.pace.is_due() and self.finished_count < self.planned_count:
+            self._deliver_in_passing()
 
     def _show_rows(self) -> None:
         """Show a row for each running trial if there are several, and none for a single one."""
@@ -179,14 +191,18 @@ class RunView:
         """Print it above the bar."""
         self._print(f"[yellow]{escape(text)}[/]")
 
-    def deliver(self, records: Sequence[Record]) -> None:
-        """Deliver records to MLflow; those that are there already cost one query."""
+    def _deliver_in_passing(self) -> None:
+        """Deliver the records that were held back, between two trials."""
+        self.deliver(list(self.undelivered.values()), in_passing=True)
+
+    def deliver(self, records: Sequence[Record], *, in_passing: bool = False) -> None:
+        """Deliver records to MLflow; of those that are there already, it is only asked for runs."""
         if self.trouble or not records:
             return
         self.progress.update(self.bar, news="recording in MLflow")
         sweep_folder = self.results.sweep_folder(self.sweep.name)
         try:
-            delivery = self.tracker.deliver(sweep_folder, records)
+            delivery = self.tracker.deliver(sweep_folder, records, in_passing=in_passing)
         except HarnessError as error:
             self.disk_failed = isinstance(error, StorageError)
             self._report_trouble(str(error))
