@@ -41,15 +41,37 @@ class _Walk:
 
     find_root: FindRoot
     files: dict[str, Path] = field(default_factory=dict)  # by the path relative to its root
+    # Modules that were looked for, by their absolute names: whether others may lie below them.
+    is_package: dict[str, bool] = field(default_factory=dict)
 
     def add_module(self, name: str) -> None:
-        """Add a module by its absolute name, with the packages around it and what they import."""
+        """Add a module by its absolute name, with the packages around it and what they import.
+
+        The last part may be a name that the module before it defines.
+        """
         parts = name.split(".")
         root = self.find_root(parts[0])
         if root is None:
             return
-        for path in _module_files(root, parts):
-            self.add_file(path, root)
+        for count in range(1, len(parts) + 1):
+            parent = ".".join(parts[:count])
+            if parent not in self.is_package:
+                self._look_for(parent, root)
+            if not self.is_package[parent]:
+                return
+
+    def _look_for(self, name: str, root: Path) -> None:
+        """Add the file of a module below `root`, if there is one, and all that it imports."""
+        path = root.joinpath(*name.split("."))
+        init = path / "__init__.py"
+        has_init = init.is_file()
+        # Noted first, because files import each other. A folder without that file is a package too.
+        self.is_package[name] = has_init or path.is_dir()
+        file = init if has_init else None
+        if not self.is_package[name]:
+            file = _single_file(path)
+        if file is not None:
+            self.add_file(file, root)
 
     def add_file(self, path: Path, root: Path) -> None:
         """Add a file and all that it imports, unless it was added before."""
@@ -158,28 +180,13 @@ def _absolute_name(name: str, importer: Path) -> str:
     return ".".join([*parents, module])
 
 
-def _module_files(root: Path, parts: list[str]) -> Iterator[Path]:
-    """Yield the files of a module below `root`, those of the packages around it before its own.
-
-    The last part may be a name that the module before it defines.
-    """
-    for count in range(1, len(parts) + 1):
-        path = root.joinpath(*parts[:count])
-        package = path / "__init__.py"
-        if package.is_file():
-            yield package
-        elif not path.is_dir():  # a folder without that file is a package too
-            yield from _single_file(path)
-            return
-
-
-def _single_file(path: Path) -> Iterator[Path]:
-    """Yield the file of a module that is no package, if there is one; `path` has no suffix."""
+def _single_file(path: Path) -> Path | None:
+    """Return the file of a module that is no package, None without one; `path` has no suffix."""
     for suffix in (*EXTENSION_SUFFIXES, ".py"):  # in the order in which Python looks
         candidate = path.with_name(path.name + suffix)
         if candidate.is_file():
-            yield candidate
-            return
+            return candidate
+    return None
 
 
 def _users_root(top_level: str) -> Path | None:

@@ -8,10 +8,11 @@ imported; a user's is not, because it may belong to one cell alone.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import get_args
 
 from harness.records.assignment import Assignment
 from harness.records.decode import prepare_decoding
-from harness.records.environment import describe_packages
+from harness.records.environment import look_up_software
 from harness.spec.axes import STRATEGIES
 from workloads.catalog import BUILT_IN, HEAVY_MODULES
 from workloads.code import files_of_built_in
@@ -39,8 +40,10 @@ def load() -> None:
         files_of_built_in(module)
         if module not in HEAVY_MODULES:  # those are for forkservers of the cells that train them
             import_module(module)
+        for settings in (declaration.options, *get_args(declaration.data)):
+            prepare_decoding(settings)
     prepare_decoding(Assignment)
-    describe_packages()
+    look_up_software()
 
 
 load()

@@ -173,6 +173,19 @@ def describe_packages(more: Sequence[str] = ()) -> dict[str, str]:
     return packages
 
 
+def look_up_software() -> None:
+    """Look up what `describe_software` says of each process: for one that is to be forked.
+
+    Whether there is CUDA is left out: who asks for it can't be forked any more. Python starts a
+    program to describe the platform, and the rest takes milliseconds too.
+    """
+    platform.platform()
+    describe_packages()
+    _torch_build()
+    _blas()
+
+
+@cache
 def _torch_build() -> str:
     """Return the SHA-256 of torch's build configuration, which is the same on every machine."""
     import torch
@@ -181,6 +194,7 @@ def _torch_build() -> str:
     return hashlib.sha256(CAPABILITY_LINE.sub("", configuration).encode()).hexdigest()
 
 
+@cache
 def _blas() -> str | None:
     """Return the linear algebra library that torch was built with, None where it does not say."""
     import torch

@@ -125,10 +125,13 @@ def process_group(
 
     With both if parameters are offloaded from GPUs (`offloads`), as their norm and their state are
     gathered on the CPUs then. `timeout` is how many seconds a rank waits for the others in a
-    collective. If the block raises,
-    the process group is left as it is, as the other ranks may never come. A DDP object that
-    outlives its process group can hang for ever, so the block must drop model and optimizer before
-    it ends.
+    collective.
+
+    The block is the last that this process does with other ranks. A gloo group ends with the
+    process: to destroy it takes up to 20 ms, as gloo's thread looks every 10 ms only whether it is
+    to end. If the block raises, any process group is left as it is, as the other ranks may never
+    come. A DDP object that outlives NCCL's can hang for ever, so the block must drop model and
+    optimizer before it ends.
     """
     if not needed:
         yield
@@ -147,8 +150,9 @@ def process_group(
     )
     yield
     gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
+    dist.barrier()  # no rank may end while another still needs it
+    if on_gpu:
+        dist.destroy_process_group()
 
 
 def _join_store(ranks: Ranks, timeout: timedelta) -> Store:
@@ -180,7 +184,10 @@ def seed_everything(seed: int, *stream: int) -> None:
     derived = derive_seed(seed, *stream)
     random.seed(derived)
     np.random.seed(derived % 2**32)
-    torch.manual_seed(derived)
+    if torch.cuda.is_available():
+        torch.manual_seed(derived)
+    else:  # torch.manual_seed would keep a stack trace for each kind of device that is not there
+        torch.default_generator.manual_seed(derived)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
         fingerprints = _fingerprints(state, folder, ranks)
         result = replace(entered, failure=failure, fingerprints=fingerprints, **_pack_series(state))
     try:
-        write_record(folder.result_path(ranks.rank), result)
+        # A loss of power may take it: the record that is made of it is what lasts.
+        write_record(folder.result_path(ranks.rank), result, durable=False)
     except StorageError:
         with suppress(OSError):  # of a log on the same disk
             traceback.print_exc()

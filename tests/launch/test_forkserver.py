@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
 from harness.launch.forkserver import ForkRequest, kill_all, shared_server
+from harness.launch.forkserver_process import MADV_COLLAPSE, private_memory
 from harness.launch.kept_forkserver import Setup
 from tests.support.running import wait_until
 from tests.support.tree import TOP
@@ -44,6 +47,16 @@ import json, os, sys
 import own
 loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
 print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
+"""
+
+MAPS = """\
+55a0c0a00000-55a0c0a01000 r--p 00000000 fe:00 1234                       /usr/bin/python3.11
+55a0c0a02000-55a0c0a03000 rw-p 00002000 fe:00 1234                       /usr/bin/python3.11
+55a0c1000000-55a0c7c80000 rw-p 00000000 00:00 0                          [heap]
+7f3b40000000-7f3b40021000 rw-p 00000000 00:00 0
+7f3b40021000-7f3b44000000 ---p 00000000 00:00 0
+7f3b44000000-7f3b44001000 rw-s 00000000 00:01 77                         /dev/shm/a b (deleted)
+7ffd0a000000-7ffd0a021000 rw-p 00000000 00:00 0                          [stack]
 """
 
 PRELOAD = ("torch",)
@@ -192,6 +205,27 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
         match=r"has 2 threads .*; allowed: 1; log: .*; `forkserver: false` in the profile",
     ):
         start(module.with_name("log"), PYTHONPATH=python_path)
+
+
+def test_what_a_process_has_allocated_is_no_file_no_stack_and_not_shared() -> None:
+    assert private_memory(MAPS) == [
+        (0x55A0C1000000, 0x55A0C7C80000),
+        (0x7F3B40000000, 0x7F3B40021000),
+    ]
+
+
+def test_a_forked_process_has_what_was_loaded_in_huge_pages(module: Path) -> None:
+    with mmap.mmap(-1, 2**22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"1" * 2**22)
+        start_address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        aligned = -(-start_address // 2**21) * 2**21
+        if ctypes.CDLL(None).madvise(ctypes.c_void_p(aligned), 2**21, MADV_COLLAPSE):
+            pytest.skip("the kernel does not move memory to huge pages")
+    module.write_text("print(open('/proc/self/smaps_rollup').read().strip())", encoding="utf-8")
+    log = module.with_name("log")
+    assert start(log).wait(60) == 0
+    sizes = dict(line.split()[:2] for line in log.read_text(encoding="utf-8").splitlines()[1:])
+    assert int(sizes["AnonHugePages:"]) > 0, "which it has not written to"
 
 
 def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:
