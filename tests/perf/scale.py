@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from harness.core.paths import Results, SweepFolder, TrialFolder
@@ -27,6 +29,7 @@ from harness.records.files import write_record
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.validity import ValidityRules
 from tests.factories import make_cell, make_record, write_spec_of
+from tests.perf.tracking import average, deliver_sweep
 
 SEEDS = 5
 SHAPES = [(8, 10_000), (64, 10_000), (1024, 10_000)]  # ranks and steps of a trial
@@ -38,6 +41,9 @@ COMMANDS = {
     "effects": ("compare", "scale", "--effects"),
     "report": ("report", "scale"),
 }
+# Delivering a trial to MLflow takes some hundredths of a second, a hundred times what reading it does.
+COLLECT = ("collect", "scale")
+MOST_COLLECTED = 1000  # trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +123,26 @@ def measure_trials(counts: Iterable[int]) -> dict[str, dict[int, Cost]]:
             for name, command in COMMANDS.items():
                 costs[name][count] = measure(command, results.path)
                 show(f"{name}, {count:,} trials", costs[name][count])
+            if count <= MOST_COLLECTED:
+                measure_collect(results, count)
     return costs
+
+
+def measure_collect(results: Results, trials: int) -> None:
+    """Print what it takes to deliver a recorded sweep, again, and one trial of a sweep that runs."""
+    for name in ("collect", "collect again"):
+        show(f"{name}, {trials:,} trials", measure(COLLECT, results.path))
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        delivery = process.submit(deliver_sweep, trials).result()
+    trial = average(delivery.trials)
+    cost = Cost(seconds=trial.wall, cpu_seconds=trial.cpu, mib=delivery.mib)
+    show(f"delivery of 1 of {trials:,} trials", cost)
 
 
 def show(title: str, cost: Cost) -> None:
     """Print one row."""
     print(
-        f"{title:40}{cost.seconds:8.2f} s{cost.cpu_seconds:8.2f} CPU s{cost.mib:8.0f} MiB",
+        f"{title:40}{cost.seconds:9.3f} s{cost.cpu_seconds:9.3f} CPU s{cost.mib:8.0f} MiB",
         flush=True,
     )
 

@@ -1,9 +1,10 @@
-"""Measures what delivering a trial to MLflow costs, beside as many trials as were recorded before.
+"""Measures what delivering a sweep to MLflow costs while it runs, and at its end.
 
-Trials are delivered one at a time, as `harness run` delivers those that take longer than a second, and
-20 at once, as it delivers short ones. The last trial brings the verdicts.
+No trial runs: records are written, eight at a time, and delivered as `harness run` delivers short
+trials. What a trial takes is shown for the first and for the last of them, which must be alike. The
+last one brings the verdicts on all cells.
 
-python -m tests.perf.tracking [RECORDED]
+    python -m tests.perf.tracking [TRIALS]
 """
 
 from __future__ import annotations
@@ -13,46 +14,66 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean
 
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
+from harness.records.files import write_record
 from harness.records.record import Record
 from harness.tracking import Tracker
-from tests.factories import make_cell, make_record, write_sweep, write_trial
+from tests.factories import make_cell, make_record, write_spec_of
 
 CELLS, STEPS = 100, 20
-SINGLE, BATCH = 10, 20  # trials that are delivered one by one, and then at once
+BATCH = 8  # trials that are delivered at once
+SHOWN = 96  # of the first and of the last trials whose mean is shown
+TRIALS = 500
 
 
-def main() -> None:
-    recorded = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    records = make_records(recorded + 1 + SINGLE + BATCH + 1)
-    done, later = records[: recorded + 1], records[recorded + 1 :]
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What was spent on something, in seconds."""
+
+    wall: float
+    cpu: float  # of this process
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepDelivery:
+    """What the deliveries of a sweep took."""
+
+    opening: Spent  # loading MLflow and making a database
+    trials: Sequence[Spent]  # a trial of each delivery while the sweep runs
+    end: Spent  # the last trial, with all verdicts and pictures
+    again: Spent  # all once more, which writes nothing
+    mib: float  # the peak of this process's resident memory
+
+
+def deliver_sweep(trials: int) -> SweepDelivery:
+    """Deliver a sweep of so many trials as `harness run` does, and return what that took."""
+    records = make_records(trials)
     with tempfile.TemporaryDirectory() as aside:
         results = Results(Path(aside))
         folder = results.sweep_folder("demo")
-        write_sweep(folder, done, planned=[record.trial for record in later])
+        folder.path.mkdir(parents=True)
+        write_spec_of(folder, "demo", [record.trial for record in records])
         tracker = Tracker(results)
-        deliver = partial(tracker.deliver, folder)
-        show("the first, with a new database", [measure(partial(deliver, done[-1:]))])
-        single = []
-        for record in later[:SINGLE]:
-            write_trial(folder, record)
-            single.append(measure(partial(deliver, [record])))
-        show(f"each of {SINGLE} more (median)", single)
-        batch = later[SINGLE:-1]
-        for record in batch:
-            write_trial(folder, record)
-        wall, cpu = measure(partial(deliver, batch))
-        show(f"each of {BATCH} at once", [(wall / BATCH, cpu / BATCH)])
-        write_trial(folder, later[-1])
-        show("the last and all before it, with verdicts", [measure(deliver)])
-        show("all again: nothing is written", [measure(deliver)])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{len(records):,} trials of {CELLS} cells; at most {peak:,.0f} MiB")
+        opening = measure(tracker.prepare)
+        while_it_runs = []
+        for start in range(0, trials - 1, BATCH):
+            batch = records[start : min(start + BATCH, trials - 1)]
+            write(folder, batch)
+            spent = measure(partial(tracker.deliver, folder, batch, in_passing=True))
+            while_it_runs.append(Spent(wall=spent.wall / len(batch), cpu=spent.cpu / len(batch)))
+        write(folder, records[-1:])
+        return SweepDelivery(
+            opening=opening,
+            trials=while_it_runs,
+            end=measure(partial(tracker.deliver, folder, records)),
+            again=measure(partial(tracker.deliver, folder, records)),
+            mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        )
 
 
 def make_records(count: int) -> list[Record]:
@@ -68,16 +89,44 @@ def make_records(count: int) -> list[Record]:
     return records
 
 
-def measure(action: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of wall time and of this process's CPU time that an action takes."""
+def write(folder: SweepFolder, records: Sequence[Record]) -> None:
+    """Leave records in the folders of their trials, without waiting for the disk."""
+    for record in records:
+        trial_folder = folder.trial_folder(record.trial.id)
+        trial_folder.path.mkdir(parents=True)
+        write_record(trial_folder.record_path, record, durable=False)
+
+
+def measure(action: Callable[[], object]) -> Spent:
+    """Return what an action takes."""
     wall, cpu = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return Spent(wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
 
-def show(title: str, spent: Sequence[tuple[float, float]]) -> None:
-    wall, cpu = (1000 * median(column) for column in zip(*spent, strict=True))
-    print(f"{title:45}{wall:10,.1f} ms wall{cpu:10,.1f} ms CPU")
+def average(spent: Sequence[Spent]) -> Spent:
+    """Return the mean of what several things took."""
+    return Spent(
+        wall=mean(single.wall for single in spent), cpu=mean(single.cpu for single in spent)
+    )
+
+
+def show(title: str, spent: Spent) -> None:
+    """Print one row."""
+    print(f"{title:45}{1000 * spent.wall:10,.1f} ms wall{1000 * spent.cpu:10,.1f} ms CPU")
+
+
+def main() -> None:
+    """Print what the deliveries took."""
+    trials = int(sys.argv[1]) if len(sys.argv) > 1 else TRIALS
+    delivery = deliver_sweep(trials)
+    deliveries = SHOWN // BATCH
+    show("opening a new database", delivery.opening)
+    show(f"each of the first {SHOWN}", average(delivery.trials[:deliveries]))
+    show(f"each of the last {SHOWN}", average(delivery.trials[-deliveries:]))
+    show("the last one, with all verdicts", delivery.end)
+    show("all again: nothing is written", delivery.again)
+    print(f"{trials:,} trials of {CELLS} cells; at most {delivery.mib:,.0f} MiB")
 
 
 if __name__ == "__main__":
