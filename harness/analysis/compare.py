@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from harness.core.text import counted
 from harness.hardware import certificate
 from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
-from harness.spec.cell import Cell, axis_names
+from harness.spec.cell import Cell, Length, axis_names
 from harness.spec.environment import PREFIX, variable_of
 from harness.spec.setting_axis import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
@@ -56,6 +57,7 @@ IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
+KEPT_AXES = 64  # sets of axes, of which the settings are kept; a command has one or two
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Differences that say that the code is another, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
@@ -193,10 +195,14 @@ class Comparison:
 
     def rows_of(self, match: Match) -> list[Row]:
         """Return a row for each metric of a match."""
-        rows = []
+        return self._rows_by_match.get((id(match.a), id(match.b), match.b_side), [])
+
+    @cached_property
+    def _rows_by_match(self) -> dict[tuple[int, int, str], list[Row]]:
+        """The rows by the cells, which can't be hashed, and the side of their match."""
+        rows: dict[tuple[int, int, str], list[Row]] = {}
         for row in self.rows:
-            if row.a is match.a and row.b is match.b and row.b_side == match.b_side:
-                rows.append(row)
+            rows.setdefault((id(row.a), id(row.b), row.b_side), []).append(row)
         return rows
 
     @property
@@ -234,17 +240,26 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
     axis, and where no group has two cells.
     """
     check_across(axes, _axes_of([side]), "--by")
-    groups = _alike_but_for(side, axes)
-    matches = []
-    for reference, *other_cells in groups.values():
-        for cell in other_cells:
-            matches.append(Match.of(reference, cell, side.name))
-    if not matches:
+    comparison = _compare_groups(_alike_but_for(side, axes), side.name, rules)
+    if comparison is None:
         allowed = " or ".join(_comparable_axes(side)) or "nothing: its cells differ in no axis"
         raise BadInput(
             f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only;"
             f" allowed: {allowed}"
         )
+    return comparison
+
+
+def _compare_groups(
+    groups: Mapping[str, Sequence[CellResult]], side_name: str, rules: Rules
+) -> Comparison | None:
+    """Compare the cells of each group with its first; None where no group has two cells."""
+    matches = []
+    for reference, *other_cells in groups.values():
+        for cell in other_cells:
+            matches.append(Match.of(reference, cell, side_name))
+    if not matches:
+        return None
     differences: set[str] = set()
     for match in matches:
         differences.update(_condition_differences("A", match.a, "B", match.b, rules.across))
@@ -314,11 +329,9 @@ def against_first(side: Side, goal: float | None = None) -> Comparison | None:
     hardware they ran on. Returns None where there are no two cells of one workload.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
-    axes = _axes_of([side])
     ordered = Side(name=side.name, cells=measured_first)
-    if len(_alike_but_for(ordered, axes)) == len(measured_first):
-        return None
-    return compare_by(ordered, axes, Rules(across=("hardware",), goal=goal))
+    groups = _alike_but_for(ordered, _axes_of([side]))
+    return _compare_groups(groups, side.name, Rules(across=("hardware",), goal=goal))
 
 
 def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
@@ -346,13 +359,19 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
         "workload": identity["uses"],
         **settings,
         FILES: identity.get("files"),
-        "length": asdict(cell.length),
-        "evaluate": asdict(cell.evaluate),
+        "length": _length_settings(cell.length),
+        "evaluate": _length_settings(cell.evaluate),
         "stop": None if cell.stop is None else asdict(cell.stop),
         "warmup": cell.warmup,
         **dict(zip(AXES, READ_AXES(cell.axes), strict=True)),
         **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
+
+
+@lru_cache(KEPT_TABLES)
+def _length_settings(length: Length) -> Mapping[str, Any]:
+    """Return the settings of a length, of which the cells of a sweep have a few."""
+    return asdict(length)
 
 
 def matching_key(cell: Cell, across: Collection[str]) -> str:
@@ -371,13 +390,19 @@ def _is_across(cell: Cell, name: str, across: Collection[str]) -> bool:
     """
     if name in across or name.partition(".")[0] in across:
         return True
-    return name == FILES and any(_is_path(cell, axis) for axis in across)
+    return name == FILES and any(
+        _is_path(cell, axis) for axis in _settings_among(frozenset(across))
+    )
+
+
+@lru_cache(KEPT_AXES)
+def _settings_among(axes: frozenset[str]) -> list[str]:
+    """Return the axes that set a workload's options and data: hardly any of them, as a rule."""
+    return [axis for axis in axes if setting_of(axis) is not None]
 
 
 def _is_path(cell: Cell, axis: str) -> bool:
-    """Return whether an axis is a setting that says where files are."""
-    if setting_of(axis) is None:
-        return False
+    """Return whether an axis, which is a setting, says where files are."""
     level = cell.level(axis)
     return isinstance(level, str) and Path(level).is_absolute()
 

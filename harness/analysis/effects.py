@@ -6,13 +6,13 @@ workload is a model of its own, as their throughputs have nothing in common.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 
 from harness.analysis.compare import Side
 from harness.analysis.result import CellResult
 from harness.core.errors import BadInput
-from harness.spec.cell import axis_names
-from harness.statistics.attribution import Attribution, Point, attribute
+from harness.spec.cell import Cell, axis_names, level_reader
+from harness.statistics.attribution import Attribution, Levels, Point, attribute
 
 COMPANY = "company"  # the axis that says what ran beside a trial
 
@@ -22,7 +22,8 @@ def attributions(side: Side) -> dict[str, Attribution]:
 
     Its cells have to differ in an axis, and it needs more trials than the model has parameters.
     """
-    axes = axis_names(result.cell for result in side.cells)
+    names = axis_names(result.cell for result in side.cells)
+    axes = {axis: level_reader(axis) for axis in names}
     points: dict[str, list[Point]] = {}
     for result in side.cells:
         points.setdefault(result.cell.workload.label, []).extend(_points(result, axes))
@@ -34,19 +35,23 @@ def attributions(side: Side) -> dict[str, Attribution]:
     return by_workload
 
 
-def _points(result: CellResult, axes: Sequence[str]) -> list[Point]:
+def _points(result: CellResult, axes: Mapping[str, Callable[[Cell], Hashable]]) -> list[Point]:
     """Return a point for each measured trial of a cell.
 
     Trials of all cells with the same seed and repeat ran interleaved and are one block: what the
     machine did meanwhile, and what the seed brings, is common to them. What ran beside a trial counts
-    as one more axis, which matters where trials had different company.
+    as one more axis, which matters where trials had different company. `axes` are the functions that
+    read the values of axes, by name. Trials with the same company share their levels.
     """
-    levels = {axis: result.cell.level(axis) for axis in axes}
+    levels = {axis: read(result.cell) for axis, read in axes.items()}
+    levels_by_company: dict[str, Levels] = {}
     points = []
     for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
         block = (trial.seed, trial.repeat)
-        with_company = {**levels, COMPANY: trial.company}
-        points.append(Point(levels=with_company, block=block, value=log_throughput))
+        if trial.company not in levels_by_company:
+            levels_by_company[trial.company] = {**levels, COMPANY: trial.company}
+        shared_levels = levels_by_company[trial.company]
+        points.append(Point(levels=shared_levels, block=block, value=log_throughput))
     return points
 
 

@@ -93,13 +93,13 @@ class CellResult:
     # once. Empty in baselines that were saved before they had it.
     environment: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @property
-    def measured_trials(self) -> list[TrialResult]:
+    @cached_property
+    def measured_trials(self) -> Sequence[TrialResult]:
         """The trials of which throughput was measured."""
         return [trial for trial in self.trials if trial.throughput]
 
-    @property
-    def log_throughputs(self) -> list[float]:
+    @cached_property
+    def log_throughputs(self) -> Sequence[float]:
         """The logarithm of the throughput of each measured trial."""
         return [math.log(trial.throughput) for trial in self.trials if trial.throughput]
 
@@ -188,7 +188,8 @@ def _merge(parts: Sequence[CellResult]) -> CellResult:
     trials: list[TrialResult] = []
     target = None
     for part in parts:
-        left_out.update(part.left_out)
+        for status, count in part.left_out.items():
+            left_out[status] += count
         trials.extend(part.trials)
         target = target or part.target
     return CellResult(

@@ -186,7 +186,8 @@ def _holders_of_other_code(
     former: dict[Path, list[Cell]] = {}
     if CELL_ID.match(name):
         for folder, cells in cells_by_folder.items():
-            others = trials_of_other_code(SweepFolder(folder), cells)
+            sweep_folder = SweepFolder(folder)
+            others = trials_of_other_code(sweep_folder, sweep_folder.recorded_ids(), cells)
             former[folder] = [other.cell for other in others]
     return _holders(former, name)
 

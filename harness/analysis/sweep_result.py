@@ -178,6 +178,17 @@ class SweepResult:
         verdict on the two: one of them says nothing that the other denies. Raises ValueError where
         no cell was measured.
         """
+        if workload not in self._contenders:
+            self._contenders[workload] = self._find_contenders(workload)
+        return self._contenders[workload]
+
+    @cached_property
+    def _contenders(self) -> dict[str, list[CellResult]]:
+        """The contenders that were looked for, by workload: renderers ask several times."""
+        return {}
+
+    def _find_contenders(self, workload: str) -> list[CellResult]:
+        """Return what `contenders` keeps."""
         fastest, *slower = self.ranking(workload)
         open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
         open_cells = []

@@ -30,6 +30,7 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_recorded_sweeps
 from harness.cli.run import VerboseOption
 from harness.core.errors import BadInput, parse_percentage
+from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Side
@@ -51,6 +52,7 @@ app = typer.Typer()
         "harness show mnist --output trials.parquet",
     )
 )
+@collection_paused()
 def show(
     sweep: NameArgument,
     only: OnlyOption = "",
@@ -169,6 +171,7 @@ def _export(
         "harness compare nightly --effects",
     )
 )
+@collection_paused()
 def compare(
     names: Annotated[
         list[str],
@@ -317,6 +320,7 @@ def _show_effects(side: Side, *, as_json: bool) -> None:
 
 
 @app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
+@collection_paused()
 def report(
     sweep: NameArgument,
     out: Annotated[
@@ -345,7 +349,6 @@ def report(
     names for every section that is empty the data that would fill it.
     """
     from harness.core.paths import Results
-    from harness.interface.comparing import select_results
     from harness.records.store import read_recorded_sweep
     from harness.render.html import page
 
@@ -354,6 +357,8 @@ def report(
     _print_left_out(recorded)
     reference = None
     if against:
+        from harness.interface.comparing import select_results  # which loads what talks to MLflow
+
         # The sweep is selected too because `baseline` means those of the hardware of the others.
         reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
     path = out or results_folder.sweep_folder(recorded.sweep.name).report_path

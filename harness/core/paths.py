@@ -234,13 +234,21 @@ class SweepFolder:
 
         Those of trials that are no longer asked for are among them.
         """
+        return self._folders_with(TrialFolder(Path()).record_path)
+
+    def exported_ids(self) -> list[str]:
+        """Return the ids of the trials that `harness export` was used on, sorted."""
+        return self._folders_with(TrialFolder(Path()).export_path)
+
+    def _folders_with(self, file: Path) -> list[str]:
+        """Return the names of the folders that have a file, whose path is relative to them, sorted."""
         names = []
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             names = [entry.name for entry in entries if entry.is_dir()]
         # Not by pathlib, which takes several times as long.
-        folder, record = os.fspath(self.path), TrialFolder(Path()).record_path.name
-        recorded = [name for name in names if os.path.exists(f"{folder}/{name}/{record}")]  # noqa: PTH110
-        return sorted(recorded)
+        folder, relative = os.fspath(self.path), os.fspath(file)
+        present = [name for name in names if os.path.exists(f"{folder}/{name}/{relative}")]  # noqa: PTH110
+        return sorted(present)
 
     def record_paths(self) -> list[Path]:
         """Return the paths of all records, sorted, of trials no longer asked for too."""

@@ -130,16 +130,19 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     `machines` are the measured machines by key. An MFU of a measured peak that the record has
     already stays if this machine is not among them.
     """
+    machine, vendor = machine_of(record, machines), _vendor_peak_of(record)
+    if record.summary is None:
+        return record
+    if machine is None and vendor is None and record.summary.mfu is None:
+        return record  # as on a CPU whose peaks were not measured
     achieved = _achieved_flops_per_s(record)
-    if record.summary is None or achieved is None:
+    if achieved is None:
         return record
     mfu_measured = record.summary.mfu_measured
-    machine = machine_of(record, machines)
     if machine is not None:
         measured_peak = roofs_of_rank(record, machine).peak
         if measured_peak:
             mfu_measured = achieved / measured_peak
-    vendor = _vendor_peak_of(record)
     mfu = achieved / vendor if vendor else None
     if (mfu, mfu_measured) == (record.summary.mfu, record.summary.mfu_measured):
         return record

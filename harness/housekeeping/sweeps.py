@@ -188,11 +188,12 @@ def removals(
     if whole:
         return [Removal(path=folder.path, reason="the whole sweep", bytes=size_of(folder.path))]
     recorded = read_recorded_sweep(results, name)
-    known_ids = {trial.id for trial in recorded_trials(folder, recorded.sweep.cells)}
+    recorded_ids = folder.recorded_ids()
+    known_ids = {trial.id for trial in recorded_trials(recorded_ids, recorded.sweep.cells)}
     reasons: dict[str, str] = {}
-    for path in folder.record_paths():
-        if path.parent.name not in known_ids:
-            reasons[path.parent.name] = "of no cell of the sweep"
+    for trial_id in recorded_ids:
+        if trial_id not in known_ids:
+            reasons[trial_id] = "of no cell of the sweep"
     for record in recorded.records:
         if record.status in statuses:
             reasons[record.trial.id] = record.status

@@ -82,7 +82,8 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     sweep = sweep.whole()
     _check_owner(sweep, folder)
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
-    trial_ids = [trial.id for trial in (*sweep.trials(), *recorded_trials(folder, sweep.cells))]
+    recorded = recorded_trials(folder.recorded_ids(), sweep.cells)
+    trial_ids = [trial.id for trial in (*sweep.trials(), *recorded)]
     content["trials"] = list(dict.fromkeys(trial_ids))
     if not folder.key_path.exists():
         write_atomically(folder.key_path, secrets.token_hex(), mode=FILE_MODE)
@@ -211,11 +212,14 @@ def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
     return cells
 
 
-def recorded_trials(folder: SweepFolder, cells: Iterable[Cell]) -> list[Trial]:
-    """Return the trials of these cells that have a record, by the names of their folders."""
+def recorded_trials(recorded_ids: Iterable[str], cells: Iterable[Cell]) -> list[Trial]:
+    """Return the trials of these cells that have a record.
+
+    `recorded_ids` are the names of the folders that have one (`SweepFolder.recorded_ids`).
+    """
     cells_by_id = {cell.id: cell for cell in cells}
     trials = []
-    for trial_id in folder.recorded_ids():
+    for trial_id in recorded_ids:
         name = TRIAL_ID.fullmatch(trial_id)
         if name is None or name["cell"] not in cells_by_id:
             continue
@@ -226,16 +230,19 @@ def recorded_trials(folder: SweepFolder, cells: Iterable[Cell]) -> list[Trial]:
     return trials
 
 
-def trials_of_other_code(folder: SweepFolder, cells: Iterable[Cell]) -> list[OtherCode]:
+def trials_of_other_code(
+    folder: SweepFolder, recorded_ids: Iterable[str], cells: Iterable[Cell]
+) -> list[OtherCode]:
     """Return the recorded trials that have the settings of one of these cells and other code.
 
-    One record of each cell is read. Records that can't be read count for nothing.
+    `recorded_ids` are the names of the folders that have a record. One record of each cell is read.
+    Records that can't be read count for nothing.
     """
     cells = list(cells)
     present_ids = {cell.id for cell in cells}
     settings_ids = {cell.settings_id for cell in cells}
     paths_by_cell: dict[str, list[Path]] = {}
-    for trial_id in folder.recorded_ids():
+    for trial_id in recorded_ids:
         name = TRIAL_ID.fullmatch(trial_id)
         if name is not None and name["cell"] not in present_ids:
             path = folder.trial_folder(trial_id).record_path
@@ -264,13 +271,15 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
-    trials = {trial.id: None for trial in sweep.trials()}
-    trials |= {trial.id: None for trial in recorded_trials(folder, sweep.cells)}
-    recorded_ids = set(folder.recorded_ids())
+    # Looked up once: to ask for ten thousand files takes longer than to read what is kept of them.
+    recorded_ids = dict.fromkeys(folder.recorded_ids())  # an ordered set
+    asked_ids = {trial.id: None for trial in sweep.trials()}
+    further_ids = [trial_id for trial_id in recorded_ids if trial_id not in asked_ids]
+    further_trials = recorded_trials(further_ids, sweep.cells)
     headers = Headers(folder)
     records = []
     unreadable = []
-    for trial_id in trials:
+    for trial_id in (*asked_ids, *(trial.id for trial in further_trials)):
         try:
             if trial_id in recorded_ids:
                 records.append(headers.read(trial_id))
@@ -281,7 +290,7 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
         sweep=sweep,
         records=records,
         unreadable=unreadable,
-        other_code=trials_of_other_code(folder, sweep.cells),
+        other_code=trials_of_other_code(folder, further_ids, sweep.cells),
     )
 
 

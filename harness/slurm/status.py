@@ -356,8 +356,9 @@ def _read_status(
     for version in [*(submission.sweep for submission in submitted), sweep]:
         for trial in version.trials():
             trials[trial.id] = trial
-    for trial in recorded_trials(sweep_folder, sweep.cells):  # of other seeds, or further repeats
-        trials.setdefault(trial.id, trial)
+    further_ids = [name for name in sweep_folder.recorded_ids() if name not in trials]
+    for trial in recorded_trials(further_ids, sweep.cells):  # of other seeds, or further repeats
+        trials[trial.id] = trial
     headers = Headers(sweep_folder)
     files = {}
     for trial_id, trial in trials.items():

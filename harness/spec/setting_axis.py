@@ -5,11 +5,13 @@ A worker reads them too, so this module loads nothing that reads sweep files.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 CUSTOM = "custom"  # the axes that users have written
 # Of what a cell's workload is trained with; the first two are keys of its entry in a sweep file.
 SECTIONS = ("options", "data", CUSTOM)
+MAX_AXES = 2**12  # whose settings are kept: to compare many cells asks for them again and again
 
 
 class Setting(NamedTuple):
@@ -19,6 +21,7 @@ class Setting(NamedTuple):
     name: str
 
 
+@lru_cache(MAX_AXES)
 def setting_of(axis: str) -> Setting | None:
     """Return the setting that an axis decides, None of other axes."""
     section, dot, name = axis.partition(".")

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -150,6 +151,11 @@ class Sweep:
 
     def trials(self) -> list[Trial]:
         """Return the trials of all blocks in the order in which they run."""
+        return list(self._trials)
+
+    @cached_property
+    def _trials(self) -> Sequence[Trial]:
+        """The same, kept: commands that show ten thousand trials ask for them several times."""
         return [trial for block in self.blocks() for trial in block]
 
     def whole(self) -> Sweep:

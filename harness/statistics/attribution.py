@@ -103,7 +103,8 @@ class _Design:
     """The columns of the linear model."""
 
     axes: Axes  # those that vary
-    matrix: Numbers  # (points, columns)
+    matrix: Numbers  # X, shape (points, columns)
+    products: Numbers  # X' X, shape (columns, columns)
     columns: Mapping[Term, slice]  # where the columns of a term are
     unknown: Sequence[Term]  # terms left out because other columns say the same
 
@@ -125,8 +126,12 @@ def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attributi
     axes or more are part of the noise: sweeps rarely have trials enough to tell. Returns None where
     no degree of freedom is left to estimate an error.
     """
-    design = _design(points)
-    fit = _fit(design, np.asarray([point.value for point in points]))
+    from threadpoolctl import threadpool_limits  # here, as most commands attribute nothing
+
+    # Threads that wait for each other take several times as long as one does matrices this small.
+    with threadpool_limits(1, user_api="blas"):
+        design = _design(points)
+        fit = _fit(design, np.asarray([point.value for point in points]))
     if fit is None:
         return None
     effects = []
@@ -165,25 +170,29 @@ def _design(points: Sequence[Point]) -> _Design:
     blocks = [point.block for point in points]
     block_code = _code(blocks, list(dict.fromkeys(blocks)))
     matrix = np.column_stack([np.ones(len(points)), block_code])
+    products = matrix.T @ matrix
     columns: dict[Term, slice] = {}
     unknown: list[Term] = []
     for term in _terms(axes):
         if any((axis,) in unknown for axis in term):
             continue  # an interaction of an axis whose own effect is unknown
         added = _interaction([codes[axis] for axis in term])
-        if not _are_independent(matrix, added):
+        cross, added_products = matrix.T @ added, added.T @ added
+        has_points = matrix.shape[1] + added.shape[1] <= len(points)
+        if not has_points or not _are_independent(products, cross, added_products):
             unknown.append(term)
             continue
         columns[term] = slice(matrix.shape[1], matrix.shape[1] + added.shape[1])
         matrix = np.column_stack([matrix, added])
-    return _Design(axes=axes, matrix=matrix, columns=columns, unknown=unknown)
+        products = np.block([[products, cross], [cross.T, added_products]])
+    return _Design(axes=axes, matrix=matrix, products=products, columns=columns, unknown=unknown)
 
 
-def _are_independent(matrix: Numbers, added: Numbers) -> bool:
-    """Return whether columns are independent of each other and of those of a matrix of full rank.
+def _are_independent(products: Numbers, cross: Numbers, added_products: Numbers) -> bool:
+    """Return whether columns Z are independent of each other and of those of X, of full rank.
 
-    They are if no combination of them vanishes once their part within the span of the matrix X is
-    taken out, that is if the smallest eigenvalue of
+    Takes X' X, X' Z and Z' Z. The columns are independent if no combination of them vanishes once
+    their part within the span of X is taken out, that is if the smallest eigenvalue of
 
         Z' Z - Z' X (X' X)^-1 X' Z
 
@@ -191,20 +200,17 @@ def _are_independent(matrix: Numbers, added: Numbers) -> bool:
     whole numbers, so that Z' Z is exact, and an eigenvalue is either of rounding errors or far from
     them.
     """
-    if matrix.shape[1] + added.shape[1] > len(matrix):
-        return False
-    cross = matrix.T @ added
-    products = added.T @ added
-    remaining = products - cross.T @ np.linalg.solve(matrix.T @ matrix, cross)
+    remaining = added_products - cross.T @ np.linalg.solve(products, cross)
     smallest = np.linalg.eigvalsh(remaining)[0]
-    return bool(smallest > RANK_TOLERANCE * np.trace(products))
+    return bool(smallest > RANK_TOLERANCE * np.trace(added_products))
 
 
 def _varying_axes(points: Sequence[Point]) -> dict[str, list[Hashable]]:
     """Return the levels of each axis that has several, in order of appearance."""
+    different = {id(point.levels): point.levels for point in points}  # trials of a cell share them
     axes = {}
     for axis in points[0].levels:
-        levels = list(dict.fromkeys(point.levels[axis] for point in points))
+        levels = list(dict.fromkeys(cell_levels[axis] for cell_levels in different.values()))
         if len(levels) > 1:
             axes[axis] = levels
     return axes
@@ -234,7 +240,7 @@ def _fit(design: _Design, values: Numbers) -> _Fit | None:
     degrees_of_freedom = matrix.shape[0] - matrix.shape[1]
     if degrees_of_freedom < 1:
         return None
-    scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
+    scale = np.asarray(np.linalg.inv(design.products), dtype=np.float64)
     weights = scale @ (matrix.T @ values)
     weights += scale @ (matrix.T @ (values - matrix @ weights))  # of the rounding errors
     squares = float(((values - matrix @ weights) ** 2).sum())

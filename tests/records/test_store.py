@@ -71,7 +71,7 @@ def test_folders_that_are_no_trials_of_the_cells_are_passed_over(tmp_path: Path)
     for name in (f"{cell_id}-s3-r2", *names):
         (folder.path / name).mkdir(parents=True)
         (folder.path / name / "record.json").touch()
-    (trial,) = recorded_trials(folder, sweep.cells)
+    (trial,) = recorded_trials(folder.recorded_ids(), sweep.cells)
     assert (trial.seed, trial.repeat) == (3, 2)
 
 

@@ -19,11 +19,14 @@ from markupsafe import Markup, escape
 
 from harness.analysis.cells import shown_seeds
 from harness.analysis.compare import Comparison, Side
+from harness.analysis.result import KEPT_ENVIRONMENTS
+from harness.core.caches import cached_by_identity
 from harness.core.paths import Results, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
+from harness.records.environment import Environment
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
@@ -122,7 +125,8 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     workloads = counted(len(report.workloads), "workload")
     seeds = counted(len(shown_seeds(report.sweep, report.records)), "seed")
     repeats = counted(report.repeats, "repeat")
-    hardware = dict.fromkeys(_hardware(record) for record in report.records if record.rank0)
+    environments = [record.rank0.environment for record in report.records if record.rank0]
+    hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     # A dict keeps the order in which the machines were used.
     return [
         ("cells", _cell_counts(report, workloads)),
@@ -157,14 +161,13 @@ def _trial_counts(report: Report) -> str:
     return counts
 
 
-def _hardware(record: Record) -> str:
+@cached_by_identity(KEPT_ENVIRONMENTS)
+def _describe_hardware(environment: Environment) -> str:
     """Return what a trial ran on: `Xeon, 32 cores, 8 × H100`.
 
     Cores are those that the process may use, which a scheduler may have limited.
     """
-    if record.rank0 is None:
-        return "unknown hardware"
-    hardware = record.rank0.environment.hardware
+    hardware = environment.hardware
     parts = [hardware.cpu, f"{hardware.usable_cores} cores"]
     gpus = Counter(gpu.name for gpu in hardware.gpus)
     parts += [f"{count} × {name}" for name, count in gpus.items()]

@@ -168,8 +168,11 @@ def make_report(
 
 def _exports(folder: SweepFolder, records: Sequence[Record]) -> list[TrialExport]:
     """Return the exports of all trials that have any; raises BadFile for a damaged file."""
+    exported_ids = set(folder.exported_ids())
     exports = []
     for record in records:
+        if record.trial.id not in exported_ids:
+            continue
         export = read_export(folder.trial_folder(record.trial.id))
         if export is not None:
             exports.append(export)

@@ -116,7 +116,8 @@ class RunView:
         already_done = f", {len(finished)} already there" if finished else ""
         self._print(f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}")
         folder = self.results.sweep_folder(self.sweep.name)
-        for line in other_code_lines(self.sweep, trials_of_other_code(folder, self.sweep.cells)):
+        other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
+        for line in other_code_lines(self.sweep, other_code):
             self._print(f"[dim]{escape(line)}[/]")
         untraced_count = self._count_untraced(finished)
         if self.sweep.profile and untraced_count:
