@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -13,6 +14,7 @@ from harness.core.processes import Process
 from harness.records.record import Failure
 from harness.spec.cell import Cell
 from harness.spec.environment import Variables
+from harness.training.interruption import SIGNAL
 from workloads.catalog import heavy_modules
 
 if TYPE_CHECKING:  # it reads sweep files, which a rank does not
@@ -47,6 +49,17 @@ def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
         message = f"{result}: could not be written; {storage.free_space(result)}"
         return Failure(kind=StorageError.__name__, message=message, rank=rank)
     return Failure(kind="Exited", message=f"with code {code}", rank=rank)
+
+
+def signal_failure(number: int, rank: int) -> Failure:
+    """Return the failure of a rank that a signal with this number has ended."""
+    kind = "Killed"
+    if number == SIGNAL:  # it came before the rank had blocked it
+        kind = "Interrupted"
+    name = signal.strsignal(number) or f"signal {number}"
+    if number in set(signal.Signals):
+        name = signal.Signals(number).name
+    return Failure(kind=kind, message=f"ended by {name}", rank=rank)
 
 
 def modules_to_preload(cell: Cell) -> list[str]:

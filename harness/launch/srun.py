@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import Process, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
-from harness.launch.launcher import assign, exit_failure, rank_variables
+from harness.launch.launcher import assign, exit_failure, rank_variables, signal_failure
 from harness.launch.stack import ReadyStack
 from harness.launch.warm_step import TASK_MODULE, StepTrial, WarmSteps, task_arguments
 from harness.records.record import Failure
@@ -44,6 +45,8 @@ OUT_OF_MEMORY = re.compile(
 START_PATIENCE = 60.0
 EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
+SIGNALS = {signal.strsignal(number): number for number in signal.Signals}  # by what srun prints
+SIGNAL_CODES = 128  # and the number of a signal: the exit code of what has waited for its end
 # How a task ends that got SIGUSR2 before its rank had blocked it.
 BY_SIGNAL = "User defined signal 2"
 # Runs a container whose own command ignores SIGUSR2, which Slurm sends to all processes of a step:
@@ -194,7 +197,8 @@ class Srun:
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return why the step ended, from what srun printed."""
         failures = parse_failures(output, time.time())
-        return [_explain_exit(failure, folder) for failure in failures]
+        in_container = bool(self._container)
+        return [_explain_exit(failure, folder, in_container=in_container) for failure in failures]
 
     def end(self, process: Process, folder: TrialFolder) -> None:
         """End the step, and its ranks on all nodes; a warm one whose ranks ended well stays."""
@@ -278,7 +282,11 @@ def _task_killed(output: str) -> Failure | None:
     task = TASK_ENDED.search(output)
     if task is None or task["how"].startswith(EXITED):
         return None
-    return _task_failure(task, "Killed", f"ended by Slurm: {one_line(task['how'])}")
+    how = one_line(task["how"])
+    number = SIGNALS.get(how.removesuffix(" (core dumped)"))
+    if number is None:
+        return _task_failure(task, "Killed", f"ended by Slurm: {how}")
+    return replace(signal_failure(number, int(task["rank"])), host=task["host"])
 
 
 def _step_not_started(output: str) -> Failure | None:
@@ -314,12 +322,21 @@ def _exited_tasks(output: str) -> list[Failure]:
     return failures
 
 
-def _explain_exit(failure: Failure, folder: TrialFolder) -> Failure:
-    """Return the failure of a rank that exited by itself with what its exit code says."""
+def _explain_exit(failure: Failure, folder: TrialFolder, *, in_container: bool) -> Failure:
+    """Return the failure of a rank that exited by itself with what its exit code says.
+
+    A container's command exits in place of a rank that a signal ended, with the code that shells
+    have for that.
+    """
     code = failure.message.removeprefix("with code ")
     if failure.kind != "Exited" or failure.rank is None or not code.isdigit():
         return failure
-    return replace(exit_failure(int(code), failure.rank, folder), host=failure.host, at=failure.at)
+    number = int(code) - SIGNAL_CODES
+    if in_container and number in set(signal.Signals):
+        explained = signal_failure(number, failure.rank)
+    else:
+        explained = exit_failure(int(code), failure.rank, folder)
+    return replace(explained, host=failure.host, at=failure.at)
 
 
 def _task_failure(task: re.Match[str], kind: str, message: str) -> Failure:

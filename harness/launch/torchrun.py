@@ -27,7 +27,7 @@ from harness.core.processes import (
     start_session,
 )
 from harness.launch import forkserver
-from harness.launch.launcher import RENDEZVOUS, assign, exit_failure
+from harness.launch.launcher import RENDEZVOUS, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
@@ -176,10 +176,4 @@ def _failure(ended: FailedRank, rank: int, folder: TrialFolder) -> Failure:
         return Failure(kind="OutOfMemory", message=message, rank=rank)
     if exit_code >= 0:
         return exit_failure(exit_code, rank, folder)
-    kind = "Killed"
-    if -exit_code == SIGNAL:  # it came before the rank had blocked it
-        kind = "Interrupted"
-    name = signal.strsignal(-exit_code) or f"signal {-exit_code}"
-    if -exit_code in set(signal.Signals):
-        name = signal.Signals(-exit_code).name
-    return Failure(kind=kind, message=f"ended by {name}", rank=rank)
+    return signal_failure(-exit_code, rank)

@@ -58,7 +58,8 @@ MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that
 # SIGTERM, Slurm is cancelling the job, or requeues it by itself.
 # A second shell watches the leader. Whatever stops the leader and not this shell is no suspension of
 # the job, so the leader is woken. It says by SIGUSR1 that it gets on; one that hangs is killed. From
-# the first line on, that signal ends neither shell.
+# the first line on, that signal ends neither shell. A signal may come when a process has just ended,
+# or has been ended by Slurm with the job, of which `kill` would say that there is none.
 LEADER_LINES = """\
 export {shell_variable}=$$
 trap : USR1
@@ -75,13 +76,13 @@ trap '' USR1
     done
 ) 2>/dev/null &
 watcher=$!
-trap 'kill -USR1 $watcher' USR1
-trap 'kill -USR2 $leader' USR2
-trap 'is_ended_by_slurm=1; kill -TERM $leader' TERM
+trap 'kill -USR1 $watcher 2>/dev/null' USR1
+trap 'kill -USR2 $leader 2>/dev/null' USR2
+trap 'is_ended_by_slurm=1; kill -TERM $leader 2>/dev/null' TERM
 while kill -0 $leader 2>/dev/null; do wait $leader; done
 wait $leader
 code=$?
-kill $watcher
+kill $watcher 2>/dev/null
 [ $code -le {last_code} ] || [ $is_ended_by_slurm ] && exit $code
 echo "the leader ended with code $code; the job is to be requeued"
 exec {revive}"""

@@ -181,6 +181,30 @@ def test_the_end_of_a_step_is_named(name: str) -> None:
     assert causes[:1] == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("Exited with exit code 137", "ended by SIGKILL"),
+        ("Exited with exit code 139", "ended by SIGSEGV"),
+        ("Segmentation fault (core dumped)", "ended by SIGSEGV"),
+    ],
+)
+def test_a_rank_that_was_killed_is_so_in_a_container_too(
+    tmp_path: Path, how: str, message: str
+) -> None:
+    """A container's command ends with 128 and the number of the signal."""
+    output = f"srun: error: n2: task 1: {how}\n"
+    (failure,) = launcher().observed_failures(TrialFolder(tmp_path), output)
+    assert (failure.kind, failure.rank, failure.host) == ("Killed", 1, "n2")
+    assert failure.message == message
+
+
+def test_a_rank_may_exit_with_the_code_of_a_signal(tmp_path: Path) -> None:
+    output = "srun: error: n2: task 1: Exited with exit code 137\n"
+    (failure,) = launcher(prefix=()).observed_failures(TrialFolder(tmp_path), output)
+    assert (failure.kind, failure.message) == ("Exited", "with code 137")
+
+
 def test_only_scancel_is_somebodys_wish() -> None:
     wished = {
         name

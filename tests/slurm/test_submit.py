@@ -416,17 +416,31 @@ class TestTheEndOfABatchScript:
             ("exit 70", 0, ["lead", "revive"]),
             ("kill -STOP $$; exit 1", 1, ["lead"]),  # it is woken
             ("sleep 0.3; kill -TERM $PPID; sleep 9", 143, ["lead"]),  # Slurm ends the job
+            (
+                "trap '' TERM; pkill -P $PPID; sleep 0.2; exit 1",
+                1,
+                ["lead"],
+            ),  # Slurm ends the watcher
             ("exec sleep 99", 0, ["lead", "revive"]),  # it hangs, and is killed
             (f"for beat in {{1..20}}; do {BEAT}; sleep 0.1; done; exit 1", 1, ["lead"]),
         ],
     )
     def test_requeues_a_job_whose_leader_did_not_mean_to_end(
-        self, leader: str, code: int, actions: list[str], script: Path, tmp_path: Path
+        self,
+        leader: str,
+        code: int,
+        actions: list[str],
+        script: Path,
+        tmp_path: Path,
+        results: Results,
     ) -> None:
+        """Its log doesn't say of a process that was to get a signal that it is gone."""
         environment = {**os.environ, "SLURM_JOB_ID": "71", "LEADER": leader}
         ended = subprocess.run(["bash", script], env=environment, check=False)
         assert ended.returncode == code
         assert (tmp_path / "actions").read_text().split() == actions
+        (log,) = results.path.rglob("71.log")
+        assert "No such process" not in log.read_text(encoding="utf-8")
 
     def test_passes_signals_on(self, script: Path, tmp_path: Path) -> None:
         """Slurm may send several; the leader handles them as long as it needs."""
