@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from harness.core.errors import BadInput, Interrupted
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
+from harness.core.text import ranges
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
@@ -23,6 +25,7 @@ from harness.spec.cell import Trial
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
+READERS = 8  # files of ranks that are read at the same time: a shared file system takes its time
 INTERRUPTED = Interrupted.__name__
 # What ranks report of which another is the cause: it is gone, or they waited for it in vain.
 PEER_FAILURES = {
@@ -169,16 +172,27 @@ def read_rank_files(folder: TrialFolder, world_size: int) -> RankFiles:
     results = []
     unreadable = []
     missing = []
-    for rank in range(world_size):
-        path = folder.result_path(rank)
-        if not path.exists():
-            missing.append(rank)
-            continue
-        try:
-            results.append(read_rank_result(path))
-        except BadInput as error:
-            unreadable.append(Failure(kind="BadInput", message=str(error), rank=rank))
+    with ThreadPoolExecutor(READERS) as readers:
+        outcomes = readers.map(lambda rank: _read_result(folder, rank), range(world_size))
+        for rank, outcome in enumerate(outcomes):
+            if outcome is None:
+                missing.append(rank)
+            elif isinstance(outcome, Failure):
+                unreadable.append(outcome)
+            else:
+                results.append(outcome)
     return RankFiles(results=results, unreadable=unreadable, missing=missing)
+
+
+def _read_result(folder: TrialFolder, rank: int) -> RankResult | Failure | None:
+    """Return the result of a rank, the failure to read it, or None if it left none."""
+    path = folder.result_path(rank)
+    if not path.exists():
+        return None
+    try:
+        return read_rank_result(path)
+    except BadInput as error:
+        return Failure(kind="BadInput", message=str(error), rank=rank)
 
 
 def first_cause(
@@ -194,7 +208,7 @@ def first_cause(
     # What the ranks themselves caught and wrote into their results.
     reported = [result.failure for result in files.results if result.failure]
     of_ranks = [failure for failure in reported if failure.kind not in PEER_FAILURES]
-    disconnected = [_with_missing(failure, files.missing) for failure in reported]
+    disconnected = _with_missing(reported, files.missing)
     # Ranks that ended without a result. A rank that has written one and is then ended was well.
     ended = []
     for failure in observed_failures:
@@ -212,15 +226,15 @@ def first_cause(
     return None
 
 
-def _with_missing(failure: Failure, missing: Sequence[int]) -> Failure:
-    """Return the failure of a rank that lost a connection, with the ranks that left no result.
+def _with_missing(failures: Sequence[Failure], missing: Sequence[int]) -> Sequence[Failure]:
+    """Return failures of ranks that lost a connection, with the ranks that left no result.
 
     One of them is most likely the other end.
     """
     if not missing:
-        return failure
-    ranks = ", ".join(str(rank) for rank in missing)
-    return replace(failure, message=f"{failure.message}; no result of rank {ranks}")
+        return failures
+    suffix = f"; no result of rank {ranges(missing)}"
+    return [replace(failure, message=failure.message + suffix) for failure in failures]
 
 
 def _lost_ranks(folder: TrialFolder, missing: Sequence[int]) -> list[Failure]:

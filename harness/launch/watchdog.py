@@ -5,20 +5,26 @@ whose helper on a node was killed, would keep the nodes until the trial's time-o
 is stopped fails in no way at all.
 
 Files are looked at, not processes, because ranks may run on other nodes. While training gets on,
-that is two files every few seconds, however many ranks there are.
+that is two files every few seconds, however many ranks there are. While it does not, it is also when
+each heartbeat was written, twice in the time between two of a rank; only that of a silent rank is
+read.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
+from harness.core.text import ranges
 from harness.records.files import read_rank_result
 from harness.records.record import Failure
-from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeats
+from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeat
 
 LOOK_SECONDS = 2.0  # between two looks
 # That a launcher has to end once a rank has failed, or all have ended. torchrun and Slurm both give
@@ -56,8 +62,10 @@ class Watchdog:
         self._looked_at = clock()
         self._first_result_at: float | None = None
         self._progress_changed: tuple[int, float] = (0, self._looked_at)
-        # By rank: the time of its last heartbeat, and when that was seen for the first time.
-        self._heartbeats: dict[int, tuple[float, float]] = {}
+        self._sound_results: set[str] = set()  # names of results that report no error
+        self._heartbeats_due = self._looked_at  # when they are looked at again
+        # By name of the file: when it was modified last, and when that was seen for the first time.
+        self._heartbeats: dict[str, tuple[int, float]] = {}
 
     def look(self) -> Verdict | None:
         """Return why the trial is to be ended, None if it may go on or there was a look just now."""
@@ -75,39 +83,42 @@ class Watchdog:
 
     def _hanging_launcher(self, now: float) -> Verdict | None:
         """Return the verdict on a launcher that still runs long after it should have ended."""
-        ended_ranks = self._ended_ranks()
-        if not ended_ranks:
+        results = self._result_names()
+        if not results:
             return None
         if self._first_result_at is None:
             self._first_result_at = now
         if now < self._first_result_at + LAUNCHER_SECONDS:
             return None
-        if len(ended_ranks) < self._world_size and not self._is_any_failed(ended_ranks):
+        if len(results) < self._world_size and not self._is_any_failed(results):
             return None
-        missing = sorted(set(range(self._world_size)) - set(ended_ranks))
+        ranks = range(self._world_size)
+        missing = [rank for rank in ranks if self._folder.result_path(rank).name not in results]
         if not missing:
             return Verdict(reason="all ranks have ended, and the launcher has not")
-        listed = ", ".join(str(rank) for rank in missing)
-        return Verdict(reason=f"a rank has failed, and the launcher has not ended rank {listed}")
+        reason = f"a rank has failed, and the launcher has not ended rank {ranges(missing)}"
+        return Verdict(reason=reason)
 
-    def _ended_ranks(self) -> list[int]:
-        """Return the ranks that have left a result, as every rank does that ends by itself."""
-        ranks = range(self._world_size)
-        names = {path.name for path in self._folder.path.glob("rank*.json")}
-        return [rank for rank in ranks if self._folder.result_path(rank).name in names]
+    def _result_names(self) -> set[str]:
+        """Return the names of the results that ranks have left, as every rank does that ends by
+        itself.
+        """
+        return {path.name for path in self._folder.path.glob("rank*.json")}
 
-    def _is_any_failed(self, ranks: Collection[int]) -> bool:
-        """Return whether any of these ranks reports an error, other than that it was interrupted.
+    def _is_any_failed(self, results: set[str]) -> bool:
+        """Return whether any of these results reports an error, other than that its rank was
+        interrupted.
 
         Ranks that are interrupted end one after the other, as they save different shards.
         """
-        for rank in ranks:
+        for name in results - self._sound_results:
             try:
-                failure = read_rank_result(self._folder.result_path(rank)).failure
+                failure = read_rank_result(self._folder.path / name).failure
             except BadInput:
                 continue
             if failure is not None and failure.kind != Interrupted.__name__:
                 return True
+            self._sound_results.add(name)
         return False
 
     def _silent_rank(self, now: float) -> Verdict | None:
@@ -119,13 +130,19 @@ class Watchdog:
         if not self._is_progress_stale(now):
             self._heartbeats.clear()
             return None
-        ended_ranks = set(self._ended_ranks())
-        for beat in read_heartbeats(self._folder.heartbeat_folder):
-            last_beat, seen_at = self._heartbeats.get(beat.rank, (None, now))
-            if beat.at != last_beat:
+        if now < self._heartbeats_due:
+            return None
+        self._heartbeats_due = now + heartbeat_seconds(self._world_size) / 2
+        results = self._result_names()  # a rank's has the same name as its heartbeat
+        for name, modified in _modification_times(self._folder.heartbeat_folder):
+            last_modified, seen_at = self._heartbeats.get(name, (None, now))
+            if modified != last_modified:
                 seen_at = now
-            self._heartbeats[beat.rank] = (beat.at, seen_at)
-            if beat.rank not in ended_ranks and now > seen_at + SILENCE_SECONDS:
+            self._heartbeats[name] = (modified, seen_at)
+            if name in results or now <= seen_at + SILENCE_SECONDS:
+                continue
+            beat = read_heartbeat(self._folder.heartbeat_folder / name)
+            if beat is not None:
                 message = f"no sign of life for {now - seen_at:.0f} s; at its last one, {beat}"
                 failure = failure_of(beat, "Unresponsive", message, self._folder)
                 return Verdict(reason=str(failure), failure=failure)
@@ -140,6 +157,18 @@ class Watchdog:
         if modified != self._progress_changed[0]:
             self._progress_changed = (modified, now)
         return now > self._progress_changed[1] + STALE_SECONDS
+
+
+def _modification_times(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the name of each heartbeat in a folder and when it was written, in nanoseconds.
+
+    A folder that is not there yet has none. Files that are still being written begin with a dot; one
+    of a rank that was killed would stay as it is.
+    """
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                yield entry.name, entry.stat().st_mtime_ns
 
 
 def failure_of(beat: Heartbeat, kind: str, message: str, folder: TrialFolder) -> Failure:

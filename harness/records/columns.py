@@ -170,9 +170,9 @@ def _read_column(archive: zipfile.ZipFile, name: str, column: Column) -> Numbers
     return np.frombuffer(values, dtype=dtype)
 
 
-def beside(header_path: Path) -> Opener:
-    """Return what opens the files beside a header."""
-    return lambda name: header_path.with_name(name).open("rb")
+def beside(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) -> Opener:
+    """Return what opens the files beside a header, of which it reads so many bytes at once."""
+    return lambda name: header_path.with_name(name).open("rb", buffer_bytes)
 
 
 def in_memory(fetch: Callable[[str], bytes]) -> Opener:

@@ -71,6 +71,8 @@ RECORD_FORMAT = FileFormat(
 RANK_RESULT_FORMAT = FileFormat(
     name="rank's result", remedy="harness run --force measures it again", sealed_since=0
 )
+# The columns of a rank are all read: at once, because a shared file system takes its time for each.
+RANK_BUFFER_BYTES = 2**18
 RECORD_FILE = TrialFolder(Path()).record_path.name
 TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
 
@@ -392,7 +394,8 @@ def read_rank_result(path: Path) -> RankResult:
         content = dict(opened.content)
         described: ColumnFile | None = decode_value(ColumnFile | None, content.pop("columns", None))
         if described is not None:
-            put_series([content], read_columns(beside(path), described, described.columns))
+            open_file = beside(path, buffer_bytes=RANK_BUFFER_BYTES)
+            put_series([content], read_columns(open_file, described, described.columns))
         result: RankResult = decode_value(RankResult, content)
         problem = rank_problem(result)
     except OSError as error:

@@ -21,6 +21,9 @@ PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")
 FAILED_RANKS_FORMAT = FileFormat(name="list of failed ranks")
 MAX_RANK_DIGITS = 9  # of a rank's number in the keys of a file
+BEATS_PER_SECOND = 16  # of all ranks together, as far as MAX_BEAT_SECONDS allows
+MIN_BEAT_SECONDS = 2.0
+MAX_BEAT_SECONDS = 60.0  # between two heartbeats of a rank, so that none is silent for minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +76,9 @@ class Heartbeat:
 def heartbeat_seconds(world_size: int) -> float:
     """Return the seconds between two heartbeats of a rank.
 
-    Many ranks have slower hearts, so that a shared folder gets at most 16 small files a second.
+    Many ranks have slower hearts, so that a shared folder gets few small files a second.
     """
-    return max(2.0, world_size / 16)
+    return min(MAX_BEAT_SECONDS, max(MIN_BEAT_SECONDS, world_size / BEATS_PER_SECOND))
 
 
 def read_heartbeats(folder: Path) -> list[Heartbeat]:
@@ -83,11 +86,15 @@ def read_heartbeats(folder: Path) -> list[Heartbeat]:
 
     What can't be read is left out: it belongs to a trial that is just being ended.
     """
-    beats = []
-    for path in folder.glob("rank*.json"):
-        with suppress(BadInput, OSError):
-            beats.append(decode_file(Heartbeat, path, HEARTBEAT_FORMAT))
-    return sorted(beats, key=lambda beat: beat.rank)
+    beats = [read_heartbeat(path) for path in folder.glob("rank*.json")]
+    return sorted((beat for beat in beats if beat is not None), key=lambda beat: beat.rank)
+
+
+def read_heartbeat(path: Path) -> Heartbeat | None:
+    """Return the last heartbeat of a rank, None if it can't be read."""
+    with suppress(BadInput, OSError):
+        return decode_file(Heartbeat, path, HEARTBEAT_FORMAT)
+    return None
 
 
 def read_progress_file(

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from harness.analysis.classes import ClassScore, Mistake, class_scores, mistakes
 from harness.core.logs import open_log, read_tail
@@ -24,6 +25,9 @@ from harness.records.files import copy_record
 from harness.records.record import Record
 
 LOG_BYTES = 2**20  # at most, of the end of each log
+# Of a trial with more logs, most are in an archive, because MLflow takes files one by one.
+MOST_LOGS = 65
+ARCHIVE = "ranks.zip"
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
 RECORD_FILE = "record.json"
 ENVIRONMENT_FILE = "environment.json"
@@ -57,14 +61,39 @@ def collect_files(
     if record.rank0:
         text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
-    for log in sorted(trial_folder.log_folder.glob("*.log")):
-        (target / "logs").mkdir(exist_ok=True)
-        (target / "logs" / log.name).write_text(clean(tail_of(log)), encoding="utf-8")
+    _collect_logs(record, trial_folder, target, clean)
     if trial_folder.mllog_path.exists():
         text = tail_of(trial_folder.mllog_path)
         (target / trial_folder.mllog_path.name).write_text(clean(text), encoding="utf-8")
     _collect_classes(record, target, clean)
     _collect_profile(trial_folder, target, clean)
+
+
+def _collect_logs(
+    record: Record, trial_folder: TrialFolder, target: Path, clean: Callable[[str], str]
+) -> None:
+    """Write the end of each log.
+
+    Of many ranks, that is the launcher's, rank 0's, and that of the rank that failed; all of them are
+    in an archive, of as many bytes together as the most logs outside of one.
+    """
+    logs = sorted(trial_folder.log_folder.glob("*.log"))
+    if not logs:
+        return
+    folder = target / "logs"
+    folder.mkdir()
+    shown = logs
+    if len(logs) > MOST_LOGS:
+        of_failure = record.failure.log if record.failure else None
+        names = {trial_folder.launch_log.name, trial_folder.rank_log(0).name}
+        names.add(Path(of_failure or "").name)
+        shown = [log for log in logs if log.name in names]
+        limit = MOST_LOGS * LOG_BYTES // len(logs)
+        with ZipFile(folder / ARCHIVE, "w", ZIP_DEFLATED) as archive:
+            for log in logs:
+                archive.writestr(log.name, clean(tail_of(log, limit)))
+    for log in shown:
+        (folder / log.name).write_text(clean(tail_of(log)), encoding="utf-8")
 
 
 def _collect_classes(record: Record, target: Path, clean: Callable[[str], str]) -> None:
@@ -123,8 +152,8 @@ def _collect_profile(trial_folder: TrialFolder, target: Path, clean: Callable[[s
                     shutil.copyfileobj(file, copy)
 
 
-def tail_of(log: Path) -> str:
-    """Return the last LOG_BYTES of a log, from the beginning of a line.
+def tail_of(log: Path, limit: int = LOG_BYTES) -> str:
+    """Return the last `limit` bytes of a log, from the beginning of a line.
 
     A log that is cut begins with a line that says so. Of one that leads out of the trial's folder
     there is only a line that says that. Bytes that are no UTF-8 are replaced.
@@ -132,10 +161,10 @@ def tail_of(log: Path) -> str:
     try:
         with open_log(log) as file:
             size = os.fstat(file.fileno()).st_size
-            text = read_tail(file, LOG_BYTES)
+            text = read_tail(file, limit)
     except OSError as error:
         return f"[left out: {error.strerror}]\n"
-    if size <= LOG_BYTES:
+    if size <= limit:
         return text
     whole_lines = text.partition("\n")[2]
-    return f"[the last {LOG_BYTES} of {size} bytes]\n{whole_lines}"
+    return f"[the last {limit} of {size} bytes]\n{whole_lines}"

@@ -29,11 +29,16 @@ END_SECONDS = 1.0  # that a heartbeat which is being written has to end
 
 @contextmanager
 def heartbeats(path: Path, ranks: Ranks, state: TrainingState) -> Iterator[None]:
-    """Write a rank's heartbeats to `path` while the block lasts, each in place of the last."""
+    """Write a rank's heartbeats to `path` while the block lasts, each in place of the last.
+
+    Ranks that begin at the same time take turns from their second heartbeat on.
+    """
     ended = threading.Event()
+    period = heartbeat_seconds(ranks.world_size)
 
     def beat() -> None:
         """Write heartbeats until the block ends; one that can't be written is missed."""
+        pause = period * (ranks.rank + 1) / ranks.world_size
         while not ended.is_set():
             with suppress(OSError):
                 heartbeat = Heartbeat(
@@ -45,7 +50,8 @@ def heartbeats(path: Path, ranks: Ranks, state: TrainingState) -> Iterator[None]
                     at=time.time(),
                 )
                 write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
-            ended.wait(heartbeat_seconds(ranks.world_size))
+            ended.wait(pause)
+            pause = period
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

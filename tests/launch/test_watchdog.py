@@ -13,7 +13,7 @@ from harness.launch import watchdog
 from harness.launch.watchdog import Verdict, Watchdog, describe_stall, find_straggler
 from harness.records.files import write_record
 from harness.records.record import Failure, RankResult
-from harness.records.running import Heartbeat, read_heartbeats
+from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeats
 from harness.training import heartbeat
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -88,6 +88,17 @@ class TestARankThatIsSilent:
         assert verdict.failure is not None
         assert str(verdict.failure).startswith("rank 1 on n2: Unresponsive: no sign of life for 30")
         assert verdict.failure.log == "logs/rank1.log"
+
+    def test_is_not_what_a_rank_left_that_was_killed_while_it_wrote(self, watched: Watched) -> None:
+        watched.beat(0)
+        (watched.folder.heartbeat_folder / ".rank0.json.x1").write_text(json.dumps(asdict(BEAT)))
+        assert watched.wait(1000, 0, 1) is None
+
+    def test_is_not_assumed_between_two_heartbeats(self) -> None:
+        """However many ranks there are."""
+        periods = [heartbeat_seconds(ranks) for ranks in (1, 64, 1024, 100_000)]
+        assert periods == [2.0, 4.0, 60.0, 60.0]
+        assert watchdog.MISSED_BEATS * max(periods) < watchdog.SILENCE_SECONDS
 
     def test_is_not_assumed_of_one_that_has_ended(self, watched: Watched) -> None:
         watched.wait(100, 0, 1)

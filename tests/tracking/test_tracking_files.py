@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -31,9 +32,7 @@ def test_no_secret_is_delivered(
     )
     failed = make_record(seed=1, status="failed")
     assert failed.failure
-    failed = dataclasses.replace(
-        failed, failure=dataclasses.replace(failed.failure, message=f"bad token {secret}")
-    )
+    failed = replace(failed, failure=replace(failed.failure, message=f"bad token {secret}"))
     write_sweep(
         folder, [record, failed], logs=f"token={secret} and https://you:swordfish@example.org/y\n"
     )
@@ -75,6 +74,35 @@ def test_logs_are_cut_and_the_record_is_exact(
     assert scores.startswith("name,precision,recall,f1,support\ncat,0.75,0.9,")
     mistakes = artifact_text(uri, run, "classes/mistakes.csv", tmp_path / "got")
     assert mistakes == "label,predicted,count\ndog,cat,2\ncat,dog,1\neel,cat,1\n"
+
+
+def test_logs_of_many_ranks_are_one_archive(
+    folder: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside it are those that somebody looks into; all of them share the bytes that some may have."""
+    monkeypatch.setattr(artifacts, "MOST_LOGS", 4)
+    monkeypatch.setattr(artifacts, "LOG_BYTES", 100)
+    record = make_record(status="failed")
+    assert record.failure
+    failed = replace(record, failure=replace(record.failure, rank=3, log="logs/rank3.log"))
+    write_sweep(folder, [failed])
+    trial_folder = folder.trial_folder(record.trial.id)
+    trial_folder.log_folder.mkdir(exist_ok=True)
+    trial_folder.launch_log.write_text("step 1 ended\n", encoding="utf-8")
+    for rank in range(7):
+        text = f"a secret of {rank}\n" * 8  # 112 bytes
+        trial_folder.rank_log(rank).write_text(text, encoding="utf-8")
+    artifacts.collect_files(
+        failed, trial_folder, tmp_path, lambda text: text.replace("secret", "***")
+    )
+    logs = tmp_path / "logs"
+    shown = {path.name for path in logs.iterdir()}
+    assert shown == {"launch.log", "rank0.log", "rank3.log", "ranks.zip"}
+    assert (logs / "rank3.log").read_text(encoding="utf-8").count("a *** of 3\n") == 8
+    with ZipFile(logs / "ranks.zip") as archive:
+        assert len(archive.namelist()) == 8
+        text = archive.read("rank6.log").decode()
+    assert text == "[the last 50 of 112 bytes]\n" + "a *** of 6\n" * 3
 
 
 def test_a_profile_is_stored_with_its_trial_unless_it_is_too_large(
