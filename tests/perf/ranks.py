@@ -93,11 +93,11 @@ def write_results(
 
 
 def measure_look(folder: TrialFolder, ranks: int) -> float:
-    """Return the seconds of a look at a trial without progress: every rank's heartbeat is read."""
+    """Return the seconds of a look at a trial without progress: at every rank's heartbeat."""
     now = 0.0
     watchdog = Watchdog(folder, ranks, clock=lambda: now)
     seconds = 0.0
-    while now <= STALE_SECONDS + LOOK_SECONDS:
+    while now <= STALE_SECONDS:
         now += LOOK_SECONDS
         start = time.perf_counter()
         if watchdog.look() is not None:
@@ -146,7 +146,7 @@ def measure(ranks: int, steps: int) -> list[Row]:
         Row(
             name="look",
             seconds=look,
-            note=f"every {LOOK_SECONDS:g} s without progress, in the runner",
+            note=f"every {max(LOOK_SECONDS, period / 2):g} s without progress, in the runner",
         ),
         Row(name="results", seconds=results, note="once, two files a rank"),
         Row(
