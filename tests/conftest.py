@@ -158,13 +158,16 @@ def interrupts_are_heard() -> Iterator[None]:
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Cache tokenizers and empty databases in the tests' folder, not in the home of whoever runs them.
 
-    The processes of a run share it, since each has a folder of its own in that of the run.
+    The processes of a run share it, since each has a folder of its own in that of the run. Compiled
+    code outlives the run: without it, the tests would compile for minutes.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        compiled = Path(f"/tmp/harness-tests-compiled-{os.geteuid()}")
+        monkeypatch.setenv("HARNESS_COMPILE_CACHE", str(compiled))
         yield
 
 

@@ -18,10 +18,25 @@ def lock_file(
     It is waited for as long as `should_wait` says so, and for `timeout` seconds at most. Raises
     OSError where the file system has no locks.
     """
+    return _lock(file, fcntl.LOCK_EX, timeout, should_wait)
+
+
+def share_file(file: int, timeout: float) -> bool:
+    """Lock an open file, by its number, beside others that share it.
+
+    Returns False if another process has it alone for `timeout` seconds. Raises OSError as `lock_file`.
+    """
+    return _lock(file, fcntl.LOCK_SH, timeout, lambda: True)
+
+
+def _lock(
+    file: IO[Any] | int, operation: int, timeout: float, should_wait: Callable[[], bool]
+) -> bool:
+    """Lock an open file by an operation of flock; return False if that fails to the end."""
     deadline = time.monotonic() + timeout
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, operation | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if time.monotonic() > deadline or not should_wait():

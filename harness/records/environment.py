@@ -250,7 +250,7 @@ def describe_hardware() -> Hardware:
     )
 
 
-def _cpu_info() -> dict[str, str]:
+def cpu_info() -> dict[str, str]:
     """Return what Linux says of the first core, empty on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def _cpu_info() -> dict[str, str]:
 
 def _cpu_model() -> str:
     """Return the name of the CPU's model, or else of its architecture."""
-    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+    return cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
 def _cpu_version() -> str | None:
@@ -274,14 +274,14 @@ def _cpu_version() -> str | None:
 
     A virtual machine may hide the name of the CPU's model, but not these.
     """
-    info = _cpu_info()
+    info = cpu_info()
     parts = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
     return ".".join(parts) or None
 
 
 def _cpu_flags() -> str | None:
     """Return the CPU's extensions that kernels are chosen by, sorted; None where unknown."""
-    info = _cpu_info()
+    info = cpu_info()
     flags = info.get("flags") or info.get("Features") or ""
     return (
         " ".join(sorted(flag for flag in set(flags.split()) if KERNEL_FLAGS.fullmatch(flag)))

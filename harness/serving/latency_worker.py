@@ -42,7 +42,7 @@ from harness.serving.orders import (
 from harness.serving.parity import sample_differences
 from harness.serving.record import COMPILED, EAGER, LatencyGroup
 from harness.serving.trained import load_trained
-from harness.training import worker
+from harness.training import compile_cache, worker
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from workloads.base import Workload
@@ -74,6 +74,8 @@ def measure_groups(
     Raises NotApplied if an exported model computes something else at one of them.
     """
     cell = assignment.trial.cell
+    compile_cache.share_cache(cell.workload.uses, device)
+    compile_cache.share_headers(device)
     samples = workload.splits().test
     checkpoint, base_folder = Path(order.checkpoint), Path(assignment.base_folder)
     eager = load_trained(workload, cell, base_folder, checkpoint, device)

@@ -106,7 +106,12 @@ def build_trial(
     """
     cell, seed = assignment.trial.cell, assignment.trial.seed
     axes = cell.axes
-    compiler = Compiler(axes, folder.compiler_cache(mesh.ranks.rank))
+    compiler = Compiler(
+        axes,
+        folder.compiler_cache(mesh.ranks.rank),
+        workload=cell.workload.uses,
+        device=mesh.device,
+    )
     with state.timed("data"):
         splits, page_cache = _load_splits(workload, axes, mesh)
     check_validation_set(cell.stop, workload, splits)

@@ -14,16 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from harness.core.errors import NotApplied, one_line
 from harness.records.record import Compiled
 from harness.spec.axes import Axes
+from harness.training import compile_cache
 
 # The axis `dynamic` as torch.compile takes it; None is torch's own rule.
 DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
-# Where Inductor and Triton keep what they have compiled; both are read when compiling begins.
-CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 DISABLING_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 
@@ -32,11 +32,14 @@ class Compiler:
     """Compiles a model, and counts what is compiled in this process; for eager, it does nothing.
 
     `cold_cache` is a folder of this rank's own. If the axes ask for a cold cache, it is emptied and
-    used instead of the one that all trials share.
+    used instead of the one that all trials of `workload` share, which is named as a sweep's `uses`.
     """
 
-    def __init__(self, axes: Axes, cold_cache: Path) -> None:
+    def __init__(
+        self, axes: Axes, cold_cache: Path, *, workload: str, device: torch.device
+    ) -> None:
         self.axes = axes
+        self.device = device
         self.seconds = 0.0  # spent compiling, so far
         self.recompiles = 0
         self._compile_start = 0.0
@@ -46,14 +49,14 @@ class Compiler:
             return
         if axes.cache == "cold":
             _use_empty_cache(cold_cache)
+        else:
+            compile_cache.share_cache(workload, device)
         self._count_compilations()
 
     def __call__(self, model: nn.Module) -> nn.Module:
         """Return `model`, to be compiled at its first step if the axes ask for it."""
         if self._is_eager:
             return model
-        import torch
-
         compiled_model = getattr(model, "module", model)  # DDP wraps it
         forward = type(compiled_model).forward
         self._has_own_forward = not forward.__module__.startswith("torch.")
@@ -73,8 +76,6 @@ class Compiler:
         """
         if self._is_eager:
             return nullcontext()
-        import torch
-
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
 
@@ -88,6 +89,7 @@ class Compiler:
     def _on_compile_start(self, compilation: Any) -> None:
         """Note when a compilation starts, and whether its code has been compiled before."""
         self._compile_start = time.perf_counter()
+        compile_cache.share_headers(self.device)  # now, as this imports what compiling needs
         # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
         _, _, number = compilation.compile_id.rpartition("/")
         # Parts of a compilation, such as Triton's, report themselves too and are not counted.
@@ -115,7 +117,7 @@ class Compiler:
                 f"execution=compile had no effect: torch.compile compiled no graph;"
                 f" {self._likely_cause()}"
             )
-        cache_hits = int(counters["inductor"]["fxgraph_cache_hit"])
+        cache_hits = self._count("fxgraph_cache_hit")
         if cache_hits and self.axes.cache == "cold":
             raise NotApplied(f"cache=cold had no effect: {cache_hits} graphs came from a cache")
         breaks = {}
@@ -127,8 +129,21 @@ class Compiler:
             recompiles=self.recompiles,
             seconds=self.seconds,
             cache_hits=cache_hits,
-            cache_misses=int(counters["inductor"]["fxgraph_cache_miss"]),
+            cache_misses=self._count("fxgraph_cache_miss"),
         )
+
+    def release_cache(self, *, is_local_rank_0: bool) -> None:
+        """Let go of the shared cache; one rank of a node clears it if it has added to it."""
+        has_added = is_local_rank_0 and self._count("fxgraph_cache_miss") > 0
+        compile_cache.release(clear_surplus=has_added)
+
+    def _count(self, name: str) -> int:
+        """Return one of Inductor's own counts in this process, 0 for eager."""
+        if self._is_eager:
+            return 0
+        from torch._dynamo.utils import counters
+
+        return int(counters["inductor"][name])
 
     def _likely_cause(self) -> str:
         """Return why no graph may have been compiled, and what to change."""
@@ -149,5 +164,5 @@ class Compiler:
 def _use_empty_cache(folder: Path) -> None:
     """Empty the folder, and have all compilers of this process cache there."""
     shutil.rmtree(folder, ignore_errors=True)
-    for variable in CACHE_VARIABLES:
+    for variable in compile_cache.CACHE_VARIABLES:
         os.environ[variable] = str(folder.absolute())

@@ -135,6 +135,7 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
         if assignment.profile:
             trace_steps(parts, state, assignment.profile.steps)
             result = replace(result, phases=dict(state.phases))
+        parts.compiler.release_cache(is_local_rank_0=ranks.local_rank == 0)
         del parts, trainer  # the process group ends after them
         gc.collect()
     return result

@@ -35,7 +35,9 @@ def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     axes = Axes(**{"batch_size": 32, **settings})
     strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH)
     model = build_model(workload, axes, CPU)
-    return strategy.prepare(model, workload, Compiler(axes, Path("unused")), HostClock())
+    return strategy.prepare(
+        model, workload, Compiler(axes, Path("unused"), workload="mlp", device=CPU), HostClock()
+    )
 
 
 def line_fit() -> LineFit:

@@ -20,6 +20,7 @@ from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
 from harness.slurm.doctor.checks import Check, check_all_reduce, make_check
 from harness.slurm.doctor.node import installed_software
 from harness.spec.cluster import Profile, available_slots
+from harness.training import compile_cache
 
 GIB = 2**30  # bytes
 MAX_RANKS = 2  # of the all-reduce
@@ -58,8 +59,20 @@ def examine_machine(
         make_check(
             "folder", [], f"{results.path.absolute()} can be written; {free:.0f} GiB are free"
         ),
+        _describe_compile_cache(),
         check_all_reduce(result),
     ]
+
+
+def _describe_compile_cache() -> Check:
+    """Return how much compiled code trials share; fails if the limit is no number."""
+    try:
+        folder, limit = compile_cache.root(), compile_cache.size_limit()
+    except BadInput as error:
+        return make_check("compiled", [str(error)], "")
+    used = sum(entry.size for entry in compile_cache.list_entries(folder))
+    detail = f"{folder} holds {used / 1e9:.2g} of at most {limit / 1e9:g} GB"
+    return make_check("compiled", [], detail)
 
 
 def make_folder(results: Results) -> Path:

@@ -1,0 +1,303 @@
+"""Finds the folder in which trials share what torch's compilers have compiled, and bounds its size.
+
+    ~/.cache/distributed-training-harness/compile/
+      torch-2.13.0+cpu-9f86d081884c7d65/   of one environment: what torch's own keys leave out
+        environment.json                   what that is, for people
+        headers/                           of C++, precompiled for the kernels of all workloads
+        mlp/                               graphs and kernels of a workload
+        mlp.lock                           locked by ranks that use mlp/; its time is that of their start
+
+Torch looks a graph up by its own code, its configuration, the graph and the GPU. That leaves out the
+C++ compiler, the C library and the CPU, which differ between nodes and containers that share a home,
+and ATEN_CPU_CAPABILITY: under another limit torch takes loops that advance by 16 numbers, compiles
+them for registers of 8, and computes half of a result.
+
+HARNESS_COMPILE_CACHE names another folder than `compile`, such as one on a node's own disk.
+TORCHINDUCTOR_CACHE_DIR does not, as what is found there would be taken whatever made it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.errors import BadInput
+from harness.core.locks import share_file
+from harness.core.packages import installed_version
+from harness.core.paths import cache_folder, safe_folder_name, write_atomically
+from harness.core.private import FILE_MODE, make_private_folder
+from harness.records.environment import cpu_info
+
+if TYPE_CHECKING:  # commands that only list what there is load no torch
+    import torch
+
+# Where Inductor and Triton keep what they have compiled; both are read when compiling begins.
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+ROOT_VARIABLE = "HARNESS_COMPILE_CACHE"
+LIMIT_VARIABLE = "HARNESS_COMPILE_CACHE_GB"
+DEFAULT_LIMIT = 5.0  # GB
+HEADERS = "headers"
+LOCK_TIMEOUT = 60.0  # seconds that a folder which is being removed is waited for
+COMPILER_TIMEOUT = 30.0  # seconds in which the C++ compiler names its version
+
+# Of this process, as numbers: a process that a forkserver forks has all inherited files closed, and
+# a file object would close whatever has got the same number since.
+_cache_lock: int | None = None
+_headers: Path | None = None  # which the process that has forked this one may have found
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is removed at once: a workload's folder in one environment, or the headers."""
+
+    folder: Path
+    used_at: float  # seconds since the epoch
+    size: int  # bytes
+
+
+def root() -> Path:
+    """Return the folder of all environments, which only its owner may enter.
+
+    A user whose home can't be written has it in /tmp. Raises BadInput if it belongs to another user
+    or the one that the environment names can't be made.
+    """
+    configured = os.environ.get(ROOT_VARIABLE)
+    if configured:
+        return _private_root(Path(configured).absolute())
+    with suppress(BadInput, RuntimeError):  # of a user without a home
+        return _private_root(cache_folder() / "compile")
+    return _private_root(Path(f"/tmp/harness-compile-{os.geteuid()}"))
+
+
+def _private_root(folder: Path) -> Path:
+    """Make a folder that only its owner may enter, and return it; raises BadInput."""
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        raise BadInput(
+            f"{ROOT_VARIABLE}: {folder}: can't be made: {error.strerror}; allowed: a folder of yours"
+        ) from None
+    return folder
+
+
+def size_limit() -> int:
+    """Return the bytes that `root` may hold; raises BadInput if the variable is no such number."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        limit = float(text or DEFAULT_LIMIT)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise BadInput(f"{LIMIT_VARIABLE}: found {text!r}; allowed: gigabytes, such as 5")
+    return int(limit * 1e9)
+
+
+def describe_environment(device: torch.device) -> dict[str, str]:
+    """Return what decides about compiled code and is no part of torch's own keys.
+
+    The GPU is among its keys, and is named for people. Where torch and Python lie is in the commands
+    that compile kernels: elsewhere, a graph would be found and its kernels compiled all the same.
+    """
+    import torch
+
+    info = cpu_info()
+    names = ("vendor_id", "model name", "cpu family", "model")
+    return {
+        "python": f"{platform.python_version()} {sys.implementation.cache_tag}",
+        "python_headers": sysconfig.get_path("include"),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "torch_folder": str(Path(torch.__file__).parent),
+        "triton": installed_version("triton") or "none",
+        "device": _device_name(device),
+        "cpu": " ".join(info.get(name, "") for name in names),
+        "cpu_flags": info.get("flags") or info.get("Features") or platform.machine(),
+        # Inductor writes its kernels for as many lanes as these allow.
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability_limit": os.environ.get("ATEN_CPU_CAPABILITY", ""),
+        "compiler": _compiler_version(os.environ.get("CXX") or "g++"),
+        "libc": " ".join(platform.libc_ver()),
+    }
+
+
+def environment_folder(parent: Path, environment: Mapping[str, str]) -> Path:
+    """Return the folder of an environment, which is named by torch's version and a digest."""
+    content = json.dumps(environment, sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    version = environment["torch"].partition(" ")[0]
+    return parent / f"torch-{version}-{digest}"
+
+
+def share_cache(workload: str, device: torch.device) -> None:
+    """Have torch's compilers cache in the folder that trials of a workload share.
+
+    It stays as long as this process, or until `release`. Raises BadInput if there can't be one.
+    """
+    global _cache_lock
+    folder = _environment_folder(device) / safe_folder_name(workload)
+    _cache_lock = _hold(folder)
+    for variable in CACHE_VARIABLES:
+        os.environ[variable] = str(folder)
+
+
+def share_headers(device: torch.device) -> None:
+    """Have Inductor keep the headers that it precompiles where no other user can write.
+
+    Its own place for them is in /tmp and is never cleared. A trial with an empty cache shares them
+    too: they take seconds and 150 MB each, and have nothing of its model. Those that the process
+    which has forked this one has found are used as long as they are there.
+    """
+    global _headers
+    if _headers is not None and _headers.is_dir():
+        return
+    from torch._inductor import codecache
+
+    if not hasattr(codecache, "_HEADER_DIR"):  # in another version of torch
+        return
+    _headers = _environment_folder(device) / HEADERS
+    _hold(_headers)
+    codecache._HEADER_DIR = str(_headers)
+    codecache._HEADER_LOCK_DIR = str(_headers / "locks")
+    codecache._precompile_header.cache_clear()
+
+
+@contextmanager
+def caching_with_headers(device: torch.device) -> Iterator[None]:
+    """Let what is compiled in the block, and belongs to no workload, be cached with the headers."""
+    share_headers(device)
+    variable = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(variable)
+    if _headers is not None:
+        os.environ[variable] = str(_headers)
+    try:
+        yield
+    finally:
+        os.environ.pop(variable, None)  # torch sets it to the folder that it uses
+        if before is not None:
+            os.environ[variable] = before
+
+
+def release(*, clear_surplus: bool) -> None:
+    """Let go of the workload's folder; with `clear_surplus`, bring `root` below its limit.
+
+    What was used longest ago goes first. Raises BadInput if the limit is no number.
+    """
+    global _cache_lock
+    if _cache_lock is None:
+        return
+    os.close(_cache_lock)
+    _cache_lock = None
+    if clear_surplus:
+        clear(root(), size_limit())
+
+
+def list_entries(parent: Path) -> list[Entry]:
+    """Return what the caches of all environments hold, that which was used longest ago first."""
+    entries = []
+    for lock in parent.glob("*/*.lock"):
+        folder = lock.with_suffix("")
+        if folder.is_dir():
+            entries.append(Entry(folder, lock.stat().st_mtime, _size(folder)))
+    return sorted(entries, key=lambda entry: entry.used_at)
+
+
+def clear(parent: Path, limit: int) -> list[Path]:
+    """Remove what was used longest ago until `limit` bytes are left; return the folders.
+
+    What a process uses stays.
+    """
+    entries = list_entries(parent)
+    total = sum(entry.size for entry in entries)
+    removed = []
+    for entry in entries:
+        if total <= limit:
+            break
+        if _remove(entry.folder):
+            total -= entry.size
+            removed.append(entry.folder)
+    return removed
+
+
+def _environment_folder(device: torch.device) -> Path:
+    """Return the folder of this environment; only its owner may enter it, as may root."""
+    environment = describe_environment(device)
+    folder = environment_folder(root(), environment)
+    description = folder / "environment.json"
+    if not description.exists():
+        make_private_folder(folder)
+        write_atomically(description, json.dumps(environment, indent=1), durable=False)
+    return folder
+
+
+def _hold(folder: Path) -> int:
+    """Make a folder, and keep it from being removed while this process has the returned file open.
+
+    Raises BadInput if another process is removing it for longer than LOCK_TIMEOUT.
+    """
+    lock = os.open(_lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    if not share_file(lock, LOCK_TIMEOUT):
+        raise BadInput(f"{folder}: found it locked for {LOCK_TIMEOUT:.0f} s; allowed: a free one")
+    os.utime(lock)
+    make_private_folder(folder)
+    return lock
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a folder unless a process uses it; return whether it is gone."""
+    with _lock_path(folder).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        shutil.rmtree(folder)
+    return True
+
+
+def _lock_path(folder: Path) -> Path:
+    """Return the lock of a folder, which lies beside it."""
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a temporary file
+                total += Path(parent, name).lstat().st_size
+    return total
+
+
+def _device_name(device: torch.device) -> str:
+    """Return the model of a GPU with its compute capability, `cpu` for the CPU."""
+    if device.type != "cuda":
+        return device.type
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
+
+
+@cache
+def _compiler_version(compiler: str) -> str:
+    """Return what a C++ compiler says of its version, `none` where there is no compiler."""
+    command = [compiler, "--version"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILER_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return answer.stdout.partition("\n")[0]
