@@ -171,6 +171,16 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def scratch_folders_in_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make scratch folders in the tests' folder: a gate that fails keeps its logs for its user."""
+    folder = tmp_path_factory.getbasetemp() / "scratch"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield
+
+
 @pytest.fixture(scope="session")
 def libraries_loaded_once() -> None:
     """Load what breaks if it is loaded twice.

@@ -437,21 +437,29 @@ def _explain(error: Any) -> str:
 def choose(kind: Any, value: Mapping[str, Any]) -> Any:
     """Return the member of a union of dataclasses whose literal `source` is that of `value`.
 
-    Without a `source` that is the first member; a type that is no union is its own only member.
-    Raises ValueError for an unknown source. pydantic would try every member of the union and report
-    the errors of all.
+    Without a `source` that is the first member. Raises ValueError for an unknown source. pydantic
+    would try every member of the union and report the errors of all.
     """
-    members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]
+    by_source = members_by_source(kind)
     if "source" not in value:
-        return members[0]
-    by_source: dict[str, Any] = {}
-    for member in members:
-        source_type = get_type_hints(member).get("source", Literal[""])
-        by_source[get_args(source_type)[0]] = member
+        return next(iter(by_source.values()))
     source = value["source"]
     if not isinstance(source, str) or source not in by_source:
         raise ValueError(f"found {source!r}; {did_you_mean(source, by_source)}")
     return by_source[source]
+
+
+def members_by_source(kind: Any) -> dict[str, Any]:
+    """Return the members of a union of dataclasses by their literal `source`, in their order.
+
+    A type that is no union is its own only member, and the source of one that declares none is "".
+    """
+    members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]
+    by_source: dict[str, Any] = {}
+    for member in members:
+        source_type = get_type_hints(member).get("source", Literal[""])
+        by_source[get_args(source_type)[0]] = member
+    return by_source
 
 
 def parse_value(text: str, source: str) -> Any:

@@ -24,7 +24,7 @@ from harness.spec.cell import (
 )
 from harness.spec.code import describe_workload_code
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
-from harness.spec.document import Document, Key, choose, dotted
+from harness.spec.document import Document, Key, choose, dotted, members_by_source
 from harness.spec.setting_axis import CUSTOM, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
@@ -247,6 +247,7 @@ def _read_settings(
         member = choose(kind, values)
     except ValueError as error:
         raise document.error((*key, "source"), str(error)) from None
+    _refuse_keys_of_other_sources(document, kind, member, values, key)
     try:
         settings: Settings = document.validate(member, dict(values), key)
     except BadInput as error:
@@ -265,6 +266,28 @@ def _read_settings(
             message += f"; name it as --set {dotted((*key, error.setting))}=COLUMN"
         raise _settings_error(document, key, settings, message) from None
     return settings
+
+
+def _refuse_keys_of_other_sources(
+    document: Document, kind: Any, member: Any, values: Mapping[str, Any], key: Key
+) -> None:
+    """Raise BadInput for a key that the chosen source of data does not take, and another does."""
+    takers: dict[str, list[str]] = {}  # the sources that take a key
+    chosen = ""
+    for source, other in members_by_source(kind).items():
+        for setting in fields(other):
+            takers.setdefault(setting.name, []).append(source)
+        if other is member:
+            chosen = source
+    for name in values:
+        sources = takers.get(name, [chosen])
+        if chosen not in sources:
+            example = f"--set {dotted((*key, 'source'))}={sources[0]}"
+            raise document.error(
+                (*key, name),
+                f"source {chosen} takes no {name}; allowed with source {' or '.join(sources)}:"
+                f" {example}",
+            )
 
 
 def _with_paths_of_flags(document: Document, settings: Settings, key: Key) -> Settings:

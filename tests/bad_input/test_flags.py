@@ -67,7 +67,8 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (
             ["--data", "mlp=folder"],
-            "--data mlp=folder: workloads.mlp.data.path: unknown key; allowed: source, split_seed",
+            "--data mlp=folder: workloads.mlp.data.path: source digits takes no path; allowed with source"
+            " idx or mapped: --set workloads.mlp.data.source=idx",
         ),
     ],
 )
