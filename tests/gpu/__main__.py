@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.gpu.outcome import LOG, Outcome, judge, last_line, summary, write
-from tests.gpu.parts import FIRST, OPTIONAL, REQUIRED, Part, parts
+from tests.gpu.parts import DISTRIBUTIONS, FIRST, OPTIONAL, REQUIRED, Part, parts
 
 TOP = Path(__file__).resolve().parent.parent.parent
 
@@ -37,9 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [part for part in chosen if part.name in (FIRST, *options.only)]
     missing = missing_packages((*REQUIRED, *OPTIONAL))
     print(f"missing packages: {', '.join(missing) or 'none'}", flush=True)
+    for part in chosen:
+        lacking = [name for name in part.needs if name in missing]
+        if lacking:
+            print(f"  {part.name} is skipped without {', '.join(lacking)}", flush=True)
     needed = [name for name in REQUIRED if name in missing]
     if needed:
-        print(f"found no {', '.join(needed)}; needed: {', '.join(REQUIRED)}", file=sys.stderr)
+        print(f"found no {', '.join(needed)}; {how_to_install(needed)}", file=sys.stderr)
         return 2
     options.output.mkdir(parents=True, exist_ok=True)
     return try_all(chosen, options, missing)
@@ -63,6 +67,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def missing_packages(names: Sequence[str]) -> list[str]:
     """Return the packages that can't be imported, without importing any."""
     return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def how_to_install(names: Sequence[str]) -> str:
+    """Return the commands that install packages, with a network and without one."""
+    listed = " ".join(DISTRIBUTIONS.get(name, name) for name in names)
+    return (
+        f"install it: python3 -m pip install {listed}; without a network, get wheels elsewhere with"
+        f" `pip download --no-deps --dest wheels {listed}` for this Python, and install them with"
+        f" `pip install --no-index --find-links wheels {listed}`"
+    )
 
 
 def try_all(chosen: Sequence[Part], options: argparse.Namespace, missing: Sequence[str]) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.gpu.parts import Part
+from tests.gpu.parts import FIRST, Part
 
 FIGURES = "figures.json"  # that a part leaves in its folder
 LOG = "log.txt"
@@ -95,27 +95,42 @@ def write(output: Path, outcomes: Sequence[Outcome], device: str, *, left: int) 
 
 def page(output: Path, outcomes: Sequence[Outcome], device: str, *, left: int) -> str:
     """Return what was tried and what came of it, as Markdown."""
-    lines = [f"# What was tried on {device}", "", f"Python {platform.python_version()}."]
-    lines += [f"{summary(outcomes)}.", ""]
+    lines = [f"# What was tried on {'a GPU' if device == 'cuda' else 'a CPU'}", ""]
+    lines += [f"{summary(outcomes)}. {_machine(outcomes)}", ""]
     if left:
         lines += [f"**The run is not over: {left} parts are left.**", ""]
     lines += ["| part | shows | outcome | s | figures |", "| --- | --- | --- | ---: | --- |"]
-    for outcome in outcomes:
-        figures = ", ".join(f"{name} {_text(value)}" for name, value in outcome.figures.items())
-        cells = [
-            outcome.part.name,
-            outcome.part.shows,
-            ": ".join(filter(None, [outcome.status, outcome.reason])),
-            f"{outcome.seconds:.0f}",
-            figures,
-        ]
-        lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
+    lines += [_row(outcome) for outcome in outcomes]
     for outcome in outcomes:
         if outcome.status in ("failed", "timed out"):
             log = output / outcome.part.name / LOG
-            lines += ["", f"## The end of {outcome.part.name}/{LOG}", "", "```"]
-            lines += [*_lines(log)[-LOG_LINES:], "```"]
+            ending = _lines(log)[-LOG_LINES:] or ["It is empty."]
+            lines += ["", f"## The end of {outcome.part.name}/{LOG}", "", "```", *ending, "```"]
     return "\n".join(lines) + "\n"
+
+
+def _machine(outcomes: Sequence[Outcome]) -> str:
+    """Return what was tried on, and when, in a sentence."""
+    words = [time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())]
+    for outcome in outcomes:
+        if outcome.part.name == FIRST:
+            words += [f"{name} {_text(value)}" for name, value in outcome.figures.items()]
+    return f"{'; '.join(words)}."
+
+
+def _row(outcome: Outcome) -> str:
+    """Return the row of a part; the figures of the machine stand above all rows."""
+    figures = ""
+    if outcome.part.name != FIRST:
+        figures = ", ".join(f"{name} {_text(value)}" for name, value in outcome.figures.items())
+    cells = [
+        outcome.part.name,
+        outcome.part.shows,
+        ": ".join(filter(None, [outcome.status, outcome.reason])),
+        f"{outcome.seconds:.0f}" if outcome.seconds else "",
+        figures,
+    ]
+    return f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |"
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -127,7 +142,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a figure with four significant digits, and a text as it is."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Return a figure with four significant digits at most, and a text as it is."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -10,19 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Without these no part can train: the packages that a rank imports, and SciPy for a record's summary.
-REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors")
-# The packages that some parts need besides, and those that make a part show more.
-OPTIONAL = (
-    "sklearn",
-    "transformers",
-    "tokenizers",
-    "pytest",
-    "pydantic",
-    "yaml",
-    "psutil",
-    "pynvml",
-)
+# Without these no part can train: what a rank imports, and SciPy for a record's summary.
+REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psutil")
+# What some parts need besides, and what makes a part show more.
+OPTIONAL = ("sklearn", "transformers", "tokenizers", "pytest", "pydantic", "yaml", "pynvml")
+# Distributions that are named otherwise than what is imported of them.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 DIGITS = ("sklearn",)
 TEXT = ("sklearn", "transformers", "tokenizers")
 FIRST = "machine"  # the part without which none of the others makes sense
@@ -90,9 +83,9 @@ def _trials(steps: int) -> list[Part]:
         _trial("tf32", "TensorFloat-32", steps, gpu_only=True, precision="tf32"),
         _trial("bf16", "autocast in bf16", steps, precision="bf16"),
         _trial("fp16", "autocast in fp16 with loss scaling", steps, gpu_only=True, precision="fp16"),
-        _trial("compile", "torch.compile", steps, seconds=90, execution="compile"),
+        _trial("compile", "torch.compile", steps, seconds=150, execution="compile"),
         _trial(
-            "reduce-overhead", "CUDA graphs", steps, seconds=90, gpu_only=True,
+            "reduce-overhead", "CUDA graphs", steps, seconds=150, gpu_only=True,
             execution="compile:reduce-overhead",
         ),
         _trial("resident", "data on the device", steps, input="resident"),
@@ -197,7 +190,7 @@ def _distilbert(*, small: bool) -> list[Part]:
                 shows=f"DistilBERT-{size} in bf16, {execution}",
                 module="tests.gpu.train",
                 arguments=["--cell", json.dumps(cell)],
-                seconds=120,
+                seconds=180,
                 needs=TEXT,
                 goals=goals,
             )

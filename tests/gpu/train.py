@@ -95,7 +95,9 @@ def figures_of(record: Record) -> dict[str, Any]:
         "compile s": record.phases.get("compile"),
     }
     for name, amount in record.ranks.across.memory.items():
-        figures[f"{name} MiB"] = max(np.atleast_1d(np.asarray(amount, dtype=float))) / 2**20
+        figures[f"{name.replace('_', ' ')} MiB"] = (
+            max(np.atleast_1d(np.asarray(amount, dtype=float))) / 2**20
+        )
     return {name: value for name, value in figures.items() if value is not None}
 
 
