@@ -75,6 +75,10 @@ PARTS = (
         quick=["--rounds", "2"],
     ),
     Part(
+        title="The loop with the telemetry's thread beside the loop without",
+        arguments=["-m", "tests.perf.telemetry", "20", "0.05"],
+    ),
+    Part(
         title="Fingerprints beside the speed of memory and a step of DistilBERT",
         arguments=["-m", "tests.perf.fingerprints"],
     ),

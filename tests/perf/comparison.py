@@ -64,13 +64,16 @@ class Comparison:
         if self.goal_low is not None:
             goal += f", low end ≥ {self.goal_low:g}"
         verdict = {None: "", True: "met", False: "not met"}[self.is_met]
-        values = [_format(self.ours, self.unit), _format(self.theirs, self.unit)]
+        cpu_ratio = ""
+        if self.cpu_ratio is not None:
+            cpu_ratio = f"{self.cpu_ratio:.3f}"
         return [
             self.what,
-            values[0],
-            values[1],
+            _format(self.ours, self.unit),
+            _format(self.theirs, self.unit),
             self.instead,
             interval,
+            cpu_ratio,
             str(self.count),
             goal,
             verdict,

@@ -1,5 +1,9 @@
-"""Renews what the guide's pages show of commands: `python -m tests.perf.guide export certify`.
+"""Renews what the guide's pages show of commands and of files.
 
+    python -m tests.perf.guide export certify
+    python -m tests.perf.guide --tables measurement      files only: nothing is run
+
+What follows `<!-- results/bench/bench.md -->`, up to `<!-- end -->`, becomes the content of that file.
 The commands of blocks that begin with ```` ```console renew ```` are run in the order of the page, in an
 empty folder with the page's files. What a command prints takes the place of what the page shows of
 it; a command of which it shows nothing is only run. Nothing else of a page is changed: sentences that
@@ -19,8 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.pages import FENCE, GUIDE, stated_exit_code, write_files
+from tests.support.tree import TOP
 
 PROMPT = "$ "
+SHOWN_FILE = re.compile(
+    r"^<!-- (?P<path>results/[\w./-]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
+)
 TRIAL_ID = re.compile(r"\b(?P<label>[\w.]+)-[0-9a-f]{10}(?P<repeat>-s\d+-r\d+)\b")
 
 
@@ -85,16 +93,33 @@ def renewed(text: str, folder: Path) -> str:
     return FENCE.sub(renew, text)
 
 
+def with_files(text: str, folder: Path = TOP) -> str:
+    """Return a page with what the files that it shows contain now, relative to a folder.
+
+    Raises FileNotFoundError for a file that is not there.
+    """
+
+    def show(match: re.Match[str]) -> str:
+        path = match["path"]
+        content = (folder / path).read_text(encoding="utf-8")
+        return f"<!-- {path} -->\n\n{content}\n<!-- end -->"
+
+    return SHOWN_FILE.sub(show, text)
+
+
 def main() -> None:
     """Renew the pages that are named, each once all of its commands have ended well."""
     parser = argparse.ArgumentParser(prog="python -m tests.perf.guide", description=__doc__)
     parser.add_argument("page", nargs="+", help="the name of a page, such as export")
-    for name in parser.parse_args().page:
+    parser.add_argument("--tables", action="store_true", help="files only; commands are not run")
+    options = parser.parse_args()
+    for name in options.page:
         path = GUIDE / f"{name}.md"
-        with tempfile.TemporaryDirectory(prefix="guide-") as folder:
-            path.write_text(
-                renewed(path.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8"
-            )
+        text = with_files(path.read_text(encoding="utf-8"))
+        if not options.tables:
+            with tempfile.TemporaryDirectory(prefix="guide-") as folder:
+                text = renewed(text, Path(folder))
+        path.write_text(text, encoding="utf-8")
         load = os.getloadavg()[0]
         print(f"{path}: renewed, load {load:.1f}", file=sys.stderr)
 

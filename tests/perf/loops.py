@@ -107,7 +107,10 @@ class Bare:
 
     @property
     def losses(self) -> list[float]:
-        return torch.stack(self._losses).tolist()
+        if not self._losses:
+            return []
+        losses: list[float] = torch.stack(self._losses).tolist()
+        return losses
 
     def train(self, steps: int) -> None:
         for _ in range(steps):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.perf import turns
-from tests.perf.comparison import compare
+from tests.perf import results, turns
+from tests.perf.bench import describe
+from tests.perf.comparison import compare, read_rows
 from tests.perf.loops import Loop
 from tests.perf.overhead import (
     BARE,
@@ -110,3 +113,22 @@ def test_a_goal_is_met_by_the_mean_and_by_the_lower_bound(
         "2.00 samples/s",
         "that",
     ]
+
+
+def test_results_are_left_with_what_they_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PROBE_SECONDS", 0.01)
+    rows = [compare("it", "that", [1.0, 1.1], [2.0, 2.1], goal=1.0)]
+    with results.Watch() as watch:
+        watch.probe()
+    conditions = watch.conditions({"accelerate": "1.0"})
+    content = {"rows": [asdict(row) for row in rows]}
+    path = results.write_results("demo", content, conditions, folder=tmp_path)
+    written = json.loads(path.read_text())
+    assert read_rows(written["rows"]) == rows
+    assert written["conditions"]["packages"]["accelerate"] == "1.0"
+    assert len(written["conditions"]["other_programs"]) == 3
+    text = describe(rows, conditions)
+    assert "| it | 1.05 s | 2.05 s | that | 1.954 [" in text
+    assert text.endswith("in 3 moments between parts.\n")
