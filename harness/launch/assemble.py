@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +24,6 @@ from harness.spec.cell import Trial
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
-READERS = 8  # files of ranks that are read at the same time: a shared file system takes its time
 INTERRUPTED = Interrupted.__name__
 # What ranks report of which another is the cause: it is gone, or they waited for it in vain.
 PEER_FAILURES = {
@@ -172,27 +170,16 @@ def read_rank_files(folder: TrialFolder, world_size: int) -> RankFiles:
     results = []
     unreadable = []
     missing = []
-    with ThreadPoolExecutor(READERS) as readers:
-        outcomes = readers.map(lambda rank: _read_result(folder, rank), range(world_size))
-        for rank, outcome in enumerate(outcomes):
-            if outcome is None:
-                missing.append(rank)
-            elif isinstance(outcome, Failure):
-                unreadable.append(outcome)
-            else:
-                results.append(outcome)
+    for rank in range(world_size):
+        path = folder.result_path(rank)
+        if not path.exists():
+            missing.append(rank)
+            continue
+        try:
+            results.append(read_rank_result(path))
+        except BadInput as error:
+            unreadable.append(Failure(kind="BadInput", message=str(error), rank=rank))
     return RankFiles(results=results, unreadable=unreadable, missing=missing)
-
-
-def _read_result(folder: TrialFolder, rank: int) -> RankResult | Failure | None:
-    """Return the result of a rank, the failure to read it, or None if it left none."""
-    path = folder.result_path(rank)
-    if not path.exists():
-        return None
-    try:
-        return read_rank_result(path)
-    except BadInput as error:
-        return Failure(kind="BadInput", message=str(error), rank=rank)
 
 
 def first_cause(

@@ -67,7 +67,7 @@ MEETINGS = (
 OUTAGE = 20.0  # seconds
 DEADLINE = 400.0  # seconds until every trial is over
 SUBMISSIONS = 3  # until a trial counts as lost
-LAST_STEP = 200  # at which a signal is sent; a trial has 300
+LAST_STEP = 60  # at which a signal is sent; a trial has 100
 STRATEGIES = ("ddp", "fsdp2")  # of two ranks each, so their trials share a step
 FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
 
