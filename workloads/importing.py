@@ -91,11 +91,15 @@ def make_importable(folder: Path) -> None:
         sys.path.remove(entry)
     if entry in sys.path:
         return  # PYTHONPATH has it, for example
+    names = _importable_names(folder)
     for name, module in list(sys.modules.items()):
+        package = name.partition(".")[0]
+        if package not in names:
+            continue  # nearly all of some thousands
         file = _file_of(module)
         if not _is_users(file) or file.startswith(entry + os.sep):
             continue
-        if PathFinder.find_spec(name.partition(".")[0], [entry]) is not None:
+        if PathFinder.find_spec(package, [entry]) is not None:
             del sys.modules[name]
     sys.path.insert(len(sys.path) - len(_user_folders), entry)
     _user_folders.insert(0, entry)
@@ -139,6 +143,14 @@ def suggestion(name: str, candidates: list[str]) -> str:
     if not similar:
         return ""
     return f" (did you mean {similar[0]!r}?)"
+
+
+def _importable_names(folder: Path) -> set[str]:
+    """Return the names that a folder may have modules of: of its files up to a dot, and of its folders."""
+    try:
+        return {path.name.partition(".")[0] for path in folder.iterdir()}
+    except OSError:
+        return set()  # nothing can be imported from a folder that can't be listed
 
 
 def _file_of(module: ModuleType) -> str:

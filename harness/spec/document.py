@@ -16,6 +16,7 @@ import stat
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -210,7 +211,7 @@ class Document:
         for path, problem in _problems_of_scalars(value):
             raise self.error(key + path, problem)
         try:
-            return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+            return _adapter(kind).validate_json(json.dumps(value), strict=True)
         except ValidationError as problems:
             # A misspelled key is missing too; that it is there and unknown says more.
             error = min(problems.errors(), key=lambda problem: problem["type"] != UNKNOWN_KEY)
@@ -219,6 +220,19 @@ class Document:
             allowed = [key_field.name for key_field in fields(_kind_at(kind, path[:-1]))]
             raise self.error(key + path, f"unknown key; {did_you_mean(path[-1], allowed)}")
         raise self.error(key + path, _explain(error))
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what validates values as a `kind`."""
+    if isinstance(kind, type):
+        return _class_adapter(kind)
+    return TypeAdapter(kind)
+
+
+@lru_cache(maxsize=64)  # with a bound, since the classes of users' workloads may come and go
+def _class_adapter(kind: type) -> TypeAdapter[Any]:
+    """Return what validates values as a class, once built: that of a sweep file takes 10 ms."""
+    return TypeAdapter(kind)
 
 
 def read_document(path: Path) -> Document:
