@@ -163,6 +163,7 @@ def joined(
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
     the environment is not the one that the cell asks for.
     """
+    gc.freeze()  # collections traverse what the trial makes, and not each time all that is loaded
     assignment = read_assignment(folder.assignment_path)
     check_interpreter(assignment)
     check_variables(assignment.trial.cell.environment)
