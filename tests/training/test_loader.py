@@ -113,10 +113,13 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Monk
 # torch's handler of SIGCHLD raises wherever Python is just then, in a finalizer too.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_worker_that_is_killed_leaves_no_folder_of_a_socket(
+def test_a_worker_that_is_killed_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # forked workers inherit it
+    # Where a batch breaks off, torch opens ten of these to see whether it may open files. Its handler
+    # of SIGCHLD may raise in the middle of that, and one of them would stay. Others have no name.
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", tempfile.TemporaryFile)
     order = BatchOrder(samples=32, batch_size=8, seed=0, dp_rank=0, dp_size=1)
     axes = Axes(batch_size=8, num_workers=1)
     loader = make_loader(RandomSamples(), order, axes, seed=0, device=torch.device("cpu"))
@@ -127,5 +130,4 @@ def test_a_worker_that_is_killed_leaves_no_folder_of_a_socket(
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         for _ in batches:
             pass
-    # Other threads of the tests' process may have temporary files of their own there.
-    assert list(tmp_path.glob("pymp-*")) == []
+    assert list(tmp_path.iterdir()) == []

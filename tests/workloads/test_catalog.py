@@ -175,9 +175,11 @@ def test_what_is_installed_comes_before_what_lies_beside_the_sweep(tmp_path: Pat
     (tmp_path / "mine.py").write_text("import json, torch\n" + OWN)
     program = (
         "import sys\nfrom pathlib import Path\nfrom workloads.catalog import load_class\n"
-        f"load_class('mine.py:Mine', Path({str(tmp_path)!r}))\nassert sys.path[-1] == {str(tmp_path)!r}"
+        f"print(load_class('mine.py:Mine', Path({str(tmp_path)!r})).__name__, sys.path[-1])"
     )
-    subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, check=True)
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == f"Mine {tmp_path}\n"
 
 
 def test_exports_are_loaded_on_first_use() -> None:
