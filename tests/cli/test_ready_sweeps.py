@@ -71,7 +71,14 @@ def data() -> Path:
 
 @pytest.mark.timeout(2400)
 def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Path) -> None:
-    only = ["--set", "exclude=[{workload: cnn}]", "--set", "seeds=0,1"]
+    only = [
+        "--set",
+        "exclude=[{workload: cnn}]",
+        "--set",
+        "seeds=0,1",
+        "--set",
+        "evaluate.epochs=8",
+    ]
     records = run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only)
     assert len(records) == 2
     assert fmean(final(records, "mlp")) >= 0.95
@@ -80,7 +87,8 @@ def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Pat
 @pytest.mark.timeout(2400)
 def test_the_cnn_reaches_98_percent_on_mnist(tmp_path: Path, data: Path) -> None:
     only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=0"]
-    only += ["--set", f"precision={PRECISION}"]
+    only += ["--set", f"precision={PRECISION}", "--set", "length.epochs=7"]
+    only += ["--set", "evaluate.epochs=7"]  # once, at the end
     (accuracy,) = final(run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only), "cnn")
     assert accuracy >= 0.98
 

@@ -173,11 +173,11 @@ def test_a_rank_started_by_hand_ends_with_its_own_exit_code(tmp_path: Path) -> N
     write_assignment(folder.assignment_path, assignment)
     command = [sys.executable, "-m", "harness.training.worker", str(folder.path)]
     variables = os.environ | {"OMP_NUM_THREADS": "2"}
-    exit_codes = []
-    for _ in range(2):
-        exit_codes.append(subprocess.run(command, env=variables, check=False).returncode)
-    assert exit_codes == [75, 0]
-    assert read_rank_result(folder.result_path(0)).failure is None
+    assert subprocess.run(command, env=variables, check=False).returncode == 75
+    failure = read_rank_result(folder.result_path(0)).failure
+    assert failure is not None
+    assert failure.kind == "Interrupted"
+    assert failure.message.startswith("SIGUSR2 after step ")
 
 
 def test_a_trial_is_not_resumed_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,13 +114,12 @@ def test_a_cluster_without_problems_passes(slurm: Slurm, tmp_path: Path) -> None
         "--all-nodes",
         results=results,
         nodes=1,
-        ranks_per_node=2,
         interface="lo",
         prefix=prefix,
     )
     assert (diagnosis.code, diagnosis.problems) == (0, {})
     assert diagnosis.passed["nodes"] == "n1, n2"
-    assert diagnosis.passed["all-reduce"].startswith("gloo over 4 ranks in ")
+    assert diagnosis.passed["all-reduce"].startswith("gloo over 2 ranks in ")
     assert list(results.iterdir()) == []
 
 

@@ -84,7 +84,8 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     results = folder / "results"
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 20)
-    waiting_job = trial_rows(results)[1]["job"]
+    running_job, waiting_job = (row["job"] for row in trial_rows(results))
+    assert running_job != waiting_job, "each block is a job"
     slurm.run("scontrol", "hold", waiting_job)
     row = trial_rows(results)[1]
     assert (row["state"], f"`scontrol release {waiting_job}`" in row["detail"]) == ("held", True)
