@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -25,20 +25,11 @@ from harness.core.paths import write_atomically
 from harness.core.ports import LOOPBACK, listen
 from harness.core.processes import die_with_parent, end_process, ending_descendants
 from harness.launch.launcher import rank_variables
+from harness.records.running import FailedRank
 
 GRACE = 0.5  # seconds in which the other ranks may report their own errors once one has failed
 TERMINATION_TIMEOUT = 30.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.01  # seconds between two looks at ranks once one has failed
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailedRank:
-    """How a rank ended, with the keys of the file FAILURES."""
-
-    exitcode: int  # negative: the signal that ended it
-    at: float  # seconds since the epoch
-    pid: int
-    out_of_memory: bool = False  # whether the kernel sent it, for want of memory
 
 
 def main() -> None:

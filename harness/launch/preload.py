@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import get_args
 
+from harness.core.ports import LOOPBACK, listen
 from harness.records.assignment import Assignment
 from harness.records.decode import prepare_decoding
 from harness.records.environment import look_up_software
@@ -21,11 +22,12 @@ from workloads.code import files_of_built_in
 # Python warns of a program that has been imported before it is run.
 MODULES = (
     "harness.core.oom",
-    "harness.core.ports",
     "harness.launch.launcher",
     "harness.measure.communication",
+    "harness.records.running",
     "harness.training.worker",
     "safetensors.torch",
+    "torch.utils.serialization.config",
 )
 
 
@@ -44,6 +46,7 @@ def load() -> None:
             prepare_decoding(settings)
     prepare_decoding(Assignment)
     look_up_software()
+    listen(LOOPBACK, 0).close()  # the first look-up of an address loads codecs and settings
 
 
 load()

@@ -59,24 +59,27 @@ class ColumnFile:
             raise ValueError(f"found the file {self.file!r}; allowed: a name that ends in {SUFFIX}")
 
 
-def write_columns(
-    header_path: Path,
-    columns: Mapping[str, Numbers | list[Numbers]],
-    *,
-    durable: bool = True,
+def describe_columns(
+    header_path: Path, columns: Mapping[str, Numbers | list[Numbers]]
 ) -> ColumnFile:
-    """Write the columns of the record that will lie at `header_path`, and return what it says.
+    """Return what the record that will lie at `header_path` says of its columns.
 
-    A column is an array, or a list of arrays, one a rank. Nothing is copied: the numbers of a thousand ranks
-    may fill most of the memory. Raises StorageError, and ValueError for ranks of unlike types.
+    A column is an array, or a list of arrays, one a rank. Raises ValueError for ranks of unlike
+    types.
     """
     described = {name: _describe(name, _parts(values)) for name, values in columns.items()}
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:12]
-    name = f"{header_path.stem}-{digest}{SUFFIX}"
-    write_atomically_by(
-        header_path.with_name(name), lambda file: _write_npz(file, columns), durable=durable
-    )
-    return ColumnFile(file=name, columns=described)
+    return ColumnFile(file=f"{header_path.stem}-{digest}{SUFFIX}", columns=described)
+
+
+def write_columns(
+    path: Path, columns: Mapping[str, Numbers | list[Numbers]], *, durable: bool = True
+) -> None:
+    """Write the file of columns; raises StorageError.
+
+    Nothing is copied: the numbers of a thousand ranks may fill most of the memory.
+    """
+    write_atomically_by(path, lambda file: _write_npz(file, columns), durable=durable)
 
 
 def _parts(values: Numbers | list[Numbers]) -> list[Numbers]:

@@ -26,6 +26,7 @@ from harness.records.columns import (
     ColumnFile,
     Opener,
     beside,
+    describe_columns,
     in_memory,
     put_series,
     read_columns,
@@ -116,11 +117,11 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
         columns.update(take_series(results))
         if results:
             columns[RANKS] = text_column(seal.json_text(results))
-    content["columns"] = None
+    described = describe_columns(path, columns) if columns else None
+    content["columns"] = None if described is None else asdict(described)
     header = seal.sealed_text(content)  # before anything is written: it may be refused
-    if columns:
-        content["columns"] = asdict(write_columns(path, columns, durable=durable))
-        header = seal.sealed_text(content)
+    if described is not None:
+        write_columns(path.with_name(described.file), columns, durable=durable)
     write_atomically(path, header, durable=durable)
 
 
