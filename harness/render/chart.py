@@ -58,8 +58,12 @@ def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI) -> None:
     """Write a figure as a PNG file that is there whole or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=dpi)
+    figure.set_dpi(dpi)
+    # `Figure.savefig` would draw everything twice, the first time for formats that need the size.
+    FigureCanvasAgg(figure).print_png(content)  # type: ignore[no-untyped-call]
     write_atomically(path, content.getvalue())
 
 

@@ -47,8 +47,14 @@ def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
     """Return a figure whose height grows with the number of cells; the throughput begins at 0."""
     figure = chart.new_figure(WIDTH, 1.1 + 0.26 * len(from_the_bottom))
     axes = figure.subplots()
+    heights_by_color: dict[str, list[int]] = {}
     for height, cell_result in enumerate(from_the_bottom):
-        _draw_cell(axes, result, cell_result, height)
+        row = result.throughput_row(cell_result.cell)
+        color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
+        heights_by_color.setdefault(color, []).append(height)
+        _write_verdict(axes, verdict_label(row), height)
+    for color, heights in heights_by_color.items():
+        _draw_intervals(axes, from_the_bottom, heights, color)
     labels = [cell_result.cell.label for cell_result in from_the_bottom]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_xlim(left=0)
@@ -56,24 +62,33 @@ def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
     return figure
 
 
-def _draw_cell(axes: Axes, result: SweepResult, cell_result: CellResult, height: int) -> None:
-    """Draw the interval of one cell, and its verdict to the right of the plot."""
-    assert cell_result.throughput is not None  # a cell without one has no rank
-    row = result.throughput_row(cell_result.cell)
-    color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
-    mean = cell_result.throughput.mean
-    low, high = cell_result.throughput.bounds or (mean, mean)
+def _draw_intervals(
+    axes: Axes, cell_results: Sequence[CellResult], heights: Sequence[int], color: str
+) -> None:
+    """Draw the intervals of the cells at some heights, which are their numbers, in one color.
+
+    All at once, because Matplotlib takes a hundred times longer for an error bar than for a point of
+    one.
+    """
+    means = []
+    below = []
+    above = []
+    for height in heights:
+        throughput = cell_results[height].throughput
+        assert throughput is not None  # a cell without one has no rank
+        low, high = throughput.bounds or (throughput.mean, throughput.mean)
+        means.append(throughput.mean)
+        below.append(throughput.mean - low)
+        above.append(high - throughput.mean)
     axes.errorbar(
-        mean,
-        height,
-        xerr=[[mean - low], [high - mean]],
-        fmt="o",
-        color=color,
-        capsize=3,
-        markersize=5,
+        means, heights, xerr=[below, above], fmt="o", color=color, capsize=3, markersize=5
     )
+
+
+def _write_verdict(axes: Axes, text: str, height: int) -> None:
+    """Write a verdict to the right of the plot."""
     axes.annotate(
-        verdict_label(row),
+        text,
         (1.01, height),
         xycoords=("axes fraction", "data"),
         va="center",
