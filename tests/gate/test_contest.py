@@ -106,9 +106,9 @@ def test_luck_of_a_process_is_no_change() -> None:
     and no more.
     """
     rng = np.random.default_rng(0)
-    words = [measured(Machine(rng=rng, placement=0.02)).verdict for _ in range(200)]
+    words = [measured(Machine(rng=rng, placement=0.02)).verdict for _ in range(100)]
     alarms = sum(word in ("faster", "slower") for word in words)
-    assert alarms <= 200 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 200))
+    assert alarms <= 100 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100))
 
 
 def test_blocks_of_one_pair_taken_for_independent_would_be_fooled() -> None:
