@@ -1,4 +1,7 @@
-"""Loops that train in turn, so that a drift of the machine affects all alike, and their ratios."""
+"""Loops that train in turn, in windows of half a second, and their ratios; for loops that can't pause.
+
+`tests.perf.turns` has shorter turns for those that can, with greenlets, which a machine with a GPU may not have.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from scipy import stats
 from harness.training.ranks import broadcast_from_rank_0
 from tests.perf.loops import Loop, isolated_random
 
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 WINDOW_SECONDS = 0.6  # that the fastest loop should train at a time
 PLANNED_STEPS = 200_000  # for which learning-rate schedules are made; more than are ever trained
 PROBED_STEPS = 20  # in which the length of a window is estimated
@@ -49,12 +51,7 @@ def estimate_ratio(seconds: Sequence[float], other_seconds: Sequence[float]) -> 
 class Race:
     """Loops that train in turn, each with random numbers of its own."""
 
-    def __init__(
-        self,
-        makers: Mapping[str, Callable[[], Loop]],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.clock = clock
+    def __init__(self, makers: Mapping[str, Callable[[], Loop]]) -> None:
         self.loops: dict[str, Loop] = {}
         self.seconds: dict[str, list[float]] = {}  # of each window, by the name of the loop
         self.random: dict[str, list[torch.Tensor]] = {}
@@ -81,10 +78,10 @@ class Race:
         """Train a loop, and return the seconds until all ranks were done."""
         with isolated_random(self.random[name]):
             _wait_for_all_ranks()
-            start = self.clock()
+            start = time.perf_counter()
             self.loops[name].train(steps)
             _wait_for_all_ranks()
-            return self.clock() - start
+            return time.perf_counter() - start
 
 
 def _wait_for_all_ranks() -> None:
