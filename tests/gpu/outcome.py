@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 from tests.gpu.parts import FIRST, Part
@@ -14,6 +15,7 @@ from tests.gpu.parts import FIRST, Part
 FIGURES = "figures.json"  # that a part leaves in its folder
 LOG = "log.txt"
 LOG_LINES = 12  # of the end of a log, on the page
+MAX_REASON = 90  # characters of it in a row; the end of the log follows the table
 Status = Literal["passed", "goal missed", "failed", "timed out", "skipped"]
 Figures = Mapping[str, Any]  # name -> number or text
 
@@ -122,11 +124,11 @@ def _row(outcome: Outcome) -> str:
     """Return the row of a part; the figures of the machine stand above all rows."""
     figures = ""
     if outcome.part.name != FIRST:
-        figures = ", ".join(f"{name} {_text(value)}" for name, value in outcome.figures.items())
+        figures = "; ".join(f"{name} {_text(value)}" for name, value in outcome.figures.items())
     cells = [
         outcome.part.name,
         outcome.part.shows,
-        ": ".join(filter(None, [outcome.status, outcome.reason])),
+        ": ".join(filter(None, [outcome.status, shorten(outcome.reason, MAX_REASON)])),
         f"{outcome.seconds:.0f}" if outcome.seconds else "",
         figures,
     ]

@@ -17,7 +17,7 @@ OPTIONAL = ("sklearn", "transformers", "tokenizers", "pytest", "pydantic", "yaml
 # Distributions that are named otherwise than what is imported of them.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 DIGITS = ("sklearn",)
-TEXT = ("sklearn", "transformers", "tokenizers")
+TEXT = ("sklearn", "transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML
 FIRST = "machine"  # the part without which none of the others makes sense
 
 
