@@ -24,7 +24,8 @@ import os
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -32,7 +33,7 @@ import msgspec
 
 from harness.core.errors import BadFile, FileUnavailable, did_you_mean, one_line
 from harness.records import seal
-from harness.records.checks import check_of
+from harness.records.checks import Problem, check_of
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ PATH_PART = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 LONGEST_VALUE = 60  # characters of a value that an error shows
 LONGEST_PROBLEM = 500  # characters of an error without its file and its remedy
 MAX_BYTES = 2**30  # of a file that is read
+MAX_SCHEMAS = 64  # that are kept
 MAX_NESTING = (
     50  # lists and objects around a value; what recurses over it must not run out of stack
 )
@@ -305,7 +307,7 @@ def with_our_schema(kind: Any, content: Mapping[str, Any], schema: str) -> dict[
     """
     changed = dict(content)
     del changed["schema"]
-    if any(field.name == "schema" for field in fields(kind)):
+    if "schema" in kind.__dataclass_fields__:
         changed["schema"] = schema
     return changed
 
@@ -316,6 +318,12 @@ def _schema_numbers(schema: object) -> tuple[int, int] | None:
         return schema, 0
     if not isinstance(schema, str):
         return None
+    return _parse_schema(schema)
+
+
+@lru_cache(MAX_SCHEMAS)
+def _parse_schema(schema: str) -> tuple[int, int] | None:
+    """Return the numbers of `MAJOR.MINOR`, which ten thousand records have in common."""
     match = re.fullmatch(r"(\d+)\.(\d+)", schema)
     if match is None:
         return None
@@ -337,7 +345,10 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
         raise ValueError(_explain(str(error), kind, value)) from None
     check = check_of(kind, ignore_unknown_keys=ignore_unknown_fields)
     if check is not None:
-        check(value, "")
+        try:
+            check(value)
+        except Problem as problem:
+            raise ValueError(str(problem)) from None
     return decoded
 
 

@@ -4,7 +4,11 @@ No trial runs: records are made from a few that are consistent in themselves, an
 runner seals them. Every command is a process of its own, of which the wall time and the peak of its
 resident memory are reported.
 
-python -m tests.perf.scale [--trials N ...] [--shapes RANKSxSTEPS ...]
+    python -m tests.perf.scale            four minutes, while nothing else should run
+    python -m tests.perf.scale --quick    a tenth of all sizes: whether all of it runs
+
+Figures, tables and the plot are left in results/bench, for the guide's page on records
+(`python -m tests.perf.guide --tables records`). A quick run leaves them in build/bench.
 """
 
 from __future__ import annotations
@@ -16,43 +20,50 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.core.paths import Results, SweepFolder, TrialFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
 from harness.launch.assemble import assemble
 from harness.records.assignment import Assignment
 from harness.records.files import write_record
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.validity import ValidityRules
 from tests.factories import make_cell, make_record, write_spec_of
+from tests.perf.growth import Cost, Point, draw, tables
+from tests.perf.results import FOLDER, Watch, write_results
 from tests.perf.tracking import average, deliver_sweep
+from tests.support.tree import TOP
 
 SEEDS = 5
-SHAPES = [(8, 10_000), (64, 10_000), (1024, 10_000)]  # ranks and steps of a trial
+TRIALS = (100, 1000, 10_000)
+CELLS = (1000, 10_000, 100_000)  # of sweeps that are planned
+RANKS = (8, 64, 1024)  # of trials with the most of STEPS
+STEPS = (100, 1000, 10_000)
+RANKS_OF_STEPS = 64
 COMMANDS = {
-    "first command": ("status", "scale"),  # which reads every record and keeps the headers
-    "status": ("status", "scale"),
-    "show": ("show", "scale"),
-    "compare": ("compare", "scale", "--by", "precision"),
-    "effects": ("compare", "scale", "--effects"),
-    "report": ("report", "scale"),
+    "the first command, `harness status`": ("status", "scale"),  # which reads and keeps all headers
+    "`harness status`": ("status", "scale"),
+    "`harness show`": ("show", "scale"),
+    "`harness compare --by`": ("compare", "scale", "--by", "precision"),
+    "`harness compare --effects`": ("compare", "scale", "--effects"),
+    "`harness report`": ("report", "scale"),
 }
 # Delivering a trial to MLflow takes some hundredths of a second, a hundred times what reading it does.
 COLLECT = ("collect", "scale")
 MOST_COLLECTED = 1000  # trials
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What one command took."""
-
-    seconds: float  # of wall time
-    cpu_seconds: float
-    mib: float  # the peak of the resident memory
+QUICK_FOLDER = TOP / "build" / "bench"
+SWEEP = """\
+name: scale
+workloads: {{mlp: null}}
+matrix:
+  batch_size: {batch_sizes}
+  num_workers: {num_workers}
+  lr: {rates}
+"""
 
 
 def write_records(folder: SweepFolder, trials: int, *, seeds: int = SEEDS) -> list[Trial]:
@@ -91,11 +102,11 @@ def cell_of(number: int) -> Cell:
     )
 
 
-def measure(command: Sequence[str], results: Path) -> Cost:
+def measure(*arguments: str | Path) -> Cost:
     """Run a command of the harness and return what it took; raises RuntimeError if it failed."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", *command, "--results", str(results)],
+        [sys.executable, "-m", "harness.cli", *map(str, arguments)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -113,36 +124,73 @@ def measure(command: Sequence[str], results: Path) -> Cost:
     )
 
 
-def measure_trials(counts: Iterable[int]) -> dict[str, dict[int, Cost]]:
-    """Return what each command takes by the number of trials."""
-    costs: dict[str, dict[int, Cost]] = {name: {} for name in COMMANDS}
+def measure_trials(counts: Sequence[int]) -> Iterator[Point]:
+    """Yield what each command takes by the number of trials."""
     for count in counts:
         with tempfile.TemporaryDirectory() as aside:
             results = Results(Path(aside))
             write_records(results.sweep_folder("scale"), count)
             for name, command in COMMANDS.items():
-                costs[name][count] = measure(command, results.path)
-                show(f"{name}, {count:,} trials", costs[name][count])
+                cost = measure(*command, "--results", results.path)
+                yield Point(unit="trials", name=name, size=count, cost=cost)
             if count <= MOST_COLLECTED:
-                measure_collect(results, count)
-    return costs
+                yield from measure_collect(results, count)
 
 
-def measure_collect(results: Results, trials: int) -> None:
-    """Print what it takes to deliver a recorded sweep, again, and one trial of a sweep that runs."""
-    for name in ("collect", "collect again"):
-        show(f"{name}, {trials:,} trials", measure(COLLECT, results.path))
+def measure_collect(results: Results, trials: int) -> Iterator[Point]:
+    """Yield what it takes to deliver a recorded sweep, again, and one trial of a sweep that runs."""
+    for name in ("`harness collect`", "`harness collect`, again"):
+        cost = measure(*COLLECT, "--results", results.path)
+        yield Point(unit="trials", name=name, size=trials, cost=cost)
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         delivery = process.submit(deliver_sweep, trials).result()
     trial = average(delivery.trials)
     cost = Cost(seconds=trial.wall, cpu_seconds=trial.cpu, mib=delivery.mib)
-    show(f"delivery of 1 of {trials:,} trials", cost)
+    yield Point(
+        unit="trials", name="delivery of a trial while a sweep runs", size=trials, cost=cost
+    )
 
 
-def show(title: str, cost: Cost) -> None:
+def measure_plans(counts: Sequence[int]) -> Iterator[Point]:
+    """Yield what `harness plan` takes by the number of cells, which are multiples of 100."""
+    for count in counts:
+        rates = [f"{1e-6 * (1 + number):.6f}" for number in range(count // 100)]
+        text = SWEEP.format(
+            batch_sizes=[8 * (1 + number) for number in range(10)],
+            num_workers=list(range(10)),
+            rates=f"[{', '.join(rates)}]",
+        )
+        with tempfile.TemporaryDirectory() as aside:
+            sweep = Path(aside) / "scale.yaml"
+            sweep.write_text(text, encoding="utf-8")
+            cost = measure("plan", sweep, "--results", aside)
+        yield Point(unit="cells", name="`harness plan`", size=count, cost=cost)
+
+
+def measure_assemblies(ranks: Sequence[int], steps: Sequence[int]) -> Iterator[Point]:
+    """Yield what assembling the record of a trial takes by its ranks, then by its steps."""
+    for count in ranks:
+        cost = in_own_process(count, max(steps))
+        name = f"assembling the record of {max(steps):,} steps"
+        yield Point(unit="ranks", name=name, size=count, cost=cost)
+    for count in steps:
+        cost = in_own_process(RANKS_OF_STEPS, count)
+        name = f"assembling the record of {RANKS_OF_STEPS} ranks"
+        yield Point(unit="steps", name=name, size=count, cost=cost)
+
+
+def in_own_process(ranks: int, steps: int) -> Cost:
+    """Return what `measure_assembly` does in a process of its own, whose peak of memory it is."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(measure_assembly, ranks, steps).result()
+
+
+def show(point: Point) -> None:
     """Print one row."""
+    title = f"{point.plain_name}, {point.size:,} {point.unit}"
+    cost = point.cost
     print(
-        f"{title:40}{cost.seconds:9.3f} s{cost.cpu_seconds:9.3f} CPU s{cost.mib:8.0f} MiB",
+        f"{title:56}{cost.seconds:9.3f} s{cost.cpu_seconds:9.3f} CPU s{cost.mib:8.0f} MiB",
         flush=True,
     )
 
@@ -150,7 +198,7 @@ def show(title: str, cost: Cost) -> None:
 def measure_assembly(ranks: int, steps: int) -> Cost:
     """Return what it takes to assemble and write the record of a trial, without making its ranks.
 
-    Memory is the peak of this process, so that the largest trial has to come last.
+    Memory is the peak of this process, so that a process measures one trial.
     """
     once = Length(steps=steps)
     cell = make_cell(strategy="ddp", world_size=ranks, batch_size=ranks, steps=steps)
@@ -177,20 +225,32 @@ def measure_assembly(ranks: int, steps: int) -> Cost:
         )
 
 
-def _shape(text: str) -> tuple[int, int]:
-    """Return the numbers of `1024x10000`."""
-    ranks, _, steps = text.partition("x")
-    return int(ranks), int(steps)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--shapes", type=_shape, nargs="*", default=SHAPES, metavar="RANKSxSTEPS")
-    options = parser.parse_args()
-    for ranks, steps in options.shapes:
-        show(f"assemble {ranks:,} ranks x {steps:,} steps", measure_assembly(ranks, steps))
-    measure_trials(options.trials)
+    """Measure all, print it, and leave figures, tables and the plot."""
+    parser = argparse.ArgumentParser(prog="python -m tests.perf.scale", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="try whether all of it runs")
+    divisor = 10 if parser.parse_args().quick else 1
+    folder = FOLDER if divisor == 1 else QUICK_FOLDER
+    points: list[Point] = []
+    with Watch() as watch:
+        for measured in (
+            measure_plans([count // divisor for count in CELLS]),
+            measure_assemblies(
+                [count // divisor or 1 for count in RANKS], [count // divisor for count in STEPS]
+            ),
+            measure_trials([count // divisor for count in TRIALS]),
+        ):
+            for point in measured:
+                show(point)
+                points.append(point)
+            watch.probe()
+    points.sort(key=lambda point: ("trials", "cells", "ranks", "steps").index(point.unit))
+    conditions = watch.conditions()
+    figures = {"points": [asdict(point) for point in points]}
+    path = write_results("scale", figures, conditions, folder=folder)
+    write_atomically(path.with_suffix(".md"), tables(points, conditions))
+    draw(points, path.with_suffix(".png"))
+    print(f"{path}, {path.with_suffix('.md').name} and {path.with_suffix('.png').name} have them.")
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from harness.core.errors import BadInput
 from harness.records.decode import FileFormat, decode_file, decode_text, decode_value
 from harness.spec.cluster import Profile
+from workloads.options import Between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,3 +181,25 @@ def test_a_number_with_bounds_or_a_word(value: object, problem: str | None) -> N
         return
     with pytest.raises(ValueError, match=problem):
         decode_value(Profile, content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garden:
+    paths: Mapping[str, Sequence[Annotated[float, Between(0)]]] = field(default_factory=dict)
+    beds: Sequence[tuple[str, Annotated[int, Between(0, 9)] | None]] = ()
+    gate: Annotated[int, Between(1)] | None = None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"garden": {"paths": {"a": [1, -2.5]}}}, "garden.paths.a[1]: found -2.5; allowed: "),
+        ({"garden": {"beds": [["x", None], ["y", 10]]}}, "garden.beds[1][1]: found 10; allowed: "),
+        ({"garden": {"gate": 0}}, "garden.gate: found 0; allowed: "),
+    ],
+)
+def test_number_out_of_its_bounds_is_named_by_its_place(
+    content: Mapping[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
+        decode_value(dict[str, Garden], content)
