@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.core.ports import LOOPBACK, free_port, listen
@@ -37,6 +38,7 @@ def joined(port: int) -> Iterator[int]:
     """Join a process group of one rank; return the port of its store."""
     with process_group(ONE_RANK, torch.device("cpu"), needed=True, timeout=60):
         yield port
+    dist.destroy_process_group()  # it would end with this process only
 
 
 def addresses(port: int) -> list[str]:
@@ -68,6 +70,7 @@ def test_a_launchers_store_is_used_where_there_is_one(
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with process_group(ONE_RANK, torch.device("cpu"), needed=True, timeout=60):
         assert store.num_keys() > 0
+    dist.destroy_process_group()
 
 
 class Command:
