@@ -135,11 +135,12 @@ LIBRARY_VARIABLE = re.compile(
     r"^(ATEN|BLIS|CUDA|CUBLAS|CUDNN|DNNL|ONEDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP"
     r"|NPY|OPENBLAS|GOMP|MALLOC|PYTHON|SLURM|TOKENIZERS|TRITON|HARNESS)_?"
 )
-# Variables that are another's at every trial, that only say where something is kept, or that
-# torchrun sets and other launchers do not.
+# Variables that are another's at every trial, that only say where something is kept, that torchrun
+# sets and other launchers do not, or that scikit-learn sets in each process that imports it.
 INCIDENTAL_VARIABLE = re.compile(
     r"(SLURM|SLURMD|TORCHELASTIC|HARNESS)_.*|.*_CACHE_(DIR|PATH)|CUDA_VISIBLE_DEVICES|(CUDA|TORCH|PYTHON)_?HOME|CUDA_PATH"
-    r"|TORCH_NCCL_ASYNC_ERROR_HANDLING|PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|IOENCODING|UNBUFFERED|WARNINGS)"
+    r"|TORCH_NCCL_ASYNC_ERROR_HANDLING|KMP_(DUPLICATE_LIB_OK|INIT_AT_FORK)"
+    r"|PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|IOENCODING|UNBUFFERED|WARNINGS)"
 )
 
 # Variables by which libraries choose their kernels, and so the order of their sums.

@@ -176,13 +176,12 @@ def describe_packages(more: Sequence[str] = ()) -> dict[str, str]:
 def look_up_software() -> None:
     """Look up what `describe_software` says of each process: for one that is to be forked.
 
-    Whether there is CUDA is left out: who asks for it can't be forked any more. Python starts a
-    program to describe the platform, and the rest takes milliseconds too.
+    Python starts a program to describe the platform, and to look up versions takes milliseconds.
+    Two questions are left to the rank: who asks for CUDA can't be forked any more, and who asks
+    torch for its configuration settles ATEN_CPU_CAPABILITY for all that is forked.
     """
     platform.platform()
     describe_packages()
-    _torch_build()
-    _blas()
 
 
 @cache

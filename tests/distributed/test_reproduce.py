@@ -11,12 +11,14 @@ import pytest
 
 from tests.support.commands import CommandResult, harness
 from tests.support.repository import Repository
+from tests.support.running import local_profile
 
 pytestmark = pytest.mark.distributed
 
 
 def reproduce(run: Path, bundle: Path, *options: str) -> tuple[CommandResult, dict[str, Any]]:
     result = harness("reproduce", str(run), "--output", str(bundle), "--json", *options)
+    assert result.out, result.err
     return result, json.loads(result.out)
 
 
@@ -27,7 +29,9 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     origin = Repository(tmp_path / "origin", length={"steps": 12}, warmup=2, matrix=matrix)
     monkeypatch.chdir(origin.path)
     results = tmp_path / "results"
-    assert harness("run", str(origin.sweep), "--results", str(results)).code == 0
+    profile = local_profile(tmp_path)
+    arguments = [str(origin.sweep), "--cluster", str(profile), "--results", str(results)]
+    assert harness("run", *arguments).code == 0
     (path,) = results.glob("runs/own/*/record.json")
     run = tmp_path / "run.json"  # with its columns, and without the sweep's folder
     shutil.copyfile(path, run)
@@ -38,6 +42,7 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     shutil.rmtree(origin.path)
     monkeypatch.chdir(clone)
 
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # as scikit-learn does in who imports it
     same, verdict = reproduce(run, tmp_path / "same", "--strict", "--at-least", "bitwise")
     assert same.code == 0, same.err
     assert (verdict["outcome"], verdict["rung"]) == ("repeated", "bitwise")

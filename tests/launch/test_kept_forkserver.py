@@ -36,7 +36,8 @@ def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     The path of a socket has at most 107 characters, and pytest's folders have up to 80.
     """
-    with tempfile.TemporaryDirectory(prefix="harness-test-") as short:
+    folder_of_run = os.environ["XDG_RUNTIME_DIR"]
+    with tempfile.TemporaryDirectory(dir=folder_of_run) as short:
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         folder = Path(short) / "harness-forkservers"
         yield folder

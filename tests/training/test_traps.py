@@ -107,6 +107,7 @@ class AroundTheModel(LineFit):
         return nn.functional.mse_loss(inner(batch[0]), batch[1])
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
 def test_a_compiled_model_that_is_never_called(tmp_path: Path) -> None:
     torch._dynamo.utils.counters.clear()
     trainer = make_trainer(
