@@ -40,7 +40,7 @@ SECONDS = 120.0  # of the whole measurement
 WINDOW_SECONDS = 0.5
 BATCH = 64
 IMAGES = 60_000
-ENDLESS = Length(epochs=10**6)
+ENDLESS = Length(epochs=10_000)
 
 
 class WithoutTelemetry:
