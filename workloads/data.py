@@ -219,11 +219,11 @@ def load_texts(data: TextData) -> Texts:
         train, validation = _split_rows(train, split)
     classes = tuple(sorted({label for _, label in train}))
     return Texts(
-        train=[text for text, _ in train],
+        train=_texts(train),
         train_labels=_class_numbers(train, classes),
-        test=[text for text, _ in test],
+        test=_texts(test),
         test_labels=_class_numbers(test, classes),
-        validation=[text for text, _ in validation],
+        validation=_texts(validation),
         validation_labels=_class_numbers(validation, classes),
         classes=classes,
     )
@@ -274,6 +274,11 @@ def _split_rows(
     """Return the rows at either indices of a split."""
     training, held_out = split
     return [rows[index] for index in training], [rows[index] for index in held_out]
+
+
+def _texts(rows: list[Row]) -> list[str]:
+    """Return the rows' texts without their labels."""
+    return [text for text, _ in rows]
 
 
 def _class_numbers(rows: list[Row], classes: tuple[str, ...]) -> Tensor:

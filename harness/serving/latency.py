@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from harness.core.garbage import collection_paused
 from harness.serving.calls import Inputs
 from harness.serving.record import ArmTimes, LatencyGroup
 
@@ -61,7 +61,8 @@ def measure(
     order = list(arms)
     draw = random.Random(SEED)
     deadline = time.monotonic() + seconds
-    with _no_garbage_collection():
+    gc.collect()
+    with collection_paused():  # as `timeit` does
         for number in range(calls):
             if time.monotonic() > deadline:
                 break
@@ -95,14 +96,3 @@ def _time_call(call: Call, inputs: Inputs, synchronize: Callable[[], object]) ->
 
 def _do_nothing() -> None:
     """Wait for nothing: a call on the CPU has its result when it returns."""
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage in the middle of a call, as `timeit` does."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -8,9 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -20,6 +18,7 @@ import yaml
 
 from tests.conftest import free_port
 from tests.support.commands import harness
+from tests.support.repeating import repeatedly
 from tests.support.running import NO_VALIDITY_LIMITS
 from tests.support.slurm import install_fake_slurm
 
@@ -78,26 +77,13 @@ class Canaries:
             if start >= 0:
                 self.seen.add(f"{name} in {place}: {content[max(0, start - 60) : start + 40]!r}")
 
-    @contextmanager
-    def watched_arguments(self) -> Iterator[None]:
-        """Look at the arguments of all processes, again and again, while the block runs."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.05):
-                for path in Path("/proc").glob("[0-9]*/cmdline"):
-                    try:
-                        self.look("arguments", path.read_bytes().replace(b"\0", b" "))
-                    except OSError:
-                        continue  # it has just ended
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def look_at_arguments(self) -> None:
+        """Note every canary in the arguments of a process."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                self.look("arguments", path.read_bytes().replace(b"\0", b" "))
+            except OSError:
+                continue  # it has just ended
 
 
 @pytest.fixture
@@ -180,7 +166,7 @@ def test_no_secret_comes_out(
         return ended.out + ended.err
 
     gate_files = [tmp_path / "gate.md", tmp_path / "gate.xml"]
-    with canaries.watched_arguments():
+    with repeatedly(canaries.look_at_arguments, every=0.05):
         logs = gate(sweep, profile, gate_files, canaries)
     for path in (*gate_files, *logs):
         canaries.look(path.name, path.read_bytes())
@@ -192,7 +178,7 @@ def test_no_secret_comes_out(
     address = f"127.0.0.1:{free_port()}"
     uri = f"http://me:{quote(password, safe='')}@{address}/?token={quote(token, safe='')}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with canaries.watched_arguments():
+    with repeatedly(canaries.look_at_arguments, every=0.05):
         ran = command("run", str(sweep), "--cluster", str(profile), *folder)
     assert f"MLflow at http://{address}/ did not take the results" in ran
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
@@ -217,7 +203,7 @@ def test_no_secret_comes_out(
     del content["validity"]
     profile.write_text(yaml.safe_dump({**content, "launcher": "slurm"}), encoding="utf-8")
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
-    with canaries.watched_arguments():
+    with repeatedly(canaries.look_at_arguments, every=0.05):
         submitted = results.with_name("submitted")
         command("submit", str(sweep), "--cluster", str(profile), "--results", str(submitted))
     for script in slurm.batch_scripts():

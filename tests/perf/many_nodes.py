@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from harness.records.files import read_record
 from harness.records.record import Record
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import bring_up, configure, missing, start_supervisor
+from tests.support.repeating import repeatedly
 from tests.support.running import NO_VALIDITY_LIMITS, wait_until
 from tests.support.sweeps import write
 
@@ -42,27 +42,14 @@ NODE_TIMEOUT = 300  # seconds; nodes that share a few cores may be silent for a 
 
 @dataclass
 class MemoryWatch:
-    """Watches how much of the machine's memory becomes unavailable while a block runs."""
+    """Watches how much of the machine's memory becomes unavailable."""
 
     baseline: int = field(default_factory=lambda: psutil.virtual_memory().available)
     peak: int = 0  # bytes above the baseline
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Look twice a second as long as the block lasts."""
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(0.5):
-                self.peak = max(self.peak, self.baseline - psutil.virtual_memory().available)
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def look(self) -> None:
+        """Note the peak as of now."""
+        self.peak = max(self.peak, self.baseline - psutil.virtual_memory().available)
 
 
 @dataclass(frozen=True)
@@ -135,7 +122,7 @@ def measure_wide_job(cluster: Cluster, trials: int) -> None:
     """Print what each phase of trials over all nodes takes, one row a trial."""
     ranks = cluster.nodes
     memory = MemoryWatch()
-    with memory.watching():
+    with repeatedly(memory.look, every=0.5):
         submitted = time.time()
         folder = cluster.submit(
             "wide",

@@ -25,13 +25,20 @@ from tests.training.test_interruption import run_trial
 from workloads.options import Settings
 
 POWER_SGD = {"strategy": "ddp", "comm_hook": "powersgd"}
+LAST_GROUP: list[dist.ProcessGroup] = []  # what `group_of_one` made last
 
 
 @contextmanager
 def group_of_one(*_: object, **__: object) -> Iterator[None]:
-    """Make a process group whose only rank is this process."""
+    """Make a process group whose only rank is this process.
+
+    Its last owner may be a model in DDP, which goes with the GIL held. Then gloo's thread, which
+    wants the GIL to drop the tensors of its last collective, and this one would wait for each other
+    for ever. So each group lives until the next one is made, when its thread has long been idle.
+    """
     store = torch._C._distributed_c10d.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    LAST_GROUP[:] = [dist.distributed_c10d._get_default_group()]
     try:
         yield
     finally:  # a trial that is interrupted leaves by an error
