@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -73,6 +74,9 @@ MAX_NESTING = (
 
 
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+_prepared: set[Any] = set()  # the kinds whose types msgspec knows
+_preparing = threading.RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +343,7 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
     allowed.
     """
     kind = _union_member(kind, value)
+    prepare_types(kind)
     try:
         decoded = msgspec.convert(value, kind, strict=True, dec_hook=decode_custom)
     except msgspec.ValidationError as error:
@@ -354,8 +359,21 @@ def decode_value(kind: Any, value: Any, *, ignore_unknown_fields: bool = False) 
 
 def prepare_decoding(kind: Any) -> None:
     """Look at the types of a kind's fields, as its first decoding does for some 10 ms."""
-    msgspec.json.Decoder(kind, dec_hook=decode_custom)
+    prepare_types(kind)
     check_of(kind, ignore_unknown_keys=False)
+
+
+def prepare_types(kind: Any) -> None:
+    """Let msgspec look at the types of a kind's fields, in one thread at a time.
+
+    It shows a dataclass to other threads before it knows all of its fields; the process then ends
+    with a segmentation fault. So this comes before all that decodes a dataclass.
+    """
+    if kind in _prepared:
+        return
+    with _preparing:
+        msgspec.json.Decoder(kind, dec_hook=decode_custom)
+        _prepared.add(kind)
 
 
 def decode_custom(kind: type, value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from harness.records.decode import decode_custom
+from harness.records.decode import decode_custom, prepare_types
 
 T = TypeVar("T")
 
@@ -33,6 +33,7 @@ class _DeferredField:
     def __init__(self, field: Field[Any], kind: Any) -> None:
         self.field = field
         self.name = field.name
+        prepare_types(kind)
         self.decode = msgspec.msgpack.Decoder(kind, strict=True, dec_hook=decode_custom).decode
 
     def __get__(self, instance: object | None, owner: type) -> Any:

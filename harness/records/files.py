@@ -42,6 +42,7 @@ from harness.records.decode import (
     decode_value,
     open_content,
     parse_json,
+    prepare_types,
     read_json,
     with_our_schema,
 )
@@ -190,11 +191,13 @@ class KeptHeader:
     @cached_property
     def _columns(self) -> _Columns:
         content = self.contents["columns"]
+        prepare_types(ColumnFile)
         described = msgspec.msgpack.decode(content, type=ColumnFile | None)
         path = Path(self.path)
         return _Columns(described, path, beside(path))
 
     def _across(self) -> AcrossRanks:
+        prepare_types(AcrossRanks)
         return msgspec.msgpack.decode(self.contents["ranks"], type=AcrossRanks)
 
     def _trial(self) -> Trial:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -123,6 +125,31 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"tree.json: can't be read as a tree: No such file"):
         decode_file(Tree, tmp_path / "tree.json", TREE_FORMAT)
+
+
+def test_threads_of_a_new_process_may_read_records_at_once() -> None:
+    """Without a lock, msgspec ends such a process with a segmentation fault."""
+    program = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from harness.records.files import read_record
+
+all_are_there = Barrier(8)
+
+def read(path):
+    all_are_there.wait()
+    return read_record(path).status
+
+sys.setswitchinterval(1e-6)
+with ThreadPoolExecutor(8) as threads:
+    print(*threads.map(read, [Path(sys.argv[1])] * 8))
+"""
+    record = sorted(Path(__file__).with_name("schemas").glob("*/done.json"))[-1]
+    command = [sys.executable, "-c", program, str(record)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["done"] * 8), ended.stderr
 
 
 class TestSchema:
