@@ -76,7 +76,7 @@ MAX_NESTING = (
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 _prepared: set[Any] = set()  # the kinds whose types msgspec knows
-_preparing = threading.RLock()
+_preparing = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
