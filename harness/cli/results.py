@@ -52,7 +52,7 @@ app = typer.Typer()
         "harness show mnist --output trials.parquet",
     )
 )
-@collection_paused()
+@collection_paused(until_exit=True)
 def show(
     sweep: NameArgument,
     only: OnlyOption = "",
@@ -171,7 +171,7 @@ def _export(
         "harness compare nightly --effects",
     )
 )
-@collection_paused()
+@collection_paused(until_exit=True)
 def compare(
     names: Annotated[
         list[str],
@@ -320,7 +320,7 @@ def _show_effects(side: Side, *, as_json: bool) -> None:
 
 
 @app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
-@collection_paused()
+@collection_paused(until_exit=True)
 def report(
     sweep: NameArgument,
     out: Annotated[
