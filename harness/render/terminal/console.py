@@ -50,3 +50,13 @@ class TerminalConsole(Console):
 def from_markup(markup: str) -> Text:
     """Return the text of a line of markup, in which the texts of others are escaped."""
     return Text.from_markup(markup, emoji=False)
+
+
+def write_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines of plain text as they are, but for control characters.
+
+    Rich takes them apart and puts them together again, which takes as long as to make them.
+    """
+    for line in lines:
+        text = line if line.isprintable() else line.translate(_WITHOUT_CONTROL_CHARACTERS)
+        console.file.write(f"{text}\n")

@@ -14,7 +14,6 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from harness.core.errors import one_line
@@ -24,7 +23,7 @@ from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import PlainTable, make_table, show
 from harness.statistics.verdict import ALPHA
 
 # Rich's, by verdict; any other has none.
@@ -67,7 +66,7 @@ def _is_problem(outcome: GateOutcome, cell_outcome: CellOutcome) -> bool:
     return outcome.has_failed(cell_outcome) or outcome.is_inconclusive(cell_outcome)
 
 
-def _add_row(table: Table, label: str, paired: PairedResult) -> None:
+def _add_row(table: PlainTable, label: str, paired: PairedResult) -> None:
     """Add the row of a cell or of its control: one text for each of `COLUMNS`."""
     verdict = "failed" if paired.failure else paired.verdict
     cost = UNKNOWN

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import NUMERIC_AXES, make_table, show
+from harness.render.terminal.table import NUMERIC_AXES, PlainTable, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -112,7 +111,7 @@ def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
     return visible
 
 
-def _empty_table(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
+def _empty_table(cells: Sequence[Cell], phases: Sequence[str]) -> PlainTable:
     """Return the table without rows."""
     columns = [PHASES[phase].column for phase in phases]
     return make_table(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from rich.table import Table
-
 from harness.analysis.cells import varying_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
@@ -17,7 +15,7 @@ from harness.core.text import counted
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import NUMERIC_AXES, make_table, show
+from harness.render.terminal.table import NUMERIC_AXES, PlainTable, make_table, show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import geometric_mean_interval
@@ -49,7 +47,7 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     console.print(f"\n{summary}", soft_wrap=True)
 
 
-def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
+def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> PlainTable:
     """Return a table of throughput.
 
     It has a column for each combination of values of the axes `across`, and a row for each
@@ -71,7 +69,7 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     return table
 
 
-def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
+def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> PlainTable:
     """Return a table of the throughput of the other columns relative to the first, by workload.
 
     Axes that are not across differ between the pairs of a ratio and not within one, so that the

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.markup import escape
-from rich.table import Table
 
 from harness.core.paths import Results
 from harness.core.text import counted
@@ -22,7 +21,7 @@ from harness.preflight.report import (
 from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.scratch import scratch_run
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import PlainTable, make_table, show
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
@@ -86,7 +85,7 @@ def _print_finding(console: TerminalConsole, finding: Finding) -> None:
         console.print(f"{'':{NAME_WIDTH + 4}}→ {escape(finding.advice)}", soft_wrap=True)
 
 
-def _norm_table(norms: Sequence[ParameterNorms]) -> Table:
+def _norm_table(norms: Sequence[ParameterNorms]) -> PlainTable:
     """Return a table with the norms of parameters and gradients of a new model."""
     table = make_table(["parameter", "norm", "norm of gradient"], ["norm", "norm of gradient"])
     for parameter in norms:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from harness.core.paths import Results, TrialFolder
@@ -19,7 +18,7 @@ from harness.measure.selftest import TOLERANCE, Check, check_record
 from harness.records.record import Record
 from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import PlainTable, make_table, show
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 
@@ -81,7 +80,7 @@ def _problem(record: Record) -> str:
     return f"{record.trial.cell.label}: {reason}"
 
 
-def _check_table(checks: Sequence[Check]) -> Table:
+def _check_table(checks: Sequence[Check]) -> PlainTable:
     """Return a table with a row for each quantity of each number of ranks, ticked if it passed."""
     table = make_table(
         ["ranks", "quantity", "truth", "measured", "error", ""],

@@ -21,7 +21,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from harness.core.errors import BadInput, HarnessError, one_line
@@ -31,7 +30,7 @@ from harness.records.files import read_record
 from harness.records.store import read_recorded_sweep
 from harness.render.format import duration
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import STATUS_STYLE, make_table
+from harness.render.terminal.table import STATUS_STYLE, PlainTable, make_table
 from harness.render.terminal.table import show as show_table
 from harness.slurm.rules import OPEN_STATES
 from harness.slurm.status import SweepStatus, TrialState, read_statuses
@@ -321,7 +320,7 @@ def _rank(trial: TrialState) -> int:
     return len(ORDER)
 
 
-def trial_table(trials: Sequence[TrialState]) -> Table:
+def trial_table(trials: Sequence[TrialState]) -> PlainTable:
     """Return a table with a row for each trial.
 
     A column in which every cell is empty is left out, so that a sweep that runs locally has none
@@ -393,7 +392,7 @@ def _shortened(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def cell_table(trials: Sequence[TrialState]) -> Table:
+def cell_table(trials: Sequence[TrialState]) -> PlainTable:
     """Return a table of how many trials of each cell are in each state.
 
     It has a column for each state that any trial is in, in the order of STYLE.

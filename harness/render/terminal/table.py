@@ -10,19 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from harness.analysis.cells import summary_values, varying_axes
 from harness.analysis.stopping import summarize_stops
 from harness.records.record import Record
 from harness.render import format as fmt
-from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.console import TerminalConsole, write_lines
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -50,14 +50,14 @@ LONG = 200  # rows; a longer table has no colors
 WIDEST = 1000  # columns, more than any table takes
 
 
-def show(console: Console, table: Table) -> None:
+def show(console: Console, table: Table | PlainTable) -> None:
     """Print a table in full: a narrow terminal wraps its lines rather than cutting its texts.
 
     Rich fits a table to the console by cutting cells; a console as wide as the table prevents that.
     Of a long one it takes a millisecond a row, so that those are laid out here, without colors.
     """
-    if isinstance(table, PlainTable) and table.row_count > LONG:
-        console.out("\n".join(table.lines()), highlight=False)
+    if isinstance(table, PlainTable) and len(table.rows) > LONG:
+        write_lines(console, table.lines())
         return
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, table).maximum
@@ -73,53 +73,85 @@ class _Marks:
     metric: dict[str, str]
 
 
-class PlainTable(Table):
-    """A table whose texts are shown as they are: rich would take `[small]` in them for a style."""
+class PlainTable:
+    """A table whose texts are shown as they are: rich would take `[small]` in them for a style.
 
-    def __init__(self, **options: Any) -> None:
-        """Make a table; `options` are those of rich."""
-        super().__init__(**options)
-        self._texts: list[list[str]] = []  # of each row, without styles
+    Its rows are given to rich when it is shown, as a long table never is.
+    """
 
-    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = columns
+        self.rows: list[Sequence[str | Text]] = []
+
+    def add_row(self, *cells: str | Text) -> None:
         """Add a row; a text that has a style is a `Text`."""
-        plain = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
-        super().add_row(*plain, **options)
-        self._texts.append([cell.plain if isinstance(cell, Text) else "" for cell in plain])
+        self.rows.append(cells)
+
+    def __rich__(self) -> Table:
+        """Return what rich shows."""
+        table = Table(
+            *[column.copy() for column in self.columns],
+            box=None,
+            pad_edge=False,
+            header_style="bold",
+            padding=(0, 2, 0, 0),
+        )
+        for row in self.rows:
+            table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in row])
+        return table
 
     def lines(self) -> list[str]:
         """Return the header and all rows as lines, in which columns are two spaces apart."""
-        rows = [[str(column.header) for column in self.columns], *self._texts]
-        widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-        is_number = [column.justify == "right" for column in self.columns]
-        lines = []
-        for row in rows:
-            padded = []
-            for text, width, is_right in zip(row, widths, is_number, strict=True):
-                blank = " " * (width - cell_len(text))
-                padded.append(blank + text if is_right else text + blank)
-            lines.append("  ".join(padded).rstrip())
-        return lines
+        rows = [[str(column.header) for column in self.columns]]
+        for row in self.rows:
+            rows.append([_plain(cell) for cell in row])
+        padded = []
+        for column, texts in zip(self.columns, zip(*rows, strict=True), strict=True):
+            padded.append(_padded(texts, to_right=column.justify == "right"))
+        return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
 
 
-def make_table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
+def _plain(cell: str | Text) -> str:
+    """Return the text of a cell without its style, and without what rich strips of texts."""
+    text = cell.plain if isinstance(cell, Text) else cell
+    return text if text.isprintable() else Text(text).plain
+
+
+def _padded(texts: Sequence[str], *, to_right: bool) -> list[str]:
+    """Return texts with blanks that make them equally wide."""
+    widths = list(map(_width, texts))
+    widest = max(widths)
+    padded = []
+    for text, width in zip(texts, widths, strict=True):
+        blank = " " * (widest - width)
+        padded.append(blank + text if to_right else text + blank)
+    return padded
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes, without asking rich about plain ASCII."""
+    if text.isascii() and text.isprintable():
+        return len(text)
+    return cell_len(text)
+
+
+def make_table(columns: Iterable[str], numbers: Iterable[str]) -> PlainTable:
     """Return an empty table; `numbers` are the columns that are aligned to the right.
 
     They may name columns that the table does not have: `NUMERIC_AXES` has all such axes, of which
     a sweep may vary none. Only errors wrap, other texts being names and numbers.
     """
-    table = PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     right_aligned = set(numbers)
+    described = []
     for column in columns:
-        table.add_column(
-            Text(column),
-            justify="right" if column in right_aligned else "left",
-            no_wrap=column != "error",
-        )
-    return table
+        justify: JustifyMethod = "right" if column in right_aligned else "left"
+        described.append(Column(Text(column), justify=justify, no_wrap=column != "error"))
+    return PlainTable(described)
 
 
-def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[str, float]) -> Table:
+def plan_table(
+    cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[str, float]
+) -> PlainTable:
     """Return a table with a row for each of some cells of a sweep, and a column for each of some axes.
 
     `estimates` are the seconds that a trial takes, by the id of its cell.
@@ -135,7 +167,7 @@ def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[st
     return table
 
 
-def result_table(sweep: Sweep, result: SweepResult) -> Table:
+def result_table(sweep: Sweep, result: SweepResult) -> PlainTable:
     """Return a table with one row a cell: means over its trials that are done.
 
     Means have their 95% interval where there are two or more independent values

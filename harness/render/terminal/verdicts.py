@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.cells import naming_axes
@@ -18,7 +17,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.terminal.compare import STYLES
-from harness.render.terminal.table import make_table
+from harness.render.terminal.table import PlainTable, make_table
 from harness.render.terminal.table import show as show_table
 
 COLUMNS = ["workload", "cell", "against", "speed", "95% interval", "pairs", "verdict"]
@@ -80,7 +79,7 @@ def _metric_column(result: SweepResult) -> list[str]:
 
 
 def _add_workload(
-    table: Table,
+    table: PlainTable,
     result: SweepResult,
     workload: str,
     cells: Sequence[CellResult],
