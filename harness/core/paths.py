@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,22 +229,28 @@ class SweepFolder:
         """Return where `harness report` writes the report, one file that needs no other."""
         return self.path / "report.html"
 
-    def recorded_ids(self) -> list[str]:
+    def recorded_ids(self, besides: Container[str] = ()) -> list[str]:
         """Return the names of the folders that have a record, sorted: ids of trials, as a rule.
 
-        Those of trials that are no longer asked for are among them.
+        Those of trials that are no longer asked for are among them. In the folders of `besides`
+        none is looked for.
         """
-        return self._folders_with(TrialFolder(Path()).record_path)
+        return self._folders_with(TrialFolder(Path()).record_path, besides)
 
     def exported_ids(self) -> list[str]:
         """Return the ids of the trials that `harness export` was used on, sorted."""
         return self._folders_with(TrialFolder(Path()).export_path)
 
-    def _folders_with(self, file: Path) -> list[str]:
-        """Return the names of the folders that have a file, whose path is relative to them, sorted."""
+    def _folders_with(self, file: Path, besides: Container[str] = ()) -> list[str]:
+        """Return the names of the folders that have a file, whose path is relative to them, sorted.
+
+        Those of `besides` are left out.
+        """
         names = []
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir()]
+            names = [
+                entry.name for entry in entries if entry.name not in besides and entry.is_dir()
+            ]
         # Not by pathlib, which takes several times as long.
         folder, relative = os.fspath(self.path), os.fspath(file)
         present = [name for name in names if os.path.exists(f"{folder}/{name}/{relative}")]  # noqa: PTH110

@@ -71,13 +71,22 @@ class Headers:
         """The headers that are kept; none if the file is missing or damaged."""
         return _read(self.folder.headers_path)
 
+    def path(self, trial_id: str) -> str:
+        """Return where the record of a trial is; a Path takes longer to make."""
+        return f"{self._prefix}{trial_id}{os.sep}{self._suffix}"
+
     def read(self, trial_id: str) -> Record:
         """Read the header of a trial's record as `read_record` does; raises BadFile as that does."""
-        path = f"{self._prefix}{trial_id}{os.sep}{self._suffix}"
+        path = self.path(trial_id)
         try:
-            identity = _identity(path)
+            identity = identity_of(path)
         except OSError:
             return read_checked(Path(path))[0]  # whose error says what to do
+        return self.read_identified(trial_id, identity)
+
+    def read_identified(self, trial_id: str, identity: Identity) -> Record:
+        """Read the same of a record that has this identity now."""
+        path = self.path(trial_id)
         entry = self.cached.entries.get(trial_id)
         if entry is not None and entry.identity == identity:
             parts = [None if index is None else self.cached.parts[index] for index in entry.parts]
@@ -85,7 +94,7 @@ class Headers:
         record, header = read_checked(Path(path))
         is_settled = time.time() - max(identity[2:]) / 1e9 > SETTLED_SECONDS
         # A record that was replaced while it was read belongs to no identity.
-        if header is not None and is_settled and _identity(path) == identity:
+        if header is not None and is_settled and identity_of(path) == identity:
             self.new[trial_id] = (identity, header)
         return record
 
@@ -100,7 +109,7 @@ class Headers:
             _write(self.folder.headers_path, _merged(self.cached, self.new))
 
 
-def _identity(path: str) -> Identity:
+def identity_of(path: str) -> Identity:
     """Return what changes whenever a file does; raises OSError."""
     stat = os.stat(path)  # noqa: PTH116 - a Path takes longer to make
     return stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns

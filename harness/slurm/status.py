@@ -11,6 +11,7 @@ was written, and only its header is kept.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
 from harness.records.files import RECORD_FORMAT
-from harness.records.headers import Headers
+from harness.records.headers import Headers, Identity, identity_of
 from harness.records.record import Record
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
@@ -39,6 +40,8 @@ from harness.slurm.submission import Submission, SubmittedJob
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 
+ASSIGNMENT = TrialFolder(Path()).assignment_path  # in the folder of a trial
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles:
@@ -47,7 +50,8 @@ class TrialFiles:
     record: RecordHeader | None = None
     unreadable: str | None = None  # why there is a record that can't be read
     progress: Mapping[str, Any] | None = None  # of a running trial, or of one that was killed
-    is_begun: bool = False  # an attempt has begun that has left no record yet
+    # When an attempt began that has left no record yet, in seconds since the epoch.
+    begun_at: float | None = None
     # Seconds since its last report of progress, or since it began; None where that is short.
     silent_seconds: float | None = None
     stall: str | None = None  # of a silent trial, what its ranks' heartbeats say
@@ -208,7 +212,9 @@ def _local_state(trial: Trial, files: TrialFiles, runs_locally: bool) -> TrialSt
         runs_locally=runs_locally,
     )
     state = _trial_state(trial, facts, files)
-    return replace(state, is_live=runs_locally and state.state in OPEN_STATES)
+    if runs_locally and state.state in OPEN_STATES:
+        return replace(state, is_live=True)
+    return state
 
 
 def _submitted_state(
@@ -229,7 +235,7 @@ def _submitted_state(
     queued = None if live_jobs is None else live_jobs.get(trial.id)
     job_state = _job_state(queued, slurm_answers=live_jobs is not None)
     phase = _phase(files.progress)
-    if phase is None and files.is_begun and job_state == "running":
+    if phase is None and files.begun_at is not None and job_state == "running":
         phase = "starting"
     facts = TrialFacts(
         record=record,
@@ -267,16 +273,18 @@ def _phase(progress: Mapping[str, Any] | None) -> str | None:
 def _trial_state(trial: Trial, facts: TrialFacts, files: TrialFiles) -> TrialState:
     """Return the row of a trial, without what only its job tells."""
     state, detail = conclude(facts)
+    duration = None
+    if state == "done" and facts.record is not None:
+        duration = facts.record.seconds
     row = TrialState(
         trial=trial.id,
         label=trial.cell.label,
         seed=trial.seed,
         repeat=trial.repeat,
         state=state,
+        duration=duration,
         detail=detail,
     )
-    if state == "done" and facts.record is not None:
-        return replace(row, duration=facts.record.seconds)
     if state != "running":
         return row
     if files.progress is not None:
@@ -356,7 +364,7 @@ def _read_status(
     for version in [*(submission.sweep for submission in submitted), sweep]:
         for trial in version.trials():
             trials[trial.id] = trial
-    further_ids = [name for name in sweep_folder.recorded_ids() if name not in trials]
+    further_ids = sweep_folder.recorded_ids(besides=trials)
     for trial in recorded_trials(further_ids, sweep.cells):  # of other seeds, or further repeats
         trials[trial.id] = trial
     headers = Headers(sweep_folder)
@@ -371,9 +379,7 @@ def _read_status(
     # A job's report of progress is judged by Slurm's word on the job. For a local trial there is
     # no such word: its report counts only if the present run has begun the trial.
     for trial_id in files.keys() - _submitted_ids(submitted):
-        progress = _local_progress(
-            files[trial_id], sweep_folder.trial_folder(trial_id), local_run_since
-        )
+        progress = _local_progress(files[trial_id], local_run_since)
         if progress != files[trial_id].progress:
             files[trial_id] = replace(files[trial_id], progress=progress)
     rows = trial_states(
@@ -402,8 +408,9 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
     """Count, by the name of a node, the attempts that were lost with it."""
     counts: Counter[str] = Counter()
     for trial_files in files:
-        failures = trial_files.record.failures if trial_files.record else ()
-        counts.update(failure.bad_node for failure in failures if failure.bad_node)
+        for failure in trial_files.record.failures if trial_files.record else ():
+            if failure.bad_node:
+                counts[failure.bad_node] += 1
     return counts
 
 
@@ -415,13 +422,14 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int, headers: Header
 
     A record that can't be read is named in `unreadable`.
     """
-    path = trial_folder.record_path
+    path = headers.path(trial_folder.path.name)
     record = None
     recorded_at = 0
     unreadable = None
     try:
-        recorded_at = path.stat().st_mtime_ns
-        record = _read_header(path, recorded_at, headers)
+        identity = identity_of(path)
+        recorded_at = identity[2]
+        record = _read_header(trial_folder.path.name, identity, headers)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except BadInput as error:
@@ -429,37 +437,37 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int, headers: Header
     except OSError as error:
         unreadable = str(RECORD_FORMAT.unavailable(path, error))
     # Both files are the work of the machine that runs the trial, so their times can be compared.
-    begun_at = _modified_at(trial_folder.assignment_path)
+    begun_at = _modified_at(f"{trial_folder.path}{os.sep}{ASSIGNMENT}")
     if begun_at * 1e9 <= recorded_at:
         return TrialFiles(record=record, unreadable=unreadable)
     progress = read_progress(trial_folder)
     silent_seconds = time.time() - progress.get("at", begun_at)
     if silent_seconds < STALE_SECONDS:
         return TrialFiles(
-            record=record, unreadable=unreadable, progress=progress or None, is_begun=True
+            record=record, unreadable=unreadable, progress=progress or None, begun_at=begun_at
         )
     return TrialFiles(
         record=record,
         unreadable=unreadable,
         progress=progress or None,
-        is_begun=True,
+        begun_at=begun_at,
         silent_seconds=silent_seconds,
         stall=describe_stall(read_heartbeats(trial_folder.heartbeat_folder), world_size),
     )
 
 
 # Kept for as long as the process lives, so that `harness status --watch` reads each record once.
-_summaries: dict[tuple[Path, int], RecordHeader] = {}
+_summaries: dict[tuple[str, Identity], RecordHeader] = {}
 
 
-def _read_header(path: Path, modified_ns: int, headers: Headers) -> RecordHeader:
+def _read_header(trial_id: str, identity: Identity, headers: Headers) -> RecordHeader:
     """Read what counts of a record, once for each time that it was written.
 
     `harness status --watch` looks at all of them again and again.
     """
-    key = (path, modified_ns)
+    key = (headers.path(trial_id), identity)
     if key not in _summaries:
-        _summaries[key] = _summary(headers.read(path.parent.name))
+        _summaries[key] = _summary(headers.read_identified(trial_id, identity))
     return _summaries[key]
 
 
@@ -479,23 +487,20 @@ def _summary(record: Record) -> RecordHeader:
     )
 
 
-def _local_progress(
-    files: TrialFiles, trial_folder: TrialFolder, run_since: float
-) -> Mapping[str, Any] | None:
+def _local_progress(files: TrialFiles, run_since: float) -> Mapping[str, Any] | None:
     """Return the progress of a trial that the present run on this machine has begun.
 
     None of any other trial: what is older than `run_since`, the time in seconds since the epoch at
     which that run began, was left by a run that was killed.
     """
-    begun_at = _modified_at(trial_folder.assignment_path)
-    if begun_at < run_since or begun_at < _modified_at(trial_folder.record_path):
+    if files.begun_at is None or files.begun_at < run_since:
         return None
     return files.progress or {"phase": "starting"}
 
 
-def _modified_at(path: Path) -> float:
+def _modified_at(path: Path | str) -> float:
     """Return when a file was last written, in seconds since the epoch; 0 if there is none."""
     try:
-        return path.stat().st_mtime
+        return os.stat(path).st_mtime  # noqa: PTH116 - a Path takes longer to make
     except FileNotFoundError:
         return 0.0

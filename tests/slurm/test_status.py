@@ -172,7 +172,7 @@ class TestOfSubmittedTrials:
 
     def test_starting_as_soon_as_the_next_attempt_has_begun(self, submission: Submission) -> None:
         interrupted = recorded("interrupted", detail="Interrupted: SIGUSR2")
-        begun = replace(interrupted, is_begun=True)
+        begun = replace(interrupted, begun_at=1.0)
         rows = states_by(submission, {0: begun, 1: begun, 2: begun})
         assert names(rows)[:3] == ["running", "interrupted", "interrupted"]
         assert rows[0].detail == "starting"
