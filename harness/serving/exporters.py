@@ -167,7 +167,7 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
     for name, text in SPECIAL_TOKENS.items():
         if tokenizer.token_to_id(text) is not None:
             special[name] = text
-    wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)  # type: ignore[no-untyped-call]
+    wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     wrapped.save_pretrained(folder)
 
 

@@ -150,7 +150,7 @@ def _make_step(forward: Forward, optimizer: optax.GradientTransformation) -> Cal
         updates = jax.tree.map(lambda update: -rate * update, updates)
         return cast(Parameters, optax.apply_updates(parameters, updates)), moments, loss
 
-    return jax.jit(train_step, donate_argnums=(0, 1))
+    return cast(Callable[..., Any], jax.jit(train_step, donate_argnums=(0, 1)))
 
 
 def _batches(order: BatchOrder) -> Iterator[Sequence[int]]:
