@@ -9,6 +9,7 @@ harness, and keeps its traceback.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import os
@@ -114,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A command makes many objects that live until it ends. Looking for garbage among them at every
     # 700 new ones, Python's default, takes a third of the time of reading records.
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    # As it ends, Python would look for garbage among all modules: a second with MLflow loaded.
+    atexit.register(gc.freeze)
     arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is
