@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from operator import attrgetter
 
 from harness.records.record import Record
 from harness.spec.axes import AXES
@@ -44,9 +44,10 @@ def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
             varying.add(axis)
     others = [axis for axis in AXES if axis not in varying]
     # Not by `vars`: of an axis that a recorded sweep does not have, decoded cells have the default as
-    # an attribute of the class only.
-    combinations = {tuple(map(partial(getattr, cell.axes), others)) for cell in cells}
-    for axis, levels in zip(others, zip(*combinations, strict=True), strict=True):
+    # an attribute of the class only. Of a single name, `attrgetter` would return no tuple.
+    read = attrgetter(*others, "strategy")
+    combinations = {read(cell.axes) for cell in cells}
+    for axis, levels in zip(others, zip(*combinations, strict=True), strict=False):
         if len(set(levels)) > 1:
             varying.add(axis)
     return [axis for axis in AXES if axis in varying]

@@ -31,6 +31,7 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
 from harness.core.errors import BadInput
+from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
     from harness.slurm.status import SweepStatus
@@ -142,7 +143,8 @@ def status(
     elif sweep is None:
         statuses, errors = view.summary(sweeps, results_folder, errors)
     else:
-        statuses = [view.show(sweeps[0], results_folder, as_json=as_json, every=every_trial)]
+        with collection_paused(until_exit=True):
+            statuses = [view.show(sweeps[0], results_folder, as_json=as_json, every=every_trial)]
     _exit_with_status(statuses, errors)
 
 

@@ -173,11 +173,12 @@ class PointMemo(Generic[T]):
     def __call__(self, point: Point) -> T:
         """Return the result for a point, and raise what the function raises."""
         key = self._key(point.choices)
-        if key not in self._results:
-            watched = _WatchedPoint(point)
-            result = self._function(watched)
-            self._store(point, result, watched.columns_read())
-        return self._results[self._key(point.choices)]
+        if key in self._results:
+            return self._results[key]
+        watched = _WatchedPoint(point)
+        result = self._function(watched)
+        self._store(point, result, watched.columns_read())
+        return result
 
     def _store(self, point: Point, result: T, columns: set[int]) -> None:
         """Store the result for a point of which these columns were read."""
