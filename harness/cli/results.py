@@ -393,8 +393,10 @@ def collect(
     recorded = read_recorded_sweep(results_folder, sweep)
     _print_left_out(recorded)
     sweep_folder = results_folder.sweep_folder(recorded.sweep.name)
+    trials = [record.trial.id for record in recorded.records]
+    del recorded  # they would take as much memory as all that MLflow is told
     # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
-    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, recorded.records)
+    delivery = Tracker(results_folder, tracking_uri).deliver_trials(sweep_folder, trials)
     delivered = counted(delivery.delivered, "trial")
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 

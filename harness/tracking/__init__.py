@@ -10,6 +10,7 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
 `connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
 `database`  makes a new local database; `transaction` makes many writes to one a transaction.
+`new_run`   writes a new run by MLflow's calls; `run_rows` inserts it into a local database as rows.
 `pace`      tells a running sweep when its next delivery is due.
 """
 

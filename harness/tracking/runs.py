@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.classes import join_confusions
@@ -30,6 +29,7 @@ from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
+from harness.records.headers import Headers
 from harness.records.record import Record
 from harness.records.seal import clean_text
 from harness.render.chart import save_png
@@ -52,6 +52,7 @@ from harness.tracking.error_bars import error_bars
 from harness.tracking.exports import collect_export, export_metrics
 from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
 from harness.tracking.markdown import headline, leader_board, picture
+from harness.tracking.new_run import BATCH_SIZE, NewRun, RunData
 from harness.tracking.pace import pace_of_cells
 from harness.tracking.transaction import Transaction
 
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
 PAGE_SIZE = 250  # runs in one answer to a search
-BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 BOARD_TAG = "harness.board"  # on a sweep's run: the digest of its leader boards
@@ -76,7 +76,6 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
-NO_TAGS: Mapping[str, str] = MappingProxyType({})
 MAX_QUERIES = 100  # cells that are asked for one by one, before all runs are asked for at once
 
 
@@ -92,7 +91,6 @@ class KnownRun:
     name: str
     status: str  # MLflow's
     ended: int | None  # milliseconds since the epoch
-    artifact_uri: str
     tags: dict[str, str]
     params: set[str]  # their names, as a param never changes
     metrics: dict[str, float]
@@ -100,20 +98,35 @@ class KnownRun:
     @staticmethod
     def of(run: Run) -> KnownRun:
         """Return what is remembered of a run as MLflow returns it."""
-        tags, params, metrics = run.data.tags, set(run.data.params), run.data.metrics
-        if tags.get("harness.kind") == "trial":
-            tags = {name: tags[name] for name in TRIAL_TAGS if name in tags}
-            params, metrics = set(), {}
-        return KnownRun(
+        known = KnownRun(
             id=run.info.run_id,
             name=run.info.run_name,
             status=run.info.status,
             ended=run.info.end_time,
-            artifact_uri=run.info.artifact_uri,
-            tags=dict(tags),
-            params=params,
-            metrics=dict(metrics),
+            tags=dict(run.data.tags),
+            params=set(run.data.params),
+            metrics=dict(run.data.metrics),
         )
+        return known.shortened() if known.tags.get("harness.kind") == "trial" else known
+
+    @staticmethod
+    def of_new(run: NewRun, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
+        """Return what is remembered of a run that this process has made."""
+        known = KnownRun(
+            id=run.id,
+            name=contents.name,
+            status=contents.status,
+            ended=None if contents.status == "RUNNING" else contents.ended,
+            tags=dict(tags),
+            params=set(contents.params),
+            metrics={point.name: point.value for point in contents.points},
+        )
+        return known.shortened() if contents.kind == "trial" else known
+
+    def shortened(self) -> KnownRun:
+        """Return what is remembered of a trial's run."""
+        tags = {name: self.tags[name] for name in TRIAL_TAGS if name in self.tags}
+        return replace(self, tags=tags, params=set(), metrics={})
 
 
 class SweepRuns:
@@ -190,7 +203,7 @@ class SweepRuns:
         spec: Mapping[str, Any],
         outlines: Sequence[TrialOutline],
         chosen: Sequence[TrialOutline],
-        records: Mapping[str, Record],
+        records: Mapping[str, Record | None],
         writes: Transaction,
         *,
         in_passing: bool,
@@ -207,7 +220,8 @@ class SweepRuns:
         """
         self.spec = spec
         result = result_of(self.sweep, self.spec, outlines)
-        sweep_run = self._update(sweep_contents(self.sweep, self.spec, outlines, result), None)
+        contents = sweep_contents(self.sweep, self.spec, outlines, result)
+        sweep_run = self._update(contents, None, writes)
         self._update_spec(sweep_run)
         self.headline = UNFINISHED
         if result is not None:
@@ -220,9 +234,10 @@ class SweepRuns:
         by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
         self._update_cells(by_cell, outlines, result, sweep_run, writes, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
+        headers = Headers(self.folder)  # which are not in memory before one is asked for
         written = 0
         for cell_outlines in by_cell.values():
-            written += self._update_trials(cell_outlines, chosen_trials, records, writes)
+            written += self._update_trials(cell_outlines, chosen_trials, records, headers, writes)
         if result is not None:
             self._update_boards(result, sweep_run)
             self._update_confusions(result, by_cell)
@@ -266,7 +281,7 @@ class SweepRuns:
                 error_bar=bars.get(cell_id),
                 picture=picture(cell.workload.label, sweep_run.id),
             )
-            cell_run = self._update(contents, sweep_run.id)
+            cell_run = self._update(contents, sweep_run.id, writes)
             self._update_rates(search, cell, cell_run)
             self.stale_cells.pop(cell_id, None)
             writes.checkpoint()
@@ -368,7 +383,8 @@ class SweepRuns:
         self,
         outlines: Sequence[TrialOutline],
         chosen_trials: set[str],
-        records: Mapping[str, Record],
+        records: Mapping[str, Record | None],
+        headers: Headers,
         writes: Transaction,
     ) -> int:
         """Write those of a cell's chosen trials that have no complete run; return how many.
@@ -378,7 +394,7 @@ class SweepRuns:
         (cell_run,) = self.existing["cell", outlines[0].cell_id]
         incomplete = self._find_incomplete(outlines, cell_run, chosen_trials)
         for outline in incomplete:
-            self._write_trial(outline, cell_run, records.get(outline.trial))
+            self._write_trial(outline, cell_run, records.get(outline.trial), headers, writes)
             writes.checkpoint()
         for outline in outlines:
             if outline.trial in chosen_trials:
@@ -386,7 +402,7 @@ class SweepRuns:
         return len(incomplete)
 
     @contextmanager
-    def _artifact_folder(self, run: KnownRun) -> Iterator[Path]:
+    def _artifact_folder(self, artifact_uri: str) -> Iterator[Path]:
         """Yield an empty folder, whose files are those of a new run once the block has ended.
 
         It is the run's own where MLflow keeps artifacts in a folder of this machine.
@@ -395,7 +411,7 @@ class SweepRuns:
         from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
         # The client would ask for the run again to learn where its files belong.
-        files: Any = get_artifact_repository(run.artifact_uri, self.client.tracking_uri)
+        files: Any = get_artifact_repository(artifact_uri, self.client.tracking_uri)
         if isinstance(files, LocalArtifactRepository):
             folder = Path(files.artifact_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -410,7 +426,7 @@ class SweepRuns:
         self.client.set_tag(run.id, name, value)
         run.tags[name] = value
 
-    def _update(self, contents: RunContents, parent: str | None) -> KnownRun:
+    def _update(self, contents: RunContents, parent: str | None, writes: Transaction) -> KnownRun:
         """Make a cell's or the sweep's run show its contents; send only what it lacks.
 
         Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
@@ -423,7 +439,7 @@ class SweepRuns:
                 run = candidate
                 break
         if run is None:
-            run = self._create(contents, parent)
+            run = self._create(contents, parent, writes)
         self._delete_all_but(run, contents.kind, contents.key)
         self._send_difference(run, contents, self._tags(contents, parent))
         if run.name != contents.name:
@@ -529,47 +545,62 @@ class SweepRuns:
         return None
 
     def _write_trial(
-        self, outline: TrialOutline, cell_run: KnownRun, delivered_record: Record | None
+        self,
+        outline: TrialOutline,
+        cell_run: KnownRun,
+        delivered_record: Record | None,
+        headers: Headers,
+        writes: Transaction,
     ) -> None:
         """Create the run of a trial with all that it shows.
 
         It gets its final status last: then it is complete (`is_complete_run`). The record that was
         delivered is used if it is the one on disk, which may have been replaced meanwhile.
         """
-        from mlflow.entities import Metric, Param, RunTag
-
         trial_folder = self.folder.trial_folder(outline.trial)
         record = delivered_record
         if record is None or (record.started, record.ended) != (outline.started, outline.ended):
-            record = read_record(trial_folder.record_path)
+            record = headers.read(outline.trial)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
-        run = self._create(contents, cell_run.id, {RECORD_TAG: outline.digest})
-        run_id = run.id
-        self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
-        with self._artifact_folder(run) as target:
+        tags = {**self._tags(contents, cell_run.id), RECORD_TAG: outline.digest}
+        new_run = self._begin(contents, tags, writes)
+        with self._artifact_folder(new_run.artifact_uri) as target:
             collect_files(record, trial_folder, target, self._clean)
-        params = []
-        for name, value in contents.params.items():
-            params.append(Param(name, self._clean(value)))
-        metrics = []
-        for point in contents.points:
-            metrics.append(Metric(point.name, point.value, point.at, point.step))
-        tags = [RunTag(REPRODUCE_TAG, f"harness reproduce mlflow:{run_id}")]
-        self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, tags, synchronous=True)
-        for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
-            self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
-        self.client.set_terminated(run_id, contents.status, contents.ended)
-        run.status = contents.status
+        reproduce = {REPRODUCE_TAG: f"harness reproduce mlflow:{new_run.id}"}
+        inputs = datasets(record.trial.cell.workload, self._clean)
+        self._complete(new_run, contents, tags | reproduce, inputs=inputs)
 
-    def _create(
-        self, contents: RunContents, parent: str | None, more_tags: Mapping[str, str] = NO_TAGS
-    ) -> KnownRun:
-        """Create a run with its tags and remember it; `parent` is the id of its parent's run."""
-        tags = {**self._tags(contents, parent), **more_tags}
-        created = self.client.create_run(
-            self.experiment_id, start_time=contents.started, tags=tags, run_name=contents.name
+    def _create(self, contents: RunContents, parent: str | None, writes: Transaction) -> KnownRun:
+        """Create the run of a cell or of the sweep with all that it shows, and remember it."""
+        tags = self._tags(contents, parent)
+        return self._complete(self._begin(contents, tags, writes), contents, tags)
+
+    def _begin(self, contents: RunContents, tags: Mapping[str, str], writes: Transaction) -> NewRun:
+        """Return a new run that has its name and tags, but shows nothing else yet."""
+        return writes.create_run(
+            self.experiment_id, name=contents.name, started=contents.started, tags=tags
         )
-        run = KnownRun.of(created)
+
+    def _complete(
+        self,
+        new_run: NewRun,
+        contents: RunContents,
+        tags: Mapping[str, str],
+        inputs: Sequence[DatasetInput] = (),
+    ) -> KnownRun:
+        """Have MLflow show all of a new run, and remember it."""
+        params = {name: self._clean(value) for name, value in contents.params.items()}
+        new_run.complete(
+            RunData(
+                points=contents.points,
+                params=params,
+                tags=tags,
+                inputs=inputs,
+                status=contents.status,
+                ended=contents.ended,
+            )
+        )
+        run = KnownRun.of_new(new_run, contents, tags)
         self.existing[contents.kind, contents.key].append(run)
         return run
 

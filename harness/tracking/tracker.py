@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -90,6 +90,22 @@ class Tracker:
         """
         if records is None:
             self._known.pop(folder.path, None)
+            return self._deliver(folder, None, in_passing=in_passing)
+        return self._deliver_again(
+            folder, {record.trial.id: record for record in records}, in_passing=in_passing
+        )
+
+    def deliver_trials(self, folder: SweepFolder, trials: Iterable[str]) -> Delivery:
+        """Deliver the records of some trials as `deliver` does; `trials` are their ids.
+
+        Each record is read when it is written, so that ten thousand of them are never in memory.
+        """
+        return self._deliver_again(folder, dict.fromkeys(trials), in_passing=False)
+
+    def _deliver_again(
+        self, folder: SweepFolder, records: Mapping[str, Record | None], *, in_passing: bool
+    ) -> Delivery:
+        """Deliver, and once more if what is remembered of the runs in MLflow no longer holds."""
         was_known = folder.path in self._known
         try:
             return self._deliver(folder, records, in_passing=in_passing)
@@ -100,9 +116,12 @@ class Tracker:
         return self._deliver(folder, records, in_passing=in_passing)
 
     def _deliver(
-        self, folder: SweepFolder, records: Sequence[Record] | None, *, in_passing: bool
+        self, folder: SweepFolder, records: Mapping[str, Record | None] | None, *, in_passing: bool
     ) -> Delivery:
-        """Deliver as `deliver` does, by what is remembered of the runs in MLflow if anything is."""
+        """Deliver by what is remembered of the runs in MLflow, if anything is.
+
+        `records` are by trial; one that is None is read from the disk. None delivers all trials.
+        """
         with self._lock() as origin:
             spec = _read_spec(folder)
             outlines = self._read_outlines(folder, records, spec.get("trials", ()))
@@ -112,12 +131,9 @@ class Tracker:
                 client = self._connect()
                 started = time.monotonic()
                 experiment, state = self._get_experiment(client, sweep)
-            by_trial: dict[str, Record] = {}
-            for record in records or ():
-                by_trial[record.trial.id] = record
             chosen = outlines
             if records is not None:
-                chosen = [outline for outline in outlines if outline.trial in by_trial]
+                chosen = [outline for outline in outlines if outline.trial in records]
             # It is remembered again at the end only, because a write that fails may undo others.
             runs = self._known.pop(folder.path, None)
             if runs is None or state != "active":
@@ -132,7 +148,7 @@ class Tracker:
                 runs.find_existing(cells)
                 with transaction(client) as writes:
                     run_id, delivered = runs.deliver(
-                        spec, outlines, chosen, by_trial, writes, in_passing=in_passing
+                        spec, outlines, chosen, records or {}, writes, in_passing=in_passing
                     )
                     self._tag_experiment(client, experiment, runs, outlines)
             self._known[folder.path] = runs
@@ -145,17 +161,17 @@ class Tracker:
         )
 
     def _read_outlines(
-        self, folder: SweepFolder, records: Sequence[Record] | None, planned: Iterable[str]
+        self, folder: SweepFolder, trials: Iterable[str] | None, planned: Iterable[str]
     ) -> list[TrialOutline]:
         """Return the outline of every record in the folder; raises BadInput without any.
 
-        Only the delivered `records` may differ from what is remembered, until the trials that are
+        Only the records of `trials` may differ from what is remembered, until the trials that are
         `planned` have all ended: verdicts are on what the disk has.
         """
         outlines = self._outlines.setdefault(folder.path, SweepOutlines(folder))
-        if records is None:
+        if trials is None:
             return outlines.read()
-        listed = outlines.read([record.trial.id for record in records])
+        listed = outlines.read(trials)
         return outlines.read() if is_complete(listed, planned) else listed
 
     def prepare(self) -> None:

@@ -3,18 +3,21 @@
 MLflow commits several times in a call, and each commit waits for the disk. A transaction over many
 calls waits once, and whoever looks on sees a trial's run with all that it shows, or no run.
 
-The calls stay MLflow's own. Their sessions join a transaction that was begun before, each as a
-savepoint, which is SQLAlchemy's recipe for code that commits and rolls back by itself
-(docs.sqlalchemy.org, "Joining a Session into an External Transaction").
+New runs are inserted as rows (`run_rows`). All other calls stay MLflow's own. Their sessions join a
+transaction that was begun before, each as a savepoint, which is SQLAlchemy's recipe for code that
+commits and rolls back by itself (docs.sqlalchemy.org, "Joining a Session into an External
+Transaction").
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from harness.tracking.new_run import ClientRun, NewRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,6 +31,15 @@ BUSY_TIMEOUT = 20_000  # milliseconds to wait for another process, as in MLflow'
 class Transaction:
     """The writes to a store that has no transactions, such as a server: each counts at once."""
 
+    def __init__(self, client: MlflowClient) -> None:
+        self.client = client
+
+    def create_run(
+        self, experiment_id: str, *, name: str, started: int, tags: Mapping[str, str]
+    ) -> NewRun:
+        """Return a new run, which the caller completes; `started` in milliseconds since the epoch."""
+        return ClientRun(self.client, experiment_id, name=name, started=started, tags=tags)
+
     def checkpoint(self) -> None:
         """Make what was written so far durable and visible, if it is time to."""
 
@@ -39,10 +51,17 @@ class LocalTransaction(Transaction):
     undone if the block raises, or the process ends.
     """
 
-    def __init__(self, store: SqlAlchemyStore) -> None:
+    def __init__(self, client: MlflowClient) -> None:
+        # Only now, because it imports MLflow.
+        from harness.tracking.run_rows import RunRows
+
+        super().__init__(client)
+        # MLflow's client has no other way to its store.
+        store: SqlAlchemyStore = client._tracking_client.store
         self.store = store
         self.connection = store.engine.connect()
         self.begun = 0.0  # on the monotonic clock
+        self._rows = RunRows(store, self.connection)
         self._session: Session | None = None  # of the call that is under way
         # Whenever it creates a run, MLflow reads the experiment with its tags.
         self._get_experiment = lru_cache(maxsize=1)(store.get_experiment)
@@ -68,11 +87,20 @@ class LocalTransaction(Transaction):
             if kind is None:  # otherwise closing the connection rolls back
                 self.connection.commit()
 
+    def create_run(
+        self, experiment_id: str, *, name: str, started: int, tags: Mapping[str, str]
+    ) -> NewRun:
+        """Return a new run that is inserted when it is complete."""
+        from harness.tracking.run_rows import RowRun
+
+        return RowRun(self._rows, experiment_id, name=name, started=started, tags=tags)
+
     def checkpoint(self) -> None:
         """Commit a transaction that has taken MAX_SECONDS, and begin the next one."""
         if time.monotonic() - self.begun > MAX_SECONDS:
             self.connection.commit()
             self._get_experiment.cache_clear()  # others may have changed it
+            self._rows.forget()
             self._begin()
 
     def _begin(self) -> None:
@@ -111,6 +139,5 @@ def transaction(client: MlflowClient) -> AbstractContextManager[Transaction]:
     For every other store, each write is one by itself.
     """
     if not client.tracking_uri.startswith("sqlite:"):
-        return nullcontext(Transaction())
-    # MLflow's client has no other way to its store.
-    return LocalTransaction(client._tracking_client.store)
+        return nullcontext(Transaction(client))
+    return LocalTransaction(client)

@@ -320,7 +320,9 @@ def test_a_delivery_cut_off_anywhere_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with a server: in a database of ours, a delivery that dies leaves nothing behind.
-    monkeypatch.setattr(tracker_module, "transaction", lambda client: nullcontext(Transaction()))
+    monkeypatch.setattr(
+        tracker_module, "transaction", lambda client: nullcontext(Transaction(client))
+    )
     # Matplotlib takes longer than all writes together.
     monkeypatch.setattr(runs, "draw_board", lambda result, label, path: path.write_bytes(b"PNG"))
     monkeypatch.setattr(runs, "draw_confusions", lambda confusions, title: None)
@@ -345,19 +347,6 @@ def test_a_delivery_cut_off_anywhere_is_completed(
         if finished:
             break
     assert made[0].calls == at > 15
-
-
-def test_a_delivery_that_dies_leaves_no_part_of_a_trial_in_a_local_database(
-    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_sweep(folder)
-    with monkeypatch.context() as patched:
-        meddle_with(patched, 9, die)
-        with pytest.raises(Killed):
-            Tracker(results).deliver(folder)
-    assert by_name(f"sqlite:///{results.database}", "demo") == {}
-    assert Tracker(results).deliver(folder).delivered == 3
-    assert len(by_name(f"sqlite:///{results.database}", "demo")) == 6
 
 
 def test_runs_follow_a_renaming(results: Results, folder: SweepFolder) -> None:
