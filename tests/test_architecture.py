@@ -208,6 +208,11 @@ def test_the_package_loads_no_library_before_its_names_are_used() -> None:
     assert packages & libraries == set()
 
 
+def test_a_run_begins_without_what_only_its_end_needs() -> None:
+    packages = loaded("import harness.interface.running, harness.launch.assemble")
+    assert packages & {"torch", "mlflow", "scipy", "matplotlib", "pandas", "sqlalchemy"} == set()
+
+
 def test_a_jobs_leader_loads_no_tracker_and_no_torch() -> None:
     packages = loaded("import harness.slurm.leader")
     assert (

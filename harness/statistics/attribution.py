@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
-from harness.statistics.interval import exp
+from harness.statistics.interval import exp, student_probability, student_quantile
 from harness.statistics.verdict import ALPHA, holm
 
 Numbers = NDArray[np.float64]
@@ -265,7 +264,7 @@ def _effects_of_term(design: _Design, fit: _Fit, term: Term, confidence: float) 
     contrasts = _contrasts(design.axes, term)
     values = contrasts @ fit.weights[columns]
     variances = ((contrasts @ fit.covariance[columns, columns]) * contrasts).sum(axis=1)
-    quantile = float(stdtrit(fit.degrees_of_freedom, (1 + confidence) / 2))
+    quantile = student_quantile(fit.degrees_of_freedom, (1 + confidence) / 2)
     effects = []
     levels_of_axes = [design.axes[axis][1:] for axis in term]  # without the references
     combinations = itertools.product(*levels_of_axes)
@@ -289,7 +288,7 @@ def _p_value(value: float, standard_error: float, degrees_of_freedom: int) -> fl
     """Return the p-value of a contrast, of the claim that it is 0."""
     if not standard_error:  # the model fits exactly
         return float(value == 0)
-    return 2 * float(stdtr(degrees_of_freedom, -abs(value) / standard_error))
+    return 2 * student_probability(degrees_of_freedom, -abs(value) / standard_error)
 
 
 def _contrasts(axes: Axes, term: Term) -> Numbers:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import stdtrit  # quick to load, unlike scipy.stats
-
 from harness.statistics.estimate import POWER, Estimate
+from harness.statistics.interval import student_quantile
 from harness.statistics.verdict import ALPHA
 
 MOST_PAIRS = 1_000_000  # beyond it a study is not worth planning
@@ -82,5 +81,6 @@ def pairs_needed(deviation: float, margin: float) -> int | None:
 
 def _suffice(pairs: int, deviation: float, margin: float) -> bool:
     """Return whether so many pairs have the power that `pairs_needed` asks for."""
-    quantiles = stdtrit(pairs - 1, 1 - ALPHA) + stdtrit(pairs - 1, (1 + POWER) / 2)
+    quantiles = student_quantile(pairs - 1, 1 - ALPHA)
+    quantiles += student_quantile(pairs - 1, (1 + POWER) / 2)
     return bool(quantiles * deviation / math.sqrt(pairs) <= margin)

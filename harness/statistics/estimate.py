@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from scipy.special import stdtr  # quick to load, unlike scipy.stats
-
-from harness.statistics.interval import deviation, student_quantile
+from harness.statistics.interval import deviation, student_probability, student_quantile
 
 POWER = 0.8  # the chance with which the smallest detectable effect is detected
 
@@ -60,7 +58,7 @@ class Estimate:
             return 1.0
         if self.standard_error == 0:
             return 0.0 if distance > 0 else 1.0
-        return float(stdtr(self.degrees_of_freedom, -distance / self.standard_error))
+        return student_probability(self.degrees_of_freedom, -distance / self.standard_error)
 
     def p_change(self) -> float:
         """Return the two-sided p-value of the claim that there is a difference."""

@@ -37,9 +37,17 @@ def exp(value: float) -> float:
 @lru_cache(maxsize=KEPT_QUANTILES)
 def student_quantile(degrees_of_freedom: float, probability: float) -> float:
     """Return the quantile of Student's t distribution, which takes SciPy some 0.1 ms to compute."""
-    from scipy.special import stdtrit  # quick to load, unlike scipy.stats
+    # Only now, because most commands need none: it takes as long to load as their own code.
+    from scipy.special import stdtrit  # quicker to load than scipy.stats
 
     return float(stdtrit(degrees_of_freedom, probability))
+
+
+def student_probability(degrees_of_freedom: float, value: float) -> float:
+    """Return the probability that a variable with Student's t distribution is below a value."""
+    from scipy.special import stdtr
+
+    return float(stdtr(degrees_of_freedom, value))
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 Numbers = NDArray[np.float64]
 
@@ -29,6 +28,9 @@ class TraceMean:
 
     def half_width(self, confidence: float = 0.95) -> Numbers:
         """Return half the width of Student's interval."""
+        # Only now, because many a short trace has no interval.
+        from scipy.special import stdtrit
+
         quantile = stdtrit(self.degrees_of_freedom, (1 + confidence) / 2)
         half_width: Numbers = quantile * self.standard_error
         return half_width
