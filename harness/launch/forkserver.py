@@ -356,6 +356,7 @@ def start_worker(
     `keep_seconds` is that of `shared_server`. The worker runs under `stack`, if there is one. Raises
     HarnessError if the forkserver does not start.
     """
+    from harness.records.code import training_digest
     from harness.training.interruption import SIGNAL
 
     module, *module_arguments = arguments[arguments.index("-m") + 1 :]
@@ -369,7 +370,7 @@ def start_worker(
     )
 
     modules = [*TORCH, "harness.launch.preload", *preload]
-    setup = Setup(preload=modules, blocked_signals=[SIGNAL])
+    setup = Setup(preload=modules, blocked_signals=[SIGNAL], code=training_digest())
     if stack is not None:
         setup = replace(setup, python=stack.python, installed=stack.installed)
 

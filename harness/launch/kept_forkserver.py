@@ -69,6 +69,7 @@ class Setup:
     refuse_threads: bool = True  # end if a module has started a thread
     python: str = sys.executable  # the interpreter that it runs under
     installed: str = ""  # SHA-256 of the list of the interpreter's packages, if it is another one
+    code: str = ""  # SHA-256 of the training code, if it looks that up for all that it forks
 
 
 def most_servers() -> int:

@@ -23,7 +23,6 @@ KiB, and larger blocks return to the system when they are freed, at the cost of 
 from __future__ import annotations
 
 import ctypes
-import re
 import resource
 import sys
 from pathlib import Path
@@ -97,10 +96,11 @@ def _status_bytes(field: str) -> int | None:
         status = (SELF / "status").read_text(encoding="utf-8")
     except OSError:
         return None
-    match = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-    if match is None:
-        return None
-    return int(match[1]) * KIB
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.removesuffix("kB")) * KIB
+    return None
 
 
 def _reset_peak() -> bool:

@@ -64,6 +64,7 @@ LOCATION = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTA
 WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]+)`(?P<length> of length \d+)?, got .*")
 MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 PATH_PART = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+SCHEMA_NUMBER = re.compile(r"(\d+)\.(\d+)")
 LONGEST_VALUE = 60  # characters of a value that an error shows
 LONGEST_PROBLEM = 500  # characters of an error without its file and its remedy
 MAX_BYTES = 2**30  # of a file that is read
@@ -328,7 +329,7 @@ def _schema_numbers(schema: object) -> tuple[int, int] | None:
 @lru_cache(MAX_SCHEMAS)
 def _parse_schema(schema: str) -> tuple[int, int] | None:
     """Return the numbers of `MAJOR.MINOR`, which ten thousand records have in common."""
-    match = re.fullmatch(r"(\d+)\.(\d+)", schema)
+    match = SCHEMA_NUMBER.fullmatch(schema)
     if match is None:
         return None
     return int(match[1]), int(match[2])

@@ -34,6 +34,7 @@ KERNEL_FLAGS = re.compile(
 )
 # The line of torch's build configuration that depends on the machine and on variables.
 CAPABILITY_LINE = re.compile(r".*CPU capability usage.*\n")
+BLAS_ENTRY = re.compile(r"BLAS_INFO=(\w+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def _blas() -> str | None:
     """Return the linear algebra library that torch was built with, None where it does not say."""
     import torch
 
-    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    match = BLAS_ENTRY.search(torch.__config__.show())
     return match[1] if match else None
 
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can go on.
     `run_rank` is what the rank does instead of `run`.
     """
-    options = _parse(arguments)
+    options = argument_parser().parse_args(arguments)
     ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
     ranks.export()
     if options.write_logs:
@@ -110,14 +110,15 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
     return exit_code
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's options."""
+@cache
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, which a forkserver makes for all ranks."""
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
     parser.add_argument(
         "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
     )
-    return parser.parse_args(arguments)
+    return parser
 
 
 def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState) -> RankResult:
