@@ -123,13 +123,13 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "==> Installing the harness into $(VENV) (a few minutes the first time: torch and MLflow are large)"
-	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable .
+	@echo "==> Installing the harness into $(VENV) (torch and MLflow are large)"
+	@sh tests/install.sh .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "==> Installing the harness and what its tests need into $(VENV) (a few minutes the first time)"
-	@$(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[test]'
+	@echo "==> Installing the harness and what its tests need into $(VENV)"
+	@sh tests/install.sh '.[test]'
 	@touch $(VENV)/.installed $@
 
 # Collects the tests, and imports what they import later: processes that start together would each compile all that for
