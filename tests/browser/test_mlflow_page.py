@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -56,19 +57,32 @@ def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> De
     return Tracker(results, mlflow_server).deliver(results.sweep_folder("pages"))
 
 
-@pytest.fixture
-def opened(browser: Browser) -> Iterator[Callable[[str], Page]]:
-    """Return a function that opens an address in a browser that has never seen MLflow."""
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[Page]:
+    """Return a window of a browser that has never seen MLflow.
+
+    MLflow's pages are a single document, which takes seconds of CPU time to load: tests share it.
+    """
+    with new_window(browser) as opened_window:
+        yield opened_window
+
+
+@contextmanager
+def new_window(browser: Browser) -> Iterator[Page]:
+    """Open a window that has no state of others, and close it."""
     context = browser.new_context(viewport={"width": 1700, "height": 1150})
     context.set_default_timeout(TIMEOUT)
-
-    def open_page(address: str) -> Page:
-        opened_page = context.new_page()
-        opened_page.goto(address)
-        return opened_page
-
-    yield open_page
+    yield context.new_page()
     context.close()
+
+
+@pytest.fixture
+def cells(window: Page, mlflow_server: str, delivery: Delivery) -> Page:
+    """Return the window with the page of the sweep's cells, as `harness ui` opens it at first."""
+    path = "" if window.url.startswith(mlflow_server) else OPENING_PATH
+    window.goto(page(delivery.experiment_id, base=mlflow_server, path=path))
+    wait_for_rows(window, FASTEST_FIRST)
+    return window
 
 
 def rows(shown: Page) -> list[str]:
@@ -88,51 +102,45 @@ def wait_for_rows(shown: Page, expected: list[str]) -> None:
     assert rows(shown) == expected
 
 
-def test_the_sweeps_page_opens_on_its_cells(
-    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
-) -> None:
-    shown = opened(page(delivery.experiment_id, base=mlflow_server, path=OPENING_PATH))
-    wait_for_rows(shown, FASTEST_FIRST)
-    verdicts = shown.locator("[role=gridcell][col-id='tags.`harness.verdict`']").all_inner_texts()
+def test_the_sweeps_page_opens_on_its_cells(cells: Page) -> None:
+    verdicts = cells.locator("[role=gridcell][col-id='tags.`harness.verdict`']").all_inner_texts()
     assert (len(verdicts), verdicts.count("reference")) == (len(LABELS), 2)
     for width in WIDTHS:
-        shown.set_viewport_size({"width": width, "height": 900})
-        shown.get_by_text("fastest is mlp eager fp32 single w0 b64 t1, not certain").wait_for()
+        cells.set_viewport_size({"width": width, "height": 900})
+        cells.get_by_text("fastest is mlp eager fp32 single w0 b64 t1, not certain").wait_for()
         for column in ANSWER_COLUMNS:
-            cells = shown.locator(f"[role=gridcell][col-id='{column}']")
-            box = cells.first.bounding_box()
+            column_cells = cells.locator(f"[role=gridcell][col-id='{column}']")
+            box = column_cells.first.bounding_box()
             assert box is not None
             # Of the last one the number has to fit, not its column.
             assert box["x"] + 60 < width, (column, width)
-        screenshot(shown, f"cells-{width}")
-    shown.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
-    shown.get_by_text("At a glance").wait_for()
-    shown.locator(".js-plotly-plot .bars").first.wait_for()
-    screenshot(shown, "charts")
+        screenshot(cells, f"cells-{width}")
+    cells.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
+    cells.get_by_text("At a glance").wait_for()
+    cells.locator(".js-plotly-plot .bars").first.wait_for()
+    screenshot(cells, "charts")
 
 
-def test_a_click_on_a_cell_stays_with_model_training(
-    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
-) -> None:
-    shown = opened(page(delivery.experiment_id, base=mlflow_server, path=OPENING_PATH))
-    shown.get_by_text(FASTEST_FIRST[0], exact=True).last.click()
-    shown.get_by_role("tab", name="Artifacts").wait_for()
-    shown.get_by_role("link", name="Runs").first.wait_for()
-    assert not shown.get_by_text("Evaluation runs").count()
+def test_a_click_on_a_cell_stays_with_model_training(cells: Page) -> None:
+    cells.get_by_text(FASTEST_FIRST[0], exact=True).last.click()
+    cells.get_by_role("tab", name="Artifacts").wait_for()
+    cells.get_by_role("link", name="Runs").first.wait_for()
+    assert not cells.get_by_text("Evaluation runs").count()
 
 
 def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
-    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
+    browser: Browser, mlflow_server: str, delivery: Delivery
 ) -> None:
-    shown = opened(f"{mlflow_server}{OPENING_PATH}#/experiments/{delivery.experiment_id}/runs")
-    wait_for_rows(shown, ["pages"])
-    unfold(shown, "pages")
-    wait_for_rows(shown, ["pages", *LABELS])
-    unfold(shown, LABELS[-1])
     nested = ["pages", *LABELS, *(f"{LABELS[-1]} seed {seed}" for seed in (1, 0))]
-    wait_for_rows(shown, nested)
-    screenshot(shown, "nested")
-    assert rows(shown) == nested
+    with new_window(browser) as shown:  # the other one keeps its view of the cells
+        shown.goto(f"{mlflow_server}{OPENING_PATH}#/experiments/{delivery.experiment_id}/runs")
+        wait_for_rows(shown, ["pages"])
+        unfold(shown, "pages")
+        wait_for_rows(shown, ["pages", *LABELS])
+        unfold(shown, LABELS[-1])
+        wait_for_rows(shown, nested)
+        screenshot(shown, "nested")
+        assert rows(shown) == nested
 
 
 def unfold(shown: Page, name: str) -> None:
@@ -141,56 +149,44 @@ def unfold(shown: Page, name: str) -> None:
     row.locator("[col-id='attributes.`Run Name`'] button").click()
 
 
-def test_an_axis_filters(
-    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
-) -> None:
-    shown = opened(page(delivery.experiment_id, base=mlflow_server, path=OPENING_PATH))
-    wait_for_rows(shown, FASTEST_FIRST)
-    box = shown.get_by_test_id("search-box")
+def test_an_axis_filters(cells: Page) -> None:
+    box = cells.get_by_test_id("search-box")
     box.fill('params.precision = "bf16" and tags.`harness.kind` = "cell"')
     box.press("Enter")
-    wait_for_rows(shown, [label for label in FASTEST_FIRST if "bf16" in label])
+    wait_for_rows(cells, [label for label in FASTEST_FIRST if "bf16" in label])
     box.fill('params.precision = "bf16"')
     box.press("Enter")
-    shown.get_by_text("12 matching runs").wait_for()
-    screenshot(shown, "filtered")
-    assert all("bf16" in name for name in rows(shown))
+    cells.get_by_text("12 matching runs").wait_for()
+    screenshot(cells, "filtered")
+    assert all("bf16" in name for name in rows(cells))
 
 
-def test_two_cells_compare(
-    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
-) -> None:
-    shown = opened(page(delivery.experiment_id, base=mlflow_server, path=OPENING_PATH))
-    wait_for_rows(shown, FASTEST_FIRST)
+def test_two_cells_compare(cells: Page) -> None:
     for label in FASTEST_FIRST[1:4:2]:
-        shown.locator(".ag-row", has=shown.get_by_text(label, exact=True)).locator(
+        cells.locator(".ag-row", has=cells.get_by_text(label, exact=True)).locator(
             ".ag-selection-checkbox input"
         ).click()
-    shown.get_by_role("button", name="Compare", exact=True).click()
-    shown.wait_for_url(re.compile("compare-runs"))
-    shown.get_by_text("Comparing 2 Runs").first.wait_for()
-    body = shown.locator("body")
+    cells.get_by_role("button", name="Compare", exact=True).click()
+    cells.wait_for_url(re.compile("compare-runs"))
+    cells.get_by_text("Comparing 2 Runs").first.wait_for()
+    body = cells.locator("body")
     body.get_by_text("precision", exact=True).first.wait_for()
-    screenshot(shown, "compared")
+    screenshot(cells, "compared")
     for text in (*FASTEST_FIRST[1:4:2], "throughput_samples_per_s"):
         body.get_by_text(text, exact=True).first.wait_for()
 
 
-def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(
-    opened: Callable[[str], Page], mlflow_server: str, delivery: Delivery
-) -> None:
-    shown = opened(page(delivery.experiment_id, base=mlflow_server, path=OPENING_PATH))
-    wait_for_rows(shown, FASTEST_FIRST)
-    box = shown.get_by_test_id("search-box")
+def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(cells: Page) -> None:
+    box = cells.get_by_test_id("search-box")
     box.fill("tags.`harness.status` = 'failed'")
     box.press("Enter")
-    wait_for_rows(shown, ["cnn eager bf16 ddp×2 w0 b64 t1 seed 1"])
-    shown.get_by_text("cnn eager bf16 ddp×2 w0 b64 t1 seed 1").click()
-    shown.get_by_text("ValueError: no such thing").first.wait_for()
-    screenshot(shown, "failed")
-    shown.get_by_role("tab", name="Artifacts").click()
-    names = [shown.get_by_text("record.json").first, shown.get_by_text("logs", exact=True).first]
+    wait_for_rows(cells, ["cnn eager bf16 ddp×2 w0 b64 t1 seed 1"])
+    cells.get_by_text("cnn eager bf16 ddp×2 w0 b64 t1 seed 1").click()
+    cells.get_by_text("ValueError: no such thing").first.wait_for()
+    screenshot(cells, "failed")
+    cells.get_by_role("tab", name="Artifacts").click()
+    names = [cells.get_by_text("record.json").first, cells.get_by_text("logs", exact=True).first]
     for name in names:
         name.wait_for()
-    screenshot(shown, "artifacts")
+    screenshot(cells, "artifacts")
     assert all(name.is_visible() for name in names)
