@@ -213,6 +213,16 @@ def test_a_run_begins_without_what_only_its_end_needs() -> None:
     assert packages & {"torch", "mlflow", "scipy", "matplotlib", "pandas", "sqlalchemy"} == set()
 
 
+def test_what_a_run_delivers_with_is_loaded_at_once_and_may_be_missing() -> None:
+    packages = loaded("from harness.tracking import load_libraries\nload_libraries()")
+    assert {"mlflow", "sqlalchemy", "matplotlib"} <= packages
+    packages = loaded(
+        "import sys\nsys.modules['mlflow'] = None\n"
+        "from harness.tracking import load_libraries\nload_libraries()"
+    )
+    assert packages & {"sqlalchemy", "matplotlib"} == set()
+
+
 def test_a_jobs_leader_loads_no_tracker_and_no_torch() -> None:
     packages = loaded("import harness.slurm.leader")
     assert (

@@ -21,6 +21,7 @@ from harness.render.terminal.run import RunView
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.cluster import Parallel, Profile, with_parallel
 from harness.spec.sweep import Sweep
+from harness.tracking import load_libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ def run_sweep(
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
             wait=wait,
+            while_loading=load_libraries,
         )
 
     with view:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -116,12 +116,17 @@ class ForkServer:
 
     @staticmethod
     def connect(
-        setup: Setup, variables: Mapping[str, str], keep_seconds: float
+        setup: Setup,
+        variables: Mapping[str, str],
+        keep_seconds: float,
+        while_loading: Callable[[], object] = lambda: None,
     ) -> ForkServer | None:
-        """Return one that is forked from what earlier commands have loaded, None if there is none."""
+        """Return one that is forked from what earlier commands have loaded, or from what this one has
+        another process load and keep; None if there is none.
+        """
         if not keep_seconds or not setup.refuse_threads:  # what GPUs have loaded may not outlive it
             return None
-        kept = kept_forkserver.connect(setup, variables, keep_seconds)
+        kept = kept_forkserver.connect(setup, variables, keep_seconds, while_loading)
         if kept is None:
             return None
         return ForkServer(kept.process, kept.connection, kept.log)
@@ -281,6 +286,7 @@ def shared_server(
     *,
     keep_seconds: float = 0.0,
     log: Path | None = None,
+    while_loading: Callable[[], object] = lambda: None,
 ) -> ForkServer:
     """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
@@ -289,6 +295,9 @@ def shared_server(
     ends, or until as many others as `most_servers` allows were used after it. With `keep_seconds`, its
     modules stay loaded for so long after that, for further commands; without, it is a child of this
     process.
+
+    While the first one of this process loads its modules, `while_loading` is called: later ones may
+    load theirs beside a trial, which nothing must disturb.
     """
     key = json.dumps([asdict(setup), _changed_variables(variables), keep_seconds > 0])
     server = _servers.pop(key, None)
@@ -299,9 +308,11 @@ def shared_server(
             return server
         _close(server)
     _close_idle_servers()
-    server = ForkServer.connect(setup, variables, keep_seconds)
+    meanwhile = (lambda: None) if _servers else while_loading
+    server = ForkServer.connect(setup, variables, keep_seconds, meanwhile)
     if server is None:
         server = ForkServer.start(setup, variables, log)
+        meanwhile()
     _servers[key] = server
     atexit.register(server.close)
     return server
@@ -349,12 +360,13 @@ def start_worker(
     preload: Sequence[str] = (),
     keep_seconds: float = 0.0,
     stack: ReadyStack | None = None,
+    while_loading: Callable[[], object] = lambda: None,
 ) -> Process:
     """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
     worker and the modules `preload` loaded.
 
-    `keep_seconds` is that of `shared_server`. The worker runs under `stack`, if there is one. Raises
-    HarnessError if the forkserver does not start.
+    `keep_seconds` and `while_loading` are those of `shared_server`. The worker runs under `stack`, if
+    there is one. Raises HarnessError if the forkserver does not start.
     """
     from harness.records.code import training_digest
     from harness.training.interruption import SIGNAL
@@ -376,7 +388,9 @@ def start_worker(
 
     def fork() -> ForkedProcess:
         """Fork it from the forkserver that runs, or from a new one."""
-        server = shared_server(variables, setup, keep_seconds=keep_seconds, log=log)
+        server = shared_server(
+            variables, setup, keep_seconds=keep_seconds, log=log, while_loading=while_loading
+        )
         (process,) = server.fork([request])
         return process
 

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,10 +131,16 @@ class KeptServer:
     log: Path
 
 
-def connect(setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> KeptServer | None:
+def connect(
+    setup: Setup,
+    variables: Mapping[str, str],
+    idle_seconds: float,
+    while_loading: Callable[[], object] = lambda: None,
+) -> KeptServer | None:
     """Return a connection to a server that has loaded what `setup` says, with `variables`.
 
-    One that is started stays for `idle_seconds` after the last command that uses it. Returns None
+    One that is started stays for `idle_seconds` after the last command that uses it; while it loads
+    its modules, `while_loading` is called. Returns None
     where there can be none, and where a new one does not come up: its own log does not say more than
     that of a forkserver for this command alone, which the caller then starts.
     """
@@ -146,13 +152,17 @@ def connect(setup: Setup, variables: Mapping[str, str], idle_seconds: float) -> 
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         return None
     try:
-        return _use_server(path, setup, variables, idle_seconds)
+        return _use_server(path, setup, variables, idle_seconds, while_loading)
     except OSError:  # such as a full disk, which the caller's forkserver would meet, and name, too
         return None
 
 
 def _use_server(
-    path: Path, setup: Setup, variables: Mapping[str, str], idle_seconds: float
+    path: Path,
+    setup: Setup,
+    variables: Mapping[str, str],
+    idle_seconds: float,
+    while_loading: Callable[[], object],
 ) -> KeptServer | None:
     """Connect to the server at `path`, or to a new one; None if that fails. Raises OSError."""
     for _ in range(ATTEMPTS):
@@ -166,6 +176,8 @@ def _use_server(
                 connection = _connect(path)
         if connection is None:
             return None
+        if is_new:
+            while_loading()
         process = _wait_for_process(connection, path)
         if process is not None:
             return KeptServer(process=process, connection=connection, log=path.with_suffix(".log"))

@@ -16,6 +16,6 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 
 from harness.tracking.connect import TrackerDown
 from harness.tracking.pages import page
-from harness.tracking.tracker import Delivery, Tracker
+from harness.tracking.tracker import Delivery, Tracker, load_libraries
 
-__all__ = ["Delivery", "Tracker", "TrackerDown", "page"]
+__all__ = ["Delivery", "Tracker", "TrackerDown", "load_libraries", "page"]

@@ -10,9 +10,10 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,12 @@ from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns, search
 from harness.tracking.transaction import transaction
 
+# What a delivery imports sooner or later.
+LIBRARIES = (
+    "mlflow.store.tracking.sqlalchemy_store",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+)
 LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results folder is waited for
 
 if TYPE_CHECKING:
@@ -333,6 +340,13 @@ class Tracker:
             self._outlines.clear()
         os.utime(lock)
         self._last_delivery = os.fstat(lock).st_mtime_ns
+
+
+def load_libraries() -> None:
+    """Load what deliveries need, which takes seconds; a delivery says what is wrong with it."""
+    with suppress(Exception), quiet():
+        for name in LIBRARIES:
+            import_module(name)
 
 
 def _read_spec(folder: SweepFolder) -> dict[str, Any]:

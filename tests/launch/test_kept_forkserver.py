@@ -167,6 +167,34 @@ def test_a_server_that_is_not_as_a_new_one_is_replaced(
         shared.wait(30)
 
 
+def test_what_takes_long_is_loaded_while_the_first_new_server_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forkserver, "_servers", {})
+    calls: list[str] = []
+
+    def start(variable: str, keep_seconds: float) -> ForkServer:
+        variables = {**os.environ, "VARIABLE": variable}
+        return shared_server(
+            variables,
+            SETUP,
+            keep_seconds=keep_seconds,
+            while_loading=lambda: calls.append(variable),
+        )
+
+    servers = [start("new", KEEP)]
+    assert calls == ["new"]
+    servers.append(start("beside a trial", KEEP))
+    forkserver._servers.clear()
+    servers.append(start("new", KEEP))  # which has loaded everything already
+    assert calls == ["new"]
+    forkserver._servers.clear()
+    servers.append(start("of this command alone", 0.0))
+    assert calls == ["new", "of this command alone"]
+    for server in servers:
+        forkserver._close(server)
+
+
 def test_a_server_that_does_not_come_up_leaves_the_command_to_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
