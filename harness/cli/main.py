@@ -40,6 +40,7 @@ from harness.cli import (
     serving,
     stored,
 )
+from harness.core import own_process
 from harness.core.errors import (
     MAX_MESSAGE,
     BadInput,
@@ -112,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     130 interrupted.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    own_process.claim()
     # A command makes many objects that live until it ends. Looking for garbage among them at every
     # 700 new ones, Python's default, takes a third of the time of reading records.
     gc.set_threshold(*GARBAGE_THRESHOLDS)
