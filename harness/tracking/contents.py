@@ -11,8 +11,9 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ MLFLOW_STATUS: Mapping[Status, str] = {
     "interrupted": "KILLED",
 }
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
+# Each delivery asks ten thousand outlines for these, which takes a quarter of a generator's time.
+STARTED, ENDED, STATUS = attrgetter("started"), attrgetter("ended"), attrgetter("status")
 TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's description shows
 
 
@@ -260,11 +263,13 @@ def sweep_contents(
     return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 
 
-def is_complete(outlines: Sequence[TrialOutline], planned: Iterable[str]) -> bool:
+def is_complete(outlines: Sequence[TrialOutline], planned: Collection[str]) -> bool:
     """Return whether all planned trials have ended.
 
     An interrupted trial has not: the next run or submission of the sweep resumes it.
     """
+    if len(outlines) < len(planned):  # as after each trial of a sweep that runs
+        return False
     ended = {outline.trial for outline in outlines if outline.status != "interrupted"}
     return set(planned) <= ended
 
@@ -296,7 +301,7 @@ def _group_contents(
     key: str,
     name: str,
     outlines: Sequence[TrialOutline],
-    planned: Iterable[str],
+    planned: Collection[str],
     metrics: Mapping[str, float],
     tags: Mapping[str, Any],
     settings: Mapping[str, str],
@@ -327,12 +332,12 @@ def _group_contents(
 
 def _started(outlines: Sequence[TrialOutline]) -> float:
     """Return when the first trial started, in seconds since the epoch."""
-    return min(outline.started for outline in outlines)
+    return min(map(STARTED, outlines))
 
 
 def _ended(outlines: Sequence[TrialOutline]) -> float:
     """Return when the last trial ended, in seconds since the epoch."""
-    return max(outline.ended for outline in outlines)
+    return max(map(ENDED, outlines))
 
 
 def _join_results(outlines: Sequence[TrialOutline]) -> list[CellResult]:
@@ -342,7 +347,7 @@ def _join_results(outlines: Sequence[TrialOutline]) -> list[CellResult]:
 
 def _count_by_status(outlines: Sequence[TrialOutline]) -> dict[str, float]:
     """Return the number of trials in each status, zeros included: `trials_done`, …"""
-    counts = Counter(outline.status for outline in outlines)
+    counts = Counter(map(STATUS, outlines))
     return {f"trials_{status}": counts[status] for status in MLFLOW_STATUS}
 
 

@@ -157,6 +157,8 @@ class SweepRuns:
         self.sweep = sweep
         self.folder = folder
         self.spec: Mapping[str, Any] = {}  # the content of sweep.json, empty if there is none
+        # The time, the size and the inode of the sweep.json that MLflow has, once that is known.
+        self.stored_spec: tuple[int, int, int] | None = None
         self.secrets = secret_values()
         # The runs that MLflow has, by kind (sweep, cell, trial) and key within the kind. There are
         # several for one key where a delivery died or somebody copied a run.
@@ -491,6 +493,10 @@ class SweepRuns:
         """Store sweep.json with the sweep's run, unless that has it already."""
         if not self.folder.spec_path.exists():
             return
+        stat = self.folder.spec_path.stat()
+        version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if version == self.stored_spec and SPEC_TAG in sweep_run.tags:
+            return
         text = clean_text(self.folder.spec_path.read_text(encoding="utf-8"), self._clean)
         digest = _digest(text)
         if sweep_run.tags.get(SPEC_TAG) != digest:
@@ -499,6 +505,7 @@ class SweepRuns:
                 path.write_text(text, encoding="utf-8")
                 self._store_file(sweep_run, path)
             self._set_tag(sweep_run, SPEC_TAG, digest)
+        self.stored_spec = version
 
     def _update_table(self, outlines: Sequence[TrialOutline], sweep_run: KnownRun) -> None:
         """Store the table of all trials with the sweep's run, unless that has it already.

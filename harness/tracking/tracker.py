@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -168,7 +168,7 @@ class Tracker:
         )
 
     def _read_outlines(
-        self, folder: SweepFolder, trials: Iterable[str] | None, planned: Iterable[str]
+        self, folder: SweepFolder, trials: Iterable[str] | None, planned: Collection[str]
     ) -> list[TrialOutline]:
         """Return the outline of every record in the folder; raises BadInput without any.
 
