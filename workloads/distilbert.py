@@ -288,10 +288,11 @@ class DistilBert(Classifier):
         if self.options.padding == "fixed":
             lengths = torch.full_like(lengths, self.options.sequence)
         t, t2 = float(lengths.mean()), float(lengths.square().mean())
-        d: int = self.config.dim
-        f: int = self.config.hidden_dim
+        d, f = self.config.dim, self.config.hidden_dim
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
-        return 3 * (self.config.n_layers * layer + 2 * d**2 + 2 * d * len(self.texts.classes))
+        head = 2 * d**2 + 2 * d * len(self.texts.classes)
+        operations: float = 3 * (self.config.n_layers * layer + head)
+        return operations
 
     def _tokenize(self, texts: Sequence[str], labels: Tensor) -> TokenSamples:
         """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
