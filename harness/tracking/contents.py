@@ -332,12 +332,14 @@ def _group_contents(
 
 def _started(outlines: Sequence[TrialOutline]) -> float:
     """Return when the first trial started, in seconds since the epoch."""
-    return min(map(STARTED, outlines))
+    started: float = min(map(STARTED, outlines))
+    return started
 
 
 def _ended(outlines: Sequence[TrialOutline]) -> float:
     """Return when the last trial ended, in seconds since the epoch."""
-    return max(map(ENDED, outlines))
+    ended: float = max(map(ENDED, outlines))
+    return ended
 
 
 def _join_results(outlines: Sequence[TrialOutline]) -> list[CellResult]:

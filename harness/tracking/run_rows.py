@@ -137,8 +137,10 @@ class RowRun(NewRun):
         self.started = started
         self.tags = tags
         self.id = new_id()
-        root = rows.store.get_experiment(experiment_id).artifact_location
-        self.artifact_uri = append_to_uri_path(root, self.id, rows.store.ARTIFACTS_FOLDER_NAME)
+        store: Any = rows.store  # MLflow's functions have no types
+        root = store.get_experiment(experiment_id).artifact_location
+        join: Any = append_to_uri_path
+        self.artifact_uri = join(root, self.id, store.ARTIFACTS_FOLDER_NAME)
 
     def complete(self, data: RunData) -> None:
         """Insert the rows of all tables, those first that others refer to."""
@@ -179,7 +181,7 @@ class RowRun(NewRun):
 
     def _metric_rows(self, points: Sequence[Point]) -> list[Row]:
         """Return the rows of metrics; of equal points, which MLflow refuses, there is one."""
-        rows = []
+        rows: list[Row] = []
         for point in dict.fromkeys(points):
             is_nan, value = self.rows.store.sanitize_metric_value(float(point.value))
             rows.append(
