@@ -198,7 +198,7 @@ class RowRun(NewRun):
 
 
 def new_id() -> str:
-    """Return an id that no other run has, in MLflow's form, and greater than those made before.
+    """Return an id that no other run has, in MLflow's form; one made a millisecond later is greater.
 
     SQLite keeps each table sorted by the ids. Random ones would have each run change a page for each of
     its rows, which are more pages than its cache holds once there are thousands of runs. As in UUIDs of

@@ -19,7 +19,7 @@ from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect, quiet
 from harness.tracking.contents import Point
 from harness.tracking.new_run import RunData
-from harness.tracking.run_rows import RunRows
+from harness.tracking.run_rows import RunRows, new_id
 from harness.tracking.runs import datasets
 from harness.tracking.transaction import LocalTransaction, Transaction
 from tests.factories import make_cell, make_record, write_sweep
@@ -96,6 +96,15 @@ def _data(workload: WorkloadRef, status: str) -> RunData:
         status=status,
         ended=9000,
     )
+
+
+def test_ids_grow_with_time() -> None:
+    ids = []
+    for _ in range(5):
+        ids.append(new_id())
+        time.sleep(0.002)
+    assert ids == sorted(ids)
+    assert all(RUN_ID.fullmatch(id_) for id_ in ids)
 
 
 def test_a_sweep_has_the_rows_that_mlflow_writes(
