@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -87,12 +88,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=kind_rank)
 
 
+@contextmanager
+def no_new_variables() -> Iterator[None]:
+    """Remove the environment variables that are new after the block: MLflow, Inductor and
+    scikit-learn set some when they are loaded.
+
+    A forkserver serves only processes with the same variables, and takes 7 s of CPU time to start.
+    """
+    before = set(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - before:
+            del os.environ[name]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect the tests without collections of garbage, which would find none."""
     gc.disable()
     try:
-        return (yield)
+        with no_new_variables():
+            return (yield)
     finally:
         gc.enable()
 
@@ -126,6 +143,13 @@ def mlflow_server() -> str:
     """Return the address of a real MLflow server, which each test has another sweep in."""
     owner = int((run_folder() / PID_FILE).read_text(encoding="ascii"))
     return shared_server.address(run_folder() / MLFLOW, owner)
+
+
+@pytest.fixture(autouse=True)
+def no_variable_of_another_test() -> Iterator[None]:
+    """Remove what libraries that a test was the first to load have set in the environment."""
+    with no_new_variables():
+        yield
 
 
 @pytest.fixture(autouse=True)
