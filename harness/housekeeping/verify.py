@@ -70,9 +70,10 @@ def verify_record(path: Path) -> Verified:
     """Return whether a record is whole, with its columns and the files of its fingerprints."""
     try:
         record = read_record(path)
-        if record.loss is not None:
-            record.loss.unpack()
         ranks = list(record.ranks)
+        # With ranks, it was read already, to be compared with theirs.
+        if not ranks and record.loss is not None:
+            record.loss.unpack()
         for result in ranks:
             if result.fingerprints is not None:
                 _check_digest(

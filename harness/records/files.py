@@ -87,7 +87,7 @@ RANKS = "ranks"  # the JSON of the results of all ranks, with the number of valu
 class CheckedHeader:
     """The header of a record of our schema that was read and has passed all checks."""
 
-    content: dict[str, Any]  # without its schema, its seal and its shared parts
+    content: bytes  # without its schema, its seal and its shared parts, as MessagePack
     parts: tuple[bytes | None, ...]  # those parts, as `without_parts` returns them
 
 
@@ -150,7 +150,7 @@ def read_checked(path: Path) -> tuple[Record, CheckedHeader | None]:
             rest, parts = without_parts(content)
             del rest["schema"]
             rest.pop(seal.KEY, None)
-            header = CheckedHeader(content=rest, parts=parts)
+            header = CheckedHeader(content=msgspec.msgpack.encode(rest), parts=parts)
     return _record_of(content, path, beside(path)), header
 
 
@@ -170,7 +170,7 @@ class KeptHeader:
     def __init__(
         self, contents: dict[str, msgspec.Raw], parts: Sequence[bytes | None], path: str
     ) -> None:
-        """Take what a CheckedHeader has, its keys as MessagePack; columns lie beside `path`."""
+        """Take what a CheckedHeader has, key by key; columns lie beside `path`."""
         self.contents = contents
         self.cell, self.environment, self.settings = parts
         self.path = path  # a text, as a Path takes longer to make than all else
@@ -320,12 +320,13 @@ class _Columns:
     def rank_results(self, record: Record) -> list[RankResult]:
         """Return the results of all ranks, which the header must agree with; raises BadFile."""
         results = []
+        loss = record.loss
         if RANKS in self.columns:
-            names = [name for name in self.columns if name != MEAN_LOSS]
-            results = _rank_results(
-                self.read(names), self.source, is_later_minor=self.is_later_minor
-            )
-        whole = replace(record, ranks=Ranks.of(results))
+            columns = self.read(self.columns)
+            if MEAN_LOSS in columns:  # here, as the checks below would open the file again for it
+                loss = Series.of(columns.pop(MEAN_LOSS))
+            results = _rank_results(columns, self.source, is_later_minor=self.is_later_minor)
+        whole = replace(record, ranks=Ranks.of(results), loss=loss)
         problem = record_problem(whole)
         problem = problem or _across_problem(record.ranks.across, whole.ranks.across)
         if problem is not None:

@@ -130,9 +130,7 @@ def _merged(cached: Kept, new: Mapping[str, tuple[Identity, CheckedHeader]]) -> 
                 index_by_part[part] = len(parts)
                 parts.append(part)
             indexes.append(index_by_part[part])
-        with suppress(OverflowError):  # MessagePack has no whole numbers beyond 64 bits
-            content = msgspec.Raw(msgspec.msgpack.encode(header.content))
-            entries[name] = Entry(identity, tuple(indexes), content)
+        entries[name] = Entry(identity, tuple(indexes), msgspec.Raw(header.content))
     return Kept(FORMAT, parts, entries)
 
 

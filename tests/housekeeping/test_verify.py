@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,15 @@ import pytest
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder
 from harness.hardware import machine
-from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
+from harness.housekeeping.verify import Verified, verify_machines, verify_record, verify_sweep
 from harness.preflight.rates import RateSearch, write_search
 from harness.preflight.report import Preflight, write_preflight
+from harness.records import files
+from harness.records.columns import ColumnFile, Opener, read_columns
 from harness.records.files import remove_unused_columns, write_record
 from harness.records.record import RankFingerprints, Ranks, Record
 from harness.records.seal import sealed_text
+from harness.records.series import Numbers
 from harness.serving.exporting import digest_files
 from harness.serving.record import ExportedModel, Parity, TrialExport, write_export
 from harness.training.manifest import STATE_FILE, WEIGHTS_FILE, Origin, seal
@@ -56,6 +59,21 @@ def problems(folder: SweepFolder) -> list[str]:
 def test_whole_sweep_has_no_problem(folder: SweepFolder) -> None:
     assert [verified.ranks for verified in verify(folder) if verified.is_record] == [1, 1]
     assert problems(folder) == []
+
+
+def test_columns_of_a_record_are_opened_once(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def note(open_file: Opener, described: ColumnFile, names: Iterable[str]) -> dict[str, Numbers]:
+        opened.append(described.file)
+        return read_columns(open_file, described, names)
+
+    monkeypatch.setattr(files, "read_columns", note)
+    (path, _) = folder.record_paths()
+    assert verify_record(path).problem is None
+    assert len(opened) == 1
 
 
 def test_figure_that_was_sealed_after_a_change_is_found(folder: SweepFolder) -> None:
