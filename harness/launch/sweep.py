@@ -20,7 +20,7 @@ from harness.launch.runner import Runner, StopRequest, TrialListener, remove_lef
 from harness.launch.shared_memory import remove_abandoned_blocks
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
-from harness.records.files import read_record_if_exists
+from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record, Status
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import comparison_key, lock, write_spec
@@ -187,7 +187,9 @@ def run(
         )
         records = {record.trial.id: record for record in planned.finished}
         for record in runner.run(planned.pending, fresh=redo == "all"):
-            records[record.trial.id] = record
+            # As it is on the disk: the columns of all trials would fill the memory.
+            path = folder.trial_folder(record.trial.id).record_path
+            records[record.trial.id] = read_record(path)
             if fail_fast and record.status in ("failed", "interrupted"):
                 stop.note(f"--fail-fast: {record.trial.cell.label} {record.status}")
     return list(records.values())

@@ -1,0 +1,45 @@
+"""A sweep keeps of each trial what commands need, and not the numbers of all its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import BadFile
+from harness.core.paths import Results
+from harness.launch import sweep as runner
+from harness.launch.runner import Runner
+from harness.records.files import write_record
+from harness.records.record import Record
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
+from harness.spec.validity import ValidityRules
+from tests.factories import make_record
+from tests.support.reports import make_sweep
+from tests.support.running import RecordCollector
+
+
+def test_columns_of_trials_that_have_run_stay_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path)
+    folder = Results(tmp_path).sweep_folder(sweep.name)
+    made: list[Record] = []
+
+    def run(self: Runner, trials: Sequence[Trial], *, fresh: bool) -> Iterator[Record]:
+        for trial in trials:
+            made.append(make_record(trial.cell, seed=trial.seed, sweep=sweep.name))
+            write_record(folder.trial_folder(trial.id).record_path, made[-1])
+            yield made[-1]
+
+    monkeypatch.setattr(Runner, "run", run)
+    profile = Profile(device="cpu", validity=ValidityRules(contention=None))
+    listener = RecordCollector()
+    records = runner.run(sweep, profile, folder, listener, redo="missing", fail_fast=False)
+    assert [record.trial.id for record in records] == [record.trial.id for record in made]
+    for path in folder.path.glob("*/*.npz"):
+        path.unlink()
+    with pytest.raises(BadFile):
+        list(records[0].ranks)
