@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.text import Text
 
 from harness.core.paths import Results
 from harness.records.record import Failure
 from harness.render.terminal.console import TerminalConsole, from_markup
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import LONG, make_table, show
 from tests.factories import make_record
 from tests.support.commands import harness
 from tests.support.reports import make_sweep, write_run
@@ -104,6 +105,22 @@ def test_table_takes_texts_as_they_are_and_styles_only_as_text(
     table.add_row("[/x]", Text("styled", style="red"))
     show(TerminalConsole(), table)
     assert capsys.readouterr().out.split() == ["[bold]", ":fire:", "[/x]", "styled"]
+
+
+def test_long_table_is_aligned_and_has_no_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = make_table(["name", "number"], ["number"])
+    table.add_row(f"[b]{ESCAPE}é漢", Text("1", style="red"))
+    for _ in range(LONG):
+        table.add_row("plain", "22")
+    show(TerminalConsole(), table)
+    header, first, second, *others = capsys.readouterr().out.splitlines()
+    name = "[b]]0;owned[2J31mé漢"
+    assert first == f"{name}       1"
+    width = cell_len(name)
+    assert header == f"{'name':{width}}  number"
+    assert [second, *others] == [f"{'plain':{width}}      22"] * LONG
 
 
 def test_markup_has_no_pictures() -> None:
