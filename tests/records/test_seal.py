@@ -267,7 +267,7 @@ def test_columns_of_another_record_are_refused(path: Path) -> None:
     write_record(path.with_name("other.json"), make_record(DDP.trial.cell, seed=1))
     (other,) = path.parent.glob("other*.npz")
     other.replace(columns)
-    with pytest.raises(BadFile, match=r"column loss: found the SHA-256 \w+…; allowed: \w+…"):
+    with pytest.raises(BadFile, match=r"column mean_loss: found the SHA-256 \w+…; allowed: \w+…"):
         list(read_record(path).ranks)
 
 
