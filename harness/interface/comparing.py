@@ -23,9 +23,9 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.interface.data import SweepData
 from harness.interface.folders import Folder, results_folder
+from harness.records.record import Record
 from harness.render.terminal.compare import row_fields
 from harness.statistics.verdict import Correction
-from harness.tracking import Tracker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,7 +186,14 @@ def select_results(
 
     Raises BadInput for a name that stands for nothing, or for several things.
     """
-    return select(results, names, lambda run: Tracker(results, tracking_uri).recall(run))
+
+    def recall(run: str) -> Sequence[Record]:
+        """Return the records that an MLflow run was made from."""
+        from harness.tracking import Tracker  # here, as hardly any name is that of a run
+
+        return Tracker(results, tracking_uri).recall(run)
+
+    return select(results, names, recall)
 
 
 def _select(

@@ -16,7 +16,6 @@ from rich.table import Table
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware.machine import SATURATION, AllReduce, Copy, Machine, Matmul, Timing
-from harness.launch import probe
 from harness.render import chart
 from harness.render.format import MISSING, byte_size, rate
 from harness.render.terminal.console import TerminalConsole
@@ -49,6 +48,8 @@ def run(
 
     Raises BadInput for more ranks than the machine has slots, and what else `probe` raises.
     """
+    from harness.launch import probe  # here, as reports draw what was measured and start no rank
+
     console = TerminalConsole()
     count = probe.choose_rank_count(profile, ranks)
     with console.status("starting") as status:

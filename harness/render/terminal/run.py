@@ -41,8 +41,6 @@ from harness.render.terminal.verdicts import show_verdicts
 from harness.spec.cell import Trial
 from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep
-from harness.tracking import Tracker
-from harness.tracking.pace import MIN_SECONDS, pace_of_deliveries
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
 MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
@@ -63,6 +61,10 @@ class RunView:
         tracking_uri: str | None,
         console: TerminalConsole | None = None,
     ) -> None:
+        # Here, as what `harness show` prints is in this module too, and needs no tracker.
+        from harness.tracking import Tracker
+        from harness.tracking.pace import pace_of_deliveries
+
         self.sweep = sweep
         self.results = results
         self.console = console or TerminalConsole()
@@ -131,7 +133,7 @@ class RunView:
 
         Before one that will take long, records are delivered that would have to wait for it.
         """
-        if self.undelivered and self.trial_seconds.get(trial.cell.id, 0.0) > MIN_SECONDS:
+        if self.undelivered and self.trial_seconds.get(trial.cell.id, 0.0) > self.pace.min_seconds:
             self._deliver_in_passing()
         self.started_count += 1
         if self.started_count > self.planned_count:  # an invalid trial runs again
