@@ -14,7 +14,7 @@ from harness.analysis.cells import group_by_cell, missing_trials
 from harness.analysis.compare import Comparison, Row, Side, against_first
 from harness.analysis.effects import attributions
 from harness.analysis.questions import SPEED, throughput_difference
-from harness.analysis.result import CellResult, aggregate, join, unrecorded
+from harness.analysis.result import CellResult, join, of_trial, unrecorded
 from harness.records.record import Record
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -48,8 +48,7 @@ class SweepResult:
         missing = missing_trials(sweep, records)
         cells = []
         for cell in sweep.cells:
-            cell_records = by_cell.get(cell.id, [])
-            parts = aggregate(cell_records)
+            parts = [of_trial(record) for record in by_cell.get(cell.id, [])]
             if missing[cell.id]:
                 parts.append(unrecorded(cell, missing[cell.id]))
             cells += join(parts)

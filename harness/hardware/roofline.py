@@ -79,8 +79,10 @@ def device_of(record: Record) -> Device:
 
 def machine_of(record: Record, machines: Mapping[str, Machine]) -> Machine | None:
     """Return the measured machine, of `machines` by key, that a trial ran on."""
+    if not machines:
+        return None
     hardware = _hardware(record)
-    if hardware is None or not machines:
+    if hardware is None:
         return None
     return machines.get(machine_key(hardware, device_of(record)))
 
