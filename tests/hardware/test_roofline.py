@@ -156,8 +156,9 @@ class TestMfu:
         assert scalars(record)["intensity_flop_per_byte"] == 4.0
         assert "mfu" not in scalars(record)
         table = result_table(sweep, SweepResult.of_records(sweep, [record]))
-        column = next(column for column in table.columns if str(column.header) == "MFU measured")
-        assert [str(cell) for cell in column.cells] == ["20%"]
+        (row,) = table.rows
+        texts = dict(zip([str(column.header) for column in table.columns], row, strict=True))
+        assert texts["MFU measured"] == "20%"
 
 
 class TestStanding:
