@@ -192,6 +192,16 @@ def test_ranks_load_no_tracker_and_no_command_line() -> None:
     )
 
 
+def test_ranks_find_what_they_look_up_in_the_forkserver() -> None:
+    assert "torch" in loaded(
+        "import harness.launch.preload\n"
+        "from harness.records.code import training_digest\n"
+        "from harness.training.worker import argument_parser\n"
+        "assert training_digest.cache_info().currsize == 1\n"
+        "assert argument_parser.cache_info().currsize == 1"
+    )
+
+
 def test_the_package_loads_no_library_before_its_names_are_used() -> None:
     packages = loaded("import harness\nassert 'compare' in dir(harness)")
     libraries = {

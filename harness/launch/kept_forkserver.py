@@ -140,9 +140,9 @@ def connect(
     """Return a connection to a server that has loaded what `setup` says, with `variables`.
 
     One that is started stays for `idle_seconds` after the last command that uses it; while it loads
-    its modules, `while_loading` is called. Returns None
-    where there can be none, and where a new one does not come up: its own log does not say more than
-    that of a forkserver for this command alone, which the caller then starts.
+    its modules, `while_loading` is called. Returns None where there can be none, and where a new one
+    does not come up: its own log does not say more than that of a forkserver for this command alone,
+    which the caller then starts.
     """
     folder = _private_folder()
     if folder is None:
