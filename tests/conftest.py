@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -118,9 +119,11 @@ def pytest_collection_finish() -> None:
     """Keep what is loaded by now out of garbage collections.
 
     A trial in this process collects garbage before it trains, and would traverse all tests each time.
+    So would the process as it ends.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.freeze)
 
 
 def free_port() -> int:

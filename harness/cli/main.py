@@ -106,19 +106,20 @@ def command_tree() -> TyperGroup:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process.
 
-    `arguments` are those after the command's name, by default the process's own. Without any, the
-    help is printed.
+    `arguments` are those after the command's name, by default the process's own; then the process is
+    for this command only. Without any, the help is printed.
 
     Exit codes: 0 success, 1 a trial failed or a gate said fail, 2 bad input, 3 inconclusive,
     130 interrupted.
     """
     signal.signal(signal.SIGTERM, _interrupt)
-    own_process.claim()
+    if arguments is None:
+        own_process.claim()
+        # As it ends, Python would look for garbage among all modules: a second with MLflow loaded.
+        atexit.register(gc.freeze)
     # A command makes many objects that live until it ends. Looking for garbage among them at every
     # 700 new ones, Python's default, takes a third of the time of reading records.
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    # As it ends, Python would look for garbage among all modules: a second with MLflow loaded.
-    atexit.register(gc.freeze)
     arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is

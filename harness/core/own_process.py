@@ -20,6 +20,11 @@ def claim() -> None:
     _is_own = True
 
 
+def is_own() -> bool:
+    """Return whether this process is a command of the harness, which nobody else uses."""
+    return _is_own
+
+
 @contextmanager
 def without(*packages: str) -> Iterator[None]:
     """Let imports in the block do without packages that they need not have.

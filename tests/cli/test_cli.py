@@ -208,9 +208,9 @@ def test_a_command_ends_without_a_look_for_garbage() -> None:
         "import atexit, gc\n"
         "atexit.register(lambda: print('frozen', gc.get_freeze_count() > len(gc.get_objects())))\n"
         "from harness.cli.main import main\n"
-        "main(['--version'])"
+        "main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "frozen True"
