@@ -114,14 +114,13 @@ class LocalTransaction(Transaction):
 
         A call of which this one is a part shares its session, so that runs are not read again.
         """
-        # Only now, because it imports MLflow.
-        from harness.tracking.row_session import RowSession
+        from sqlalchemy.orm import Session  # only now, as it takes long to load
 
         if self._session is not None:
             yield self._session
             self._session.flush()
             return
-        session = RowSession(
+        session = Session(
             self.connection, join_transaction_mode="create_savepoint", expire_on_commit=False
         )
         with session:
