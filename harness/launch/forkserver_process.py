@@ -340,7 +340,6 @@ def preload(modules: Sequence[str]) -> None:
         os.environ[OPENBLAS] = before
     # As in a new process. Each forked one would invalidate what is known of a thousand folders.
     sys.path_importer_cache.clear()
-    gc.collect()
     gc.freeze()  # what is loaded stays, so no forked process needs to traverse it again
     use_huge_pages()
 
