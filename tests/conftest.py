@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.core.paths import Results
@@ -34,6 +35,7 @@ ALONE = (
 )
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 PID_FILE = "pid"  # of the process that all others of a run belong to
+END_TIMEOUT = 60.0  # seconds that all servers may take to be gone at the end of a run
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 # Files without such a mark that compute for long, or wait for long, by the beginnings of their names.
@@ -52,13 +54,31 @@ def pytest_configure() -> None:
     if WORKER not in os.environ:
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="harness-tests-")
         (run_folder() / PID_FILE).write_text(str(os.getpid()), encoding="ascii")
+        share_variables()
+
+
+def share_variables() -> None:
+    """Set for all tests what only some need, because each set of variables has a forkserver of its own.
+
+    Shells find the commands of this environment first, and scikit-learn sets the others wherever it
+    is loaded.
+    """
+    commands = Path(sys.executable).parent
+    os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
+    os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
 
 def pytest_unconfigure() -> None:
-    """End these servers once all processes of pytest have ended."""
+    """End these servers once all processes of pytest have ended.
+
+    All are told before the first is waited for: the system's first process, whose children they are,
+    may take seconds to notice that one has ended.
+    """
     if WORKER not in os.environ:
-        shared_server.end(run_folder() / MLFLOW)
-        end_servers(run_folder() / "harness-forkservers")
+        servers = shared_server.end(run_folder() / MLFLOW)
+        servers += end_servers(run_folder() / "harness-forkservers")
+        psutil.wait_procs(servers, timeout=END_TIMEOUT)
         shutil.rmtree(run_folder())
 
 

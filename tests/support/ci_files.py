@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,13 @@ class Repository:
 
 
 def bash(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As a runner does it, with the commands of this environment."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": path, "PYTHONPATH": str(TOP), **variables}
+    """As a runner does it, with the commands of this environment, which are the first in PATH."""
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
     return subprocess.run(
-        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
     )

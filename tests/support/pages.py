@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,7 +198,6 @@ def run_page(text: str, folder: Path) -> list[str]:
 def _run(command: Command, folder: Path) -> str | None:
     """Execute one command in bash and return what went wrong, with the end of its output."""
     environment = {name: value for name, value in os.environ.items() if name != "HARNESS_RESULTS"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     ended = subprocess.run(
         ["bash", "-c", command.text],
         cwd=folder,

@@ -21,7 +21,6 @@ from tests.support.running import wait_until
 from tests.support.tree import TOP
 
 POLL = 0.5  # seconds between two looks at whether the run has ended
-END_TIMEOUT = 60.0  # seconds that the server may take to end
 
 _started: list[subprocess.Popen[bytes]] = []  # Python warns of one that runs and is forgotten
 
@@ -59,16 +58,16 @@ def start(folder: Path, owner: int, address_path: Path) -> None:
         raise RuntimeError(f"no MLflow server: {log_path.read_text(errors='replace')}")
 
 
-def end(folder: Path) -> None:
-    """End the server in a folder, if there is one, and wait until it has ended."""
+def end(folder: Path) -> list[psutil.Process]:
+    """Have the server in a folder end, if there is one; return its process, which is about to go."""
     pid_path = folder / "pid"
     if not pid_path.exists():
-        return
+        return []
     (folder / "address").unlink()
     try:
-        psutil.Process(int(pid_path.read_text(encoding="ascii"))).wait(END_TIMEOUT)
+        return [psutil.Process(int(pid_path.read_text(encoding="ascii")))]
     except psutil.NoSuchProcess:
-        return
+        return []
 
 
 def main() -> None:
