@@ -26,17 +26,15 @@ from tests.support import shared_server
 from tests.support.forkservers import end_servers
 from workloads.importing import forget
 
-# Kinds of test by how long they take: the long ones start first, so that no process is left with
-# one of them at the end. Tests that measure time come last; `make test` runs them in a second
-# stage, in one process, with nothing beside. Of a test with several marks the first one here
-# counts.
-ALONE = (
-    "alone"  # the mark, and the folder of the tests that have it: the second stage reads no other
-)
+# The mark of the tests that measure time, and their folder: the second stage of `make test`, with
+# nothing beside, reads no other.
+ALONE = "alone"
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 PID_FILE = "pid"  # of the process that all others of a run belong to
 END_TIMEOUT = 60.0  # seconds that all servers may take to be gone at the end of a run
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
+# Kinds of test by how long they take: the long ones start first, so that no process is left with
+# one of them at the end. Of a test with several marks the first one here counts.
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
 # Files without such a mark that compute for long, or wait for long, by the beginnings of their names.
 LONG_FILES = (

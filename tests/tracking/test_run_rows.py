@@ -130,14 +130,26 @@ def test_a_sweep_has_the_rows_that_mlflow_writes(
 def test_a_death_between_statements_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before each of them in turn; then the delivery is completed as if nothing had happened."""
     records = [make_record(), make_record(seed=1)]
     planned = [make_record(seed=2).trial]  # so that there are no verdicts and pictures
     insert = RunRows.insert
-    reference = None
-    for at in range(0, 100, 3):
-        results = Results(tmp_path / str(at))
-        folder = results.sweep_folder("demo")
-        write_sweep(folder, records, planned=planned)
+    uninterrupted, killed = Results(tmp_path / "uninterrupted"), Results(tmp_path / "killed")
+    for results in (uninterrupted, killed):
+        write_sweep(results.sweep_folder("demo"), records, planned=planned)
+    statements: list[Any] = []
+
+    def insert_counted(*arguments: Any) -> None:
+        statements.append(arguments)
+        insert(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRows, "insert", insert_counted)
+        assert Tracker(uninterrupted).deliver(uninterrupted.sweep_folder("demo")).delivered == 2
+    assert len(statements) > 20
+
+    left: list[dict[str, list[str]]] = []
+    for at in range(len(statements)):
         statements_left = iter(range(at))
 
         def insert_or_die(*arguments: Any, statements: Iterator[int] = statements_left) -> None:
@@ -147,17 +159,13 @@ def test_a_death_between_statements_leaves_nothing(
 
         with monkeypatch.context() as patched:
             patched.setattr(RunRows, "insert", insert_or_die)
-            try:
-                Tracker(results).deliver(folder)
-            except Killed:
-                finished = False
-            else:
-                finished = True
-        assert bool(rows_by_table(results.database)["runs"]) == finished
-        assert Tracker(results).deliver(folder).delivered == (0 if finished else 2)
-        shown = everything(f"sqlite:///{results.database}", "demo")
-        reference = reference or shown
-        assert shown == reference, f"after a death before statement {at}"
-        if finished:
-            break
-    assert at > 20
+            with pytest.raises(Killed):
+                Tracker(killed).deliver(killed.sweep_folder("demo"))
+        left.append(rows_by_table(killed.database))
+    assert left[0]["runs"] == []
+    assert left == left[:1] * len(statements)
+    assert Tracker(killed).deliver(killed.sweep_folder("demo")).delivered == 2
+    shown, expected = (
+        everything(f"sqlite:///{results.database}", "demo") for results in (killed, uninterrupted)
+    )
+    assert shown == expected
