@@ -279,12 +279,14 @@ def _trial_result(record: Record) -> TrialResult:
 
 def _improvements(report: Rank0Report) -> list[MetricPoint]:
     """Return the evaluations whose target metric was better than that of all before them."""
+    name, higher_is_better = report.target.name, report.target.higher_is_better
     points: list[MetricPoint] = []
+    best = None
     for evaluation in report.evaluations:
-        value = evaluation.metrics[report.target.name]
-        best = points[-1].value if points else None
-        if best is None or (value > best if report.target.higher_is_better else value < best):
+        value = evaluation.metrics[name]
+        if best is None or (value > best if higher_is_better else value < best):
             points.append(MetricPoint(step=evaluation.step, value=value))
+            best = value
     return points
 
 

@@ -241,16 +241,18 @@ class SweepFolder:
         """Return the ids of the trials that `harness export` was used on, sorted."""
         return self._folders_with(TrialFolder(Path()).export_path)
 
+    def subfolders(self) -> list[str]:
+        """Return the names of the folders in this one: ids of trials, as a rule."""
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            return [entry.name for entry in entries if entry.is_dir()]
+        return []
+
     def _folders_with(self, file: Path, besides: Container[str] = ()) -> list[str]:
         """Return the names of the folders that have a file, whose path is relative to them, sorted.
 
         Those of `besides` are left out.
         """
-        names = []
-        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            names = [
-                entry.name for entry in entries if entry.name not in besides and entry.is_dir()
-            ]
+        names = [name for name in self.subfolders() if name not in besides]
         # Not by pathlib, which takes several times as long.
         folder, relative = os.fspath(self.path), os.fspath(file)
         present = [name for name in names if os.path.exists(f"{folder}/{name}/{relative}")]  # noqa: PTH110

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from harness.records.decode import (
     read_json,
     with_our_schema,
 )
-from harness.records.deferred import Content, defer
+from harness.records.deferred import Content, Deferred
 from harness.records.environment import Environment
 from harness.records.record import (
     SCHEMA,
@@ -81,6 +81,13 @@ TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's f
 # Columns beside those of `take_series`.
 MEAN_LOSS = "mean_loss"  # over ranks, of each step
 RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
+
+# Kept headers: what is large, or no plain value, is decoded when it is read.
+RECORD = Deferred(
+    Record, later=("trial", "loss", "ranks", "rank0", "phases", "settings", "columns")
+)
+RANK0_REPORT = Deferred(Rank0Report, later=("environment", "collectives", "confusions"))
+NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,58 +171,68 @@ def _is_read_whole(content: Mapping[str, Any], path: Path) -> bool:
     return str(content["schema"]).partition(".")[0] == SCHEMA.partition(".")[0]
 
 
+class TrialNumbers(msgspec.Struct):
+    """What a kept header says of the trial besides its cell."""
+
+    seed: int
+    repeat: int = 0
+
+
 class KeptHeader:
-    """The header of a record that was kept: what it says is decoded when it is first asked for."""
+    """The header of a record that was kept: what is large is decoded when it is first asked for."""
 
     def __init__(
-        self, contents: dict[str, msgspec.Raw], parts: Sequence[bytes | None], path: str
+        self, content: bytes | msgspec.Raw, parts: Sequence[bytes | None], path: str
     ) -> None:
-        """Take what a CheckedHeader has, key by key; columns lie beside `path`."""
-        self.contents = contents
+        """Take what a CheckedHeader has; columns lie beside `path`."""
+        self.content = content
         self.cell, self.environment, self.settings = parts
         self.path = path  # a text, as a Path takes longer to make than all else
 
     def record(self) -> Record:
         """Return the record, which equals that of `read_record`."""
+        values, self.later = RECORD.decode(self.content)
         contents: dict[str, Content] = {
-            **self.contents,
+            **self.later,
             "trial": self._trial,
             "rank0": self._rank0_report,
             "settings": lambda: shared_part(RunSettings, self.settings),
             "loss": lambda: self._columns.mean_loss(),
             "ranks": lambda: Ranks(lambda: self._columns.rank_results(record), self._across()),
         }
-        record = defer(Record, contents)
+        record = RECORD.make(values, contents)
         return record
 
     @cached_property
     def _columns(self) -> _Columns:
-        content = self.contents["columns"]
-        prepare_types(ColumnFile)
-        described = msgspec.msgpack.decode(content, type=ColumnFile | None)
+        described = _decoder(ColumnFile | None).decode(self.later["columns"])
         path = Path(self.path)
         return _Columns(described, path, beside(path))
 
     def _across(self) -> AcrossRanks:
-        prepare_types(AcrossRanks)
-        return msgspec.msgpack.decode(self.contents["ranks"], type=AcrossRanks)
+        across: AcrossRanks = _decoder(AcrossRanks).decode(self.later["ranks"])
+        return across
 
     def _trial(self) -> Trial:
         """Return the trial with its cell, which is kept for all that share it."""
-        numbers = msgspec.msgpack.decode(self.contents["trial"], type=dict[str, int])
-        return Trial(cell=shared_part(Cell, self.cell), **numbers)
+        numbers = _decoder(TrialNumbers).decode(self.later["trial"])
+        return Trial(cell=shared_part(Cell, self.cell), seed=numbers.seed, repeat=numbers.repeat)
 
     def _rank0_report(self) -> Rank0Report | None:
         """Return what rank 0 reported, with its environment, which is kept for all that share it."""
-        content = self.contents["rank0"]
-        report = msgspec.msgpack.decode(content, type=dict[str, msgspec.Raw] | None)
-        if report is None:
+        content = self.later["rank0"]
+        if content == NOTHING:
             return None
-        contents: dict[str, Content] = {
-            **report,
-            "environment": lambda: shared_part(Environment, self.environment),
-        }
-        return defer(Rank0Report, contents)
+        values, later = RANK0_REPORT.decode(content)
+        values["environment"] = shared_part(Environment, self.environment)
+        return RANK0_REPORT.make(values, later)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of MessagePack, which takes longer to make than a header to decode."""
+    prepare_types(kind)
+    return msgspec.msgpack.Decoder(kind)
 
 
 def read_record_if_exists(path: Path) -> Record | None:

@@ -34,8 +34,6 @@ MIN_NEW = 200  # headers that are worth writing the file for
 DIGEST_BYTES = 16
 MAX_BYTES = 2**30  # of the file
 
-CONTENTS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])  # of an entry
-
 # Size in bytes, inode, and the times of modification and of change in nanoseconds.
 Identity = tuple[int, int, int, int]
 
@@ -84,13 +82,23 @@ class Headers:
             return read_checked(Path(path))[0]  # whose error says what to do
         return self.read_identified(trial_id, identity)
 
+    def read_if_exists(self, trial_id: str) -> Record | None:
+        """Read the same, None where there is no file."""
+        try:
+            identity = identity_of(self.path(trial_id))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return self.read(trial_id)
+        return self.read_identified(trial_id, identity)
+
     def read_identified(self, trial_id: str, identity: Identity) -> Record:
         """Read the same of a record that has this identity now."""
         path = self.path(trial_id)
         entry = self.cached.entries.get(trial_id)
         if entry is not None and entry.identity == identity:
             parts = [None if index is None else self.cached.parts[index] for index in entry.parts]
-            return KeptHeader(CONTENTS.decode(entry.content), parts, path).record()
+            return KeptHeader(entry.content, parts, path).record()
         record, header = read_checked(Path(path))
         is_settled = time.time() - max(identity[2:]) / 1e9 > SETTLED_SECONDS
         # A record that was replaced while it was read belongs to no identity.

@@ -271,20 +271,22 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
-    # Looked up once: to ask for ten thousand files takes longer than to read what is kept of them.
-    recorded_ids = dict.fromkeys(folder.recorded_ids())  # an ordered set
     asked_ids = {trial.id: None for trial in sweep.trials()}
-    further_ids = [trial_id for trial_id in recorded_ids if trial_id not in asked_ids]
+    further_ids = folder.recorded_ids(besides=asked_ids)
     further_trials = recorded_trials(further_ids, sweep.cells)
+    # Most of the trials of a sweep that has just begun have no folder to look for a record in.
+    subfolders = set(folder.subfolders())
     headers = Headers(folder)
     records = []
     unreadable = []
     for trial_id in (*asked_ids, *(trial.id for trial in further_trials)):
         try:
-            if trial_id in recorded_ids:
-                records.append(headers.read(trial_id))
+            record = headers.read_if_exists(trial_id) if trial_id in subfolders else None
         except BadInput as error:
             unreadable.append(str(error))
+        else:
+            if record is not None:
+                records.append(record)
     headers.save()
     return RecordedSweep(
         sweep=sweep,
