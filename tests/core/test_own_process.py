@@ -27,6 +27,19 @@ import pandas
 print({"pandas"} & set(sys.modules))
 """
 
+DRAW = """
+import sys
+from harness.core.own_process import claim
+from harness.render.chart import new_figure
+claim()
+new_figure(1, 1).add_subplot().plot([0, 1])
+print("mpl_toolkits.mplot3d" in sys.modules)
+import mpl_toolkits.mplot3d
+from matplotlib.artist import kwdoc
+from matplotlib.lines import Line2D
+print("linewidth" in kwdoc(Line2D))
+"""
+
 
 @pytest.fixture(autouse=True)
 def unclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +68,10 @@ def test_mlflow_is_loaded_without_pandas_which_can_be_loaded_after_it() -> None:
         [sys.executable, "-c", DELIVER], stdout=subprocess.PIPE, text=True, check=True
     )
     assert done.stdout.splitlines() == ["set()", "{'pandas'}"]
+
+
+def test_matplotlib_is_loaded_without_3d_plots_and_has_all_its_functions_after_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DRAW], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["False", "True"]
