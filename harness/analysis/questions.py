@@ -46,9 +46,7 @@ class MetricDifference:
 
 def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
     """Return the trials of both sides that have the same seed and repeat."""
-    trials_b = {}
-    for trial in b.trials:
-        trials_b[trial.seed, trial.repeat] = trial
+    trials_b = b.trials_by_number
     pairs = []
     for trial_a in a.trials:
         trial_b = trials_b.get((trial_a.seed, trial_a.repeat))

@@ -99,6 +99,11 @@ class CellResult:
         return [trial for trial in self.trials if trial.throughput]
 
     @cached_property
+    def trials_by_number(self) -> Mapping[tuple[int, int], TrialResult]:
+        """The trials by seed and repeat, by which those of two cells are paired."""
+        return {(trial.seed, trial.repeat): trial for trial in self.trials}
+
+    @cached_property
     def log_throughputs(self) -> Sequence[float]:
         """The logarithm of the throughput of each measured trial."""
         return [math.log(trial.throughput) for trial in self.trials if trial.throughput]

@@ -149,10 +149,10 @@ def _read(path: Path) -> Kept:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 return nothing
-            text = file.read()
+            digest = file.read(DIGEST_BYTES)
+            content = file.read()
     except OSError:
         return nothing
-    digest, content = text[:DIGEST_BYTES], text[DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(content) != digest:
         return nothing
     try:
