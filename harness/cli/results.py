@@ -511,6 +511,8 @@ def ui(
 
 def _print_left_out(recorded: RecordedSweep) -> None:
     """Name on stderr the records that are left out, and why."""
+    if not recorded.unreadable and not recorded.other_code:
+        return
     from harness.render.terminal.run import left_out_lines
 
     for line in left_out_lines(recorded):

@@ -19,6 +19,7 @@ from harness.spec.cell import LABEL_AXES, short_axis
 if TYPE_CHECKING:
     from harness.analysis.compare import Row
     from harness.analysis.stopping import StopSummary
+    from harness.hardware.machine import Machine
     from harness.preflight.rates import Spread
     from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
@@ -330,3 +331,17 @@ def _label_part(cell: Cell, axis: str) -> str:
     if axis in ABBREVIATIONS:
         return f"{ABBREVIATIONS[axis]}{value}"
     return axis_level(axis, value)
+
+
+def machine_title(machine: Machine) -> str:
+    """Return the machine's GPUs or its CPU, and the version of torch.
+
+    As in `8 × NVIDIA H100 80GB HBM3 · torch 2.9.0`; a quick measurement says so.
+    """
+    if machine.device == "cuda":
+        names = [gpu.name for gpu in machine.hardware.gpus]
+        hardware = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
+    else:
+        hardware = f"{machine.hardware.cpu}, {machine.hardware.usable_cores} cores"
+    quick = " · quick" if machine.quick else ""
+    return f"{hardware} · torch {machine.software.torch}{quick}"

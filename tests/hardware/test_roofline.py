@@ -25,12 +25,8 @@ from harness.hardware.roofline import (
 from harness.launch.assemble import assemble
 from harness.records.environment import Gpu
 from harness.records.record import Ranks, Record
-from harness.render.terminal.roofline import (
-    draw_roofline,
-    roofline_cells,
-    roofline_lines,
-    with_measured_peaks,
-)
+from harness.render.roofline import draw_roofline, roofline_cells, with_measured_peaks
+from harness.render.terminal.roofline import roofline_lines
 from harness.render.terminal.run import show_results
 from harness.render.terminal.table import result_table
 from harness.spec.validity import ValidityRules

@@ -33,7 +33,7 @@ from harness.render.findings import Finding, findings
 from harness.render.html import classes, intervals, origin, parity, plots, rates, sections, serving
 from harness.render.html.report import FASTEST, Report, ReportCell, make_report
 from harness.render.html.steps import StepTimes, step_times
-from harness.render.terminal.roofline import describe_shares, draw_roofline, roofline_cells
+from harness.render.roofline import describe_shares, draw_roofline, roofline_cells
 from harness.spec.sweep import Sweep
 
 ABOUT_CURVES = (

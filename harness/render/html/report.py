@@ -23,7 +23,7 @@ from harness.preflight.rates import RateSearch, read_search
 from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
 from harness.render.format import cell_name
-from harness.render.terminal.roofline import with_measured_peaks
+from harness.render.roofline import with_measured_peaks
 from harness.serving.record import TrialExport, read_export
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep

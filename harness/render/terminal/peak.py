@@ -17,7 +17,7 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware.machine import SATURATION, AllReduce, Copy, Machine, Matmul, Timing
 from harness.render import chart
-from harness.render.format import MISSING, byte_size, rate
+from harness.render.format import MISSING, byte_size, machine_title, rate
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
 from harness.spec.cluster import Profile
@@ -63,7 +63,7 @@ def run(
         )
     plot_path = path.with_suffix(".png")
     chart.save_png(draw(machine), plot_path)
-    console.print(f"[bold]{escape(title(machine))}[/]", soft_wrap=True)
+    console.print(f"[bold]{escape(machine_title(machine))}[/]", soft_wrap=True)
     for table in tables(machine):
         console.print()
         show_table(console, table)
@@ -85,20 +85,6 @@ def _repeats(machine: Machine) -> str:
     if least == most:
         return str(most)
     return f"{least}–{most}"
-
-
-def title(machine: Machine) -> str:
-    """Return the machine's GPUs or its CPU, and the version of torch.
-
-    As in `8 × NVIDIA H100 80GB HBM3 · torch 2.9.0`; a quick measurement says so.
-    """
-    if machine.device == "cuda":
-        names = [gpu.name for gpu in machine.hardware.gpus]
-        hardware = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
-    else:
-        hardware = f"{machine.hardware.cpu}, {machine.hardware.usable_cores} cores"
-    quick = " · quick" if machine.quick else ""
-    return f"{hardware} · torch {machine.software.torch}{quick}"
 
 
 def tables(machine: Machine) -> list[Table]:
@@ -275,7 +261,7 @@ def draw(machine: Machine) -> Any:
     """
     panels = 3 if machine.all_reduces else 2
     figure = chart.new_figure(4.9 * panels, 4.6)
-    figure.suptitle(title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
+    figure.suptitle(machine_title(machine), x=0.01, ha="left", fontsize=12, color=chart.INK)
     axes = figure.subplots(1, panels)
     _draw_matmuls(axes[0], machine)
     _draw_copies(axes[1], machine.copies, machine.cache_bytes)

@@ -33,8 +33,9 @@ from harness.render.format import (
     stop_counts,
     stop_note,
 )
+from harness.render.roofline import with_measured_peaks
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.roofline import roofline_lines, with_measured_peaks
+from harness.render.terminal.roofline import roofline_lines
 from harness.render.terminal.table import marks_legend, result_table
 from harness.render.terminal.table import show as show_table
 from harness.render.terminal.verdicts import show_verdicts
