@@ -246,7 +246,10 @@ def scaling(report: Report) -> list[Group]:
     """
     groups = []
     for workload, cells in report.shown.items():
-        bases = _fewest_ranks(report.workloads[workload])
+        all_cells = report.workloads[workload]
+        if len(set(map(_ranks, all_cells))) == 1:
+            continue  # at once, as spelling the settings of thousands of cells takes a while
+        bases = _fewest_ranks(all_cells)
         rows = []
         for cell in cells:
             base = bases.get(_key_without_ranks(cell))
