@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,36 +38,16 @@ def new_figure(width: float, height: float) -> Figure:
 
     Its texts are drawn as they are: a dollar sign in a user's name does not start a formula.
     """
-    with _quick_imports():
+    # Matplotlib can do without 3D axes, which take a while to load, and warns of it.
+    with own_process.without("mpl_toolkits.mplot3d"), warnings.catch_warnings():
+        if own_process.is_own():
+            warnings.simplefilter("ignore")
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
     # Matplotlib reads this setting when a text is made, so it is set for the whole process.
     mpl.rcParams["text.parse_math"] = False
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
-
-
-@contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Let a command of ours load Matplotlib without what only its readers and 3D plots need.
-
-    As it loads, Matplotlib writes lists of all settings into the docstrings of a hundred classes,
-    which takes a third of the time. It can do without 3D axes, of which it then warns.
-    """
-    if not own_process.is_own() or "matplotlib.figure" in sys.modules:
-        yield
-        return
-    from matplotlib import artist
-
-    functions = vars(artist)
-    list_settings = functions["kwdoc"]
-    functions["kwdoc"] = lambda _: ""
-    try:
-        with own_process.without("mpl_toolkits.mplot3d"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        functions["kwdoc"] = list_settings
 
 
 def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:

@@ -35,9 +35,7 @@ claim()
 new_figure(1, 1).add_subplot().plot([0, 1])
 print("mpl_toolkits.mplot3d" in sys.modules)
 import mpl_toolkits.mplot3d
-from matplotlib.artist import kwdoc
-from matplotlib.lines import Line2D
-print("linewidth" in kwdoc(Line2D))
+print("mpl_toolkits.mplot3d" in sys.modules)
 """
 
 
@@ -70,7 +68,7 @@ def test_mlflow_is_loaded_without_pandas_which_can_be_loaded_after_it() -> None:
     assert done.stdout.splitlines() == ["set()", "{'pandas'}"]
 
 
-def test_matplotlib_is_loaded_without_3d_plots_and_has_all_its_functions_after_it() -> None:
+def test_matplotlib_is_loaded_without_3d_plots_which_can_be_loaded_after_it() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", DRAW], stdout=subprocess.PIPE, text=True, check=True
     )
