@@ -175,10 +175,15 @@ def _design(points: Sequence[Point]) -> _Design:
     for term in _terms(axes):
         if any((axis,) in unknown for axis in term):
             continue  # an interaction of an axis whose own effect is unknown
-        added = _interaction([codes[axis] for axis in term])
+        of_axes = [codes[axis] for axis in term]
+        # Before they are made: those of two axes with many levels each would fill the memory.
+        added_count = math.prod(code.shape[1] for code in of_axes)
+        if matrix.shape[1] + added_count > len(points):
+            unknown.append(term)
+            continue
+        added = _interaction(of_axes)
         cross, added_products = matrix.T @ added, added.T @ added
-        has_points = matrix.shape[1] + added.shape[1] <= len(points)
-        if not has_points or not _are_independent(products, cross, added_products):
+        if not _are_independent(products, cross, added_products):
             unknown.append(term)
             continue
         columns[term] = slice(matrix.shape[1], matrix.shape[1] + added.shape[1])

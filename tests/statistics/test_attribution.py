@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections.abc import Mapping
 
 import numpy as np
@@ -108,6 +109,22 @@ def test_axes_that_change_together_are_one_effect() -> None:
     result = fit(zipped)
     assert result.unknown == [("world_size",)]
     assert effect(result, strategy="ddp").ratio == pytest.approx(1.5, rel=0.01)
+
+
+def test_an_interaction_with_more_columns_than_points_is_never_made() -> None:
+    levels = 80
+    points = [
+        Point(
+            levels={"lr": number % levels, "batch_size": number // 7 % levels}, block=0, value=0.0
+        )
+        for number in range(levels * 7)
+    ]
+    tracemalloc.start()
+    result = fit(points)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.unknown == [("lr", "batch_size")]
+    assert peak < len(points) * (levels - 1) ** 2 * 8 / 2  # bytes
 
 
 def test_one_trial_of_each_of_two_cells_is_not_enough() -> None:
