@@ -17,8 +17,8 @@ pytestmark = pytest.mark.distributed
 
 # Differences that stand out from whatever else the machine does, so that a few short pairs of
 # processes suffice.
-LOUD = ("--min-effect", "33%", "--budget", "8")
-LOUDER = ("--min-effect", "90%", "--budget", "8")
+LOUD = ("--min-effect", "33%", "--budget", "3")
+LOUDER = ("--min-effect", "90%", "--budget", "3")
 
 
 @pytest.fixture(autouse=True)
