@@ -123,10 +123,15 @@ def test_a_cluster_without_problems_passes(slurm: Slurm, tmp_path: Path) -> None
     assert list(results.iterdir()) == []
 
 
-def test_a_folder_that_a_node_does_not_see_and_a_harness_that_differs_there(
+def test_problems_of_single_nodes_and_of_setup_are_all_named(
     broken_cluster: BrokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Node n2 has a tree of its own, with one more file in it."""
+    """Node n2 does not see the folder, and has a tree of its own, with one more file in it. The name
+    of another node can't be looked up.
+
+    The job goes on after lines of setup that fail, one that spans several lines succeeds, and the
+    other checks pass.
+    """
     monkeypatch.chdir(tmp_path)  # `python -m` looks first in the folder in which a job starts
     other_tree = tmp_path / "other"
     without_caches = shutil.ignore_patterns("__pycache__")
@@ -135,14 +140,22 @@ def test_a_folder_that_a_node_does_not_see_and_a_harness_that_differs_there(
     (other_tree / "harness" / "newer.py").touch()
     choose_tree = f'[ "$SLURMD_NODENAME" = n2 ] && export PYTHONPATH={other_tree}'
     python = write_python(tmp_path / "python", choose_tree)
+    setup = ["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
+    setup += ["if true; then", "export A=b", "fi"]
     results = broken_cluster.private / "results"
-    diagnosis = doctor(tmp_path, results=results, python=python, options={"nodelist": "n1,n2"})
+    diagnosis = doctor(tmp_path, results=results, nodes=3, python=python, setup=setup)
     assert diagnosis.code == 1
-    assert sorted(diagnosis.problems) == ["folder", "harness"]
+    assert sorted(diagnosis.problems) == ["folder", "harness", "names", "setup"]
     folder = diagnosis.problems["folder"]
     assert folder.startswith(f"n2: {results}/doctor-")
     assert folder.endswith(": No such file or directory; is it shared with this node?")
     assert diagnosis.problems["harness"].startswith("n2 has 0.1.0 (")
+    assert "n1 can't look up nowhere-at-all (" in diagnosis.problems["names"]
+    assert (
+        diagnosis.problems["setup"]
+        == "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"
+    )
+    assert diagnosis.passed["all-reduce"].startswith("gloo over 3 ranks in ")
 
 
 def test_a_folder_that_the_first_node_does_not_see(
@@ -175,31 +188,11 @@ def test_a_python_that_no_node_has(slurm: Slurm, tmp_path: Path) -> None:
     assert "/no/such/python: No such file or directory; log: " in diagnosis.problems["job"]
 
 
-def test_a_node_whose_name_can_not_be_looked_up(
-    broken_cluster: BrokenCluster, tmp_path: Path
-) -> None:
-    diagnosis = doctor(tmp_path, options={"nodelist": "n1,nowhere-at-all"})
-    assert diagnosis.code == 1
-    assert "n1 can't look up nowhere-at-all (" in diagnosis.problems["names"]
-
-
 def test_an_interface_that_does_not_exist(slurm: Slurm, tmp_path: Path) -> None:
     diagnosis = doctor(tmp_path, interface="ib7")
     assert diagnosis.code == 1
     assert diagnosis.problems["interface"].startswith("n1 has no ib7; allowed: ")
     assert diagnosis.problems["all-reduce"] == "not tried"
-
-
-def test_lines_of_setup_that_fail(slurm: Slurm, tmp_path: Path) -> None:
-    """The job goes on after them, one that spans several lines succeeds, and the other checks pass."""
-    setup = ["export A=b", "source /no/such/env.sh", "cd /nowhere; cd /"]
-    setup += ["if true; then", "export A=b", "fi"]
-    diagnosis = doctor(tmp_path, nodes=1, setup=setup)
-    assert diagnosis.code == 1
-    assert diagnosis.problems == {
-        "setup": "exit code 1: source /no/such/env.sh; exit code 1: cd /nowhere"
-    }
-    assert "all-reduce" in diagnosis.passed
 
 
 def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
