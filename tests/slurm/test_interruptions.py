@@ -47,7 +47,7 @@ def test_a_trial_continues_after_a_preemption(
     sweep = slow_sweep(tmp_path, strategies=["fsdp2"], stack=in_container)
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
-    wait_for_step(results, 0, 20)
+    wait_for_step(results, 0, 5)
     preempt(slurm)
     hurry_up(tmp_path)
     (record,) = wait_for_records(results, undisturbed).values()
@@ -83,7 +83,7 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     sweep = slow_sweep(folder, strategies=["single"], seeds=[0, 1])
     results = folder / "results"
     submit(sweep, results, array_parallelism=1)
-    wait_for_step(results, 0, 20)
+    wait_for_step(results, 0, 5)
     running_job, waiting_job = (row["job"] for row in trial_rows(results))
     assert running_job != waiting_job, "each block is a job"
     slurm.run("scontrol", "hold", waiting_job)

@@ -58,7 +58,7 @@ def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
 
-    wait_for_step(results, 0, 20)
+    wait_for_step(results, 0, 5)
     slurm.stop("slurmctld", signal.SIGKILL)
     assert trial_states(results) == ["running", "queued"], "the folder tells, without Slurm"
     slurm.start("slurmctld")
@@ -74,7 +74,7 @@ def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     slow_down(tmp_path)
     slurm.set_node("n2", "RESUME")
 
-    wait_for_step(results, 1, 20)
+    wait_for_step(results, 1, 5)
     slurm.set_node("spare", "RESUME")
     slurm.stop("slurmd-n2", signal.SIGKILL)
     slurm.set_node("n2", "DOWN")  # at once, rather than when Slurm has missed it for long enough
