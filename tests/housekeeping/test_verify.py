@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -103,10 +106,11 @@ def test_sweep_that_was_changed_is_named(folder: SweepFolder) -> None:
 
 
 def write_files_beside(folder: SweepFolder) -> None:
-    """Leave what commands leave beside records: a checkpoint, an exported model, and so on."""
+    """Leave what commands leave beside records: that of an invalid attempt, a checkpoint, and so on."""
     results = Results(folder.path.parent.parent)
     record = make_record(seed=0)
     trial_folder = folder.trial_folder(record.trial.id)
+    shutil.copyfile(trial_folder.record_path, trial_folder.invalid_record_path(1))
     checkpoint = trial_folder.best_checkpoints / "step-000000012"
     checkpoint.mkdir(parents=True)
     for name in (WEIGHTS_FILE, STATE_FILE):
@@ -154,6 +158,7 @@ def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
 
 
 BESIDE = (
+    ("runs/demo/*-s0-r0/invalid-1.json", '"steps"', '"Steps"'),
     ("runs/demo/*-s0-r0/best/*/manifest.json", "12", "13"),
     ("runs/demo/*-s0-r0/best/*/model.safetensors", "1", "2"),
     ("runs/demo/*-s0-r0/export/export.json", "1e-06", "1e-09"),
@@ -179,3 +184,18 @@ def test_file_beside_a_record_that_was_edited_is_named(
     (problem,) = problems(folder)
     assert str(path.parent) in problem
     assert "\n" not in problem
+
+
+def test_folder_of_a_trial_that_can_not_be_listed_is_named(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial_folder = folder.record_paths()[0].parent
+    listdir = os.listdir
+
+    def refuse(path: Path) -> list[str]:
+        if path == trial_folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert problems(folder) == [f"{trial_folder}: can't be read: Permission denied"]
