@@ -215,7 +215,7 @@ def run(
         from harness.cli.machine import run_selftest
 
         run_selftest("1,2,4", profile, results_folder)
-    view = RunView(loaded, results_folder, tracking_uri)
+    view = RunView(loaded, results_folder, tracking_uri, keep_seconds=profile.keep_forkserver)
     finished = run_sweep(
         loaded,
         profile,

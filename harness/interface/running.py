@@ -21,7 +21,6 @@ from harness.render.terminal.run import RunView
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.cluster import Parallel, Profile, with_parallel
 from harness.spec.sweep import Sweep
-from harness.tracking import load_libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +61,13 @@ def run_sweep(
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
             wait=wait,
-            while_loading=load_libraries,
+            while_loading=view.deliverer.load,
         )
 
     with view:
         finished, records = adaptive.run_until(goal, sweep, run_pending)
         # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
-        view.deliver(records)
+        view.deliver([record.trial.id for record in records])
     return FinishedRun(sweep=finished, records=records)
 
 
@@ -131,7 +130,8 @@ def run(
     if parallel is not None:
         profile = with_parallel(profile, str(parallel))
     folder = results_folder(results)
-    view = RunView(loaded, folder, tracking_uri, TerminalConsole(quiet=not progress))
+    console = TerminalConsole(quiet=not progress)
+    view = RunView(loaded, folder, tracking_uri, console, keep_seconds=profile.keep_forkserver)
     redo = trials_to_redo(force=force, retry_failed=retry_failed)
     finished = run_sweep(
         loaded, profile, folder, view, redo=redo, fail_fast=fail_fast, wait=wait, goal=goal

@@ -12,10 +12,20 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 `database`  makes a new local database; `transaction` makes many writes to one a transaction.
 `new_run`   writes a new run by MLflow's calls; `run_rows` inserts it into a local database as rows.
 `pace`      tells a running sweep when its next delivery is due.
+`deliverer` delivers in a process of its own, which is a `delivery_worker`, forked with `preload` loaded.
 """
 
 from harness.tracking.connect import TrackerDown
+from harness.tracking.deliverer import Deliverer, choose_deliverer
 from harness.tracking.pages import page
 from harness.tracking.tracker import Delivery, Tracker, load_libraries
 
-__all__ = ["Delivery", "Tracker", "TrackerDown", "load_libraries", "page"]
+__all__ = [
+    "Deliverer",
+    "Delivery",
+    "Tracker",
+    "TrackerDown",
+    "choose_deliverer",
+    "load_libraries",
+    "page",
+]

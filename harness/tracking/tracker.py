@@ -102,12 +102,14 @@ class Tracker:
             folder, {record.trial.id: record for record in records}, in_passing=in_passing
         )
 
-    def deliver_trials(self, folder: SweepFolder, trials: Iterable[str]) -> Delivery:
+    def deliver_trials(
+        self, folder: SweepFolder, trials: Iterable[str], *, in_passing: bool = False
+    ) -> Delivery:
         """Deliver the records of some trials as `deliver` does; `trials` are their ids.
 
         Each record is read when it is written, so that ten thousand of them are never in memory.
         """
-        return self._deliver_again(folder, dict.fromkeys(trials), in_passing=False)
+        return self._deliver_again(folder, dict.fromkeys(trials), in_passing=in_passing)
 
     def _deliver_again(
         self, folder: SweepFolder, records: Mapping[str, Record | None], *, in_passing: bool
@@ -180,6 +182,13 @@ class Tracker:
             return outlines.read()
         listed = outlines.read(trials)
         return outlines.read() if is_complete(listed, planned) else listed
+
+    def load(self) -> None:
+        """Load what deliveries need, which takes seconds."""
+        load_libraries()
+
+    def close(self) -> None:
+        """Deliver nothing more; nothing of it is left open."""
 
     def prepare(self) -> None:
         """Create the store if it does not exist, before a server and a run both try to.

@@ -18,7 +18,7 @@ from harness.records.record import Ranks
 from harness.records.store import write_spec
 from harness.spec.axes import AXES
 from harness.spec.sweep import Sweep
-from harness.tracking import load_libraries
+from harness.tracking import Tracker
 from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 
@@ -66,7 +66,8 @@ def test_a_run_loads_what_it_delivers_with_while_another_process_loads_torch(
     run = Mock(return_value=[])
     monkeypatch.setattr(runner, "run", run)
     harness.run("sweep.yaml", progress=False)
-    assert run.call_args.kwargs["while_loading"] is load_libraries
+    while_loading = run.call_args.kwargs["while_loading"]
+    assert (type(while_loading.__self__), while_loading.__name__) == (Tracker, "load")
 
 
 def test_errors_can_be_caught(demo: Sweep) -> None:

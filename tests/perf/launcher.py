@@ -96,15 +96,19 @@ def run_sweep(folder: Path, cells: int) -> Run:
 
 
 def time_script(rate: float) -> float:
-    """Return the seconds that the bare script takes under torchrun."""
+    """Return the seconds that the bare script takes under torchrun.
+
+    Raises RuntimeError with what it printed if it fails.
+    """
     start = time.perf_counter()
     torchrun = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={RANKS}"]
     command = [*torchrun, str(SCRIPT), str(rate)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, check=True
-    )
-    return time.perf_counter() - start
+    script = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    seconds = time.perf_counter() - start
+    if script.returncode:
+        raise RuntimeError(f"{SCRIPT.name} exited with {script.returncode}: {script.stderr}")
+    return seconds
 
 
 def show(runs: Sequence[Run]) -> None:

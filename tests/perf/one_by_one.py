@@ -25,7 +25,7 @@ from harness.records.record import Record
 from harness.tracking import Tracker
 from tests.factories import write_sweep, write_trial
 from tests.perf.comparison import compare, leave_rows, markdown_table
-from tests.perf.tracking import STEPS, make_records
+from tests.perf.tracking import STEPS, Records
 
 BATCH = 8  # trials that are delivered at once
 ROUNDS = 8
@@ -36,7 +36,7 @@ def deliver(tracker: Tracker, folder: SweepFolder, records: list[Record]) -> flo
     for record in records:
         write_trial(folder, record)
     start = time.perf_counter()
-    tracker.deliver(folder, records, in_passing=True)
+    tracker.deliver_trials(folder, [record.trial.id for record in records], in_passing=True)
     return (time.perf_counter() - start) / len(records)
 
 
@@ -81,7 +81,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.perf.one_by_one", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default {ROUNDS})")
     options = parser.parse_args()
-    records = make_records(1 + options.rounds * BATCH)
+    planned = Records()
+    records = [planned.record(number) for number in range(1 + options.rounds * BATCH)]
     first, later = records[:1], records[1:]
     ours: list[float] = []
     theirs: list[float] = []

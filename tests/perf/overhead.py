@@ -17,6 +17,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ from tests.support.sweeps import load
 from tests.support.tree import TOP
 
 DATA = TOP.parent / "shared" / "data" / "mnist10k"
-BLOCKS = 24
-WORKLOADS = ("mlp", "cnn", "distilbert")
+# Of each workload. A step of DistilBERT is long, so a block has few and tells less.
+BLOCKS = {"mlp": 24, "cnn": 24, "distilbert": 48}
 HARNESS, BARE, TEXTBOOK = "harness", "bare loop", "textbook loop"
+HARNESS_BF16 = "harness in bf16"  # which is one word in a sweep, and not the same training
 ACCELERATE, FABRIC = "accelerate", "Lightning Fabric"
 FLOOR, WITHOUT_DDP = "its products and optimizer alone", "two ranks without DDP"
 # The workloads of which libraries train a loop too; steps of the other one are so long that none shows.
@@ -69,7 +71,16 @@ def loop_makers(
         makers[FABRIC] = lambda: LightningFabric(trial, load_anew())
     if label == "mlp":
         makers[FLOOR] = lambda: Floor(trial, load_anew())
+        in_bf16 = _in_bf16(assignment)
+        makers[HARNESS_BF16] = lambda: Harness(in_bf16, folder / "bf16", ranks)
     return makers
+
+
+def _in_bf16(assignment: Assignment) -> Assignment:
+    """Return the same training under autocast to bf16."""
+    trial = assignment.trial
+    axes = replace(trial.cell.axes, precision="bf16")
+    return replace(assignment, trial=replace(trial, cell=replace(trial.cell, axes=axes)))
 
 
 def _is_installed(name: str) -> bool:
@@ -128,15 +139,21 @@ def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int) -> 
     times = take_turns(make_loops, blocks, check_same_losses)
     rows = []
     for name in times.wall:
-        if name != HARNESS:
+        if name not in (HARNESS, HARNESS_BF16):
             rows.append(_compare_with(name, assignment, ranks, times))
+    if HARNESS_BF16 in times.wall:
+        rows.append(_compare_with(TEXTBOOK, assignment, ranks, times, ours=HARNESS_BF16))
     return rows
 
 
-def _compare_with(name: str, assignment: Assignment, ranks: Ranks, times: Times) -> Comparison:
-    """Return the row of the harness beside another loop."""
+def _compare_with(
+    name: str, assignment: Assignment, ranks: Ranks, times: Times, ours: str = HARNESS
+) -> Comparison:
+    """Return the row of the harness, or of another loop of its own, beside another loop."""
     cell = assignment.trial.cell
     label, threads = cell.workload.label, torch.get_num_threads()
+    if ours == HARNESS_BF16:
+        label += " in bf16"
     what = f"{label}, {threads} thread{'s' if threads > 1 else ''}"
     if ranks.world_size > 1:
         what = f"{label}, {ranks.world_size} ranks of DDP"
@@ -148,11 +165,11 @@ def _compare_with(name: str, assignment: Assignment, ranks: Ranks, times: Times)
     return compare(
         what,
         name,
-        times.wall[HARNESS],
+        times.wall[ours],
         times.wall[name],
         work=times.steps * cell.axes.batch_size,
         unit="samples/s",
-        cpu=(times.cpu[HARNESS], times.cpu[name]),
+        cpu=(times.cpu[ours], times.cpu[name]),
         goal=goal,
         goal_low=goal_low,
     )
@@ -165,11 +182,11 @@ def parse_options() -> argparse.Namespace:
         "--data", type=Path, default=DATA if DATA.is_dir() else None, help="a folder of IDX files"
     )
     parser.add_argument(
-        "--blocks", type=int, default=BLOCKS, help=f"of all loops in turn (default {BLOCKS})"
+        "--blocks", type=int, help="of all loops in turn (default 24, of DistilBERT 48)"
     )
     parser.add_argument("--threads", type=int, default=1, help="of each rank (default 1)")
     parser.add_argument(
-        "--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="(default: all)"
+        "--workloads", nargs="+", choices=BLOCKS, default=tuple(BLOCKS), help="(default: all)"
     )
     return parser.parse_args()
 
@@ -187,8 +204,9 @@ def main() -> None:
     ):
         folder = Path(name)
         for assignment in make_assignments(folder, options.data, ranks):
-            if assignment.trial.cell.workload.label in options.workloads:
-                rows += measure(assignment, folder, ranks, options.blocks)
+            label = assignment.trial.cell.workload.label
+            if label in options.workloads:
+                rows += measure(assignment, folder, ranks, options.blocks or BLOCKS[label])
     if ranks.is_rank_0:
         leave_rows(rows)
         print(f"{markdown_table(rows)}\n{describe_conditions(options)}")
@@ -198,7 +216,7 @@ def describe_conditions(options: argparse.Namespace) -> str:
     """Return what the figures depend on, for those who read them later."""
     images = options.data.name if options.data else "digits"
     lines = [
-        f"Ratios are geometric means over {options.blocks} blocks, values are medians."
+        "Ratios are geometric means over n blocks, values are medians."
         f" Images of {images}. torch {torch.__version__} on {os.cpu_count()} cores of"
         f" {describe_hardware().cpu}, load {os.getloadavg()[0]:.1f}."
     ]

@@ -4,7 +4,7 @@ No trial runs: records are made from a few that are consistent in themselves, an
 runner seals them. Every command is a process of its own, of which the wall time and the peak of its
 resident memory are reported.
 
-    python -m tests.perf.scale            four minutes, while nothing else should run
+    python -m tests.perf.scale            seven minutes, while nothing else should run
     python -m tests.perf.scale --quick    a tenth of all sizes: whether all of it runs
 
 Figures, tables and the plot are left in results/bench, for the guide's page on records
@@ -135,20 +135,27 @@ def measure_trials(counts: Sequence[int]) -> Iterator[Point]:
                 yield Point(unit="trials", name=name, size=count, cost=cost)
             if count <= MOST_COLLECTED:
                 yield from measure_collect(results, count)
+            yield from measure_deliveries(count)
 
 
 def measure_collect(results: Results, trials: int) -> Iterator[Point]:
-    """Yield what it takes to deliver a recorded sweep, again, and one trial of a sweep that runs."""
+    """Yield what it takes to deliver a recorded sweep, and to do so again."""
     for name in ("`harness collect`", "`harness collect`, again"):
         cost = measure(*COLLECT, "--results", results.path)
         yield Point(unit="trials", name=name, size=trials, cost=cost)
+
+
+def measure_deliveries(trials: int) -> Iterator[Point]:
+    """Yield what a trial's delivery takes while a sweep runs, and what the last one of the sweep does."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         delivery = process.submit(deliver_sweep, trials).result()
     trial = average(delivery.trials)
-    cost = Cost(seconds=trial.wall, cpu_seconds=trial.cpu, mib=delivery.mib)
+    cost = Cost(seconds=trial.wall, cpu_seconds=trial.cpu, mib=delivery.running_mib)
     yield Point(
         unit="trials", name="delivery of a trial while a sweep runs", size=trials, cost=cost
     )
+    cost = Cost(seconds=delivery.end.wall, cpu_seconds=delivery.end.cpu, mib=delivery.mib)
+    yield Point(unit="trials", name="the last delivery of a sweep", size=trials, cost=cost)
 
 
 def measure_plans(counts: Sequence[int]) -> Iterator[Point]:

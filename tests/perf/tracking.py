@@ -1,8 +1,8 @@
 """Measures what delivering a sweep to MLflow costs while it runs, and at its end.
 
-No trial runs: records are written, eight at a time, and delivered as `harness run` delivers short
-trials. What a trial takes is shown for the first and for the last of them, which must be alike. The
-last one brings the verdicts on all cells.
+No trial runs: records are written, eight at a time, and delivered as the process does that delivers
+for `harness run`. What a trial takes is shown for the first and for the last of them, which must be
+alike. The last one brings the verdicts on all cells.
 
     python -m tests.perf.tracking [TRIALS]
 """
@@ -23,6 +23,7 @@ from harness.core import own_process
 from harness.core.paths import Results, SweepFolder
 from harness.records.files import write_record
 from harness.records.record import Record
+from harness.spec.cell import Trial
 from harness.tracking import Tracker
 from tests.factories import make_cell, make_record, write_spec_of
 
@@ -48,47 +49,63 @@ class SweepDelivery:
     trials: Sequence[Spent]  # a trial of each delivery while the sweep runs
     end: Spent  # the last trial, with all verdicts and pictures
     again: Spent  # all once more, which writes nothing
-    mib: float  # the peak of this process's resident memory
+    running_mib: float  # the peak of this process's resident memory while the sweep runs
+    mib: float  # and its peak once all was delivered
 
 
 def deliver_sweep(trials: int) -> SweepDelivery:
     """Deliver a sweep of so many trials as `harness run` does, and return what that took."""
     own_process.claim()  # as a command does
-    records = make_records(trials)
+    planned = Records()
+    ids = [planned.trial(number).id for number in range(trials)]
     with tempfile.TemporaryDirectory() as aside:
         results = Results(Path(aside))
         folder = results.sweep_folder("demo")
         folder.path.mkdir(parents=True)
-        write_spec_of(folder, "demo", [record.trial for record in records])
+        write_spec_of(folder, "demo", [planned.trial(number) for number in range(trials)])
         tracker = Tracker(results)
         opening = measure(tracker.prepare)
         while_it_runs = []
         for start in range(0, trials - 1, BATCH):
-            batch = records[start : min(start + BATCH, trials - 1)]
-            write(folder, batch)
-            spent = measure(partial(tracker.deliver, folder, batch, in_passing=True))
+            batch = range(start, min(start + BATCH, trials - 1))
+            write(folder, [planned.record(number) for number in batch])
+            new = ids[batch.start : batch.stop]
+            spent = measure(partial(tracker.deliver_trials, folder, new, in_passing=True))
             while_it_runs.append(Spent(wall=spent.wall / len(batch), cpu=spent.cpu / len(batch)))
-        write(folder, records[-1:])
+        running_mib = peak_mib()
+        write(folder, [planned.record(trials - 1)])
         return SweepDelivery(
             opening=opening,
             trials=while_it_runs,
-            end=measure(partial(tracker.deliver, folder, records)),
-            again=measure(partial(tracker.deliver, folder, records)),
-            mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            end=measure(partial(tracker.deliver_trials, folder, ids)),
+            running_mib=running_mib,
+            mib=peak_mib(),
+            again=measure(partial(tracker.deliver_trials, folder, ids)),
         )
 
 
-def make_records(count: int) -> list[Record]:
-    """Return records of trials that follow each other, a seed of each cell after the other."""
-    templates: list[Record] = []
-    for number in range(CELLS):
-        templates.append(make_record(make_cell(batch_size=8 * (number + 1), steps=STEPS)))
-    records = []
-    for number in range(count):
-        template = templates[number % CELLS]
-        trial = replace(template.trial, seed=number // CELLS)
-        records.append(replace(template, trial=trial, started=template.started + number))
-    return records
+def peak_mib() -> float:
+    """Return the peak of this process's resident memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Records:
+    """Records of trials that follow each other, a seed of each cell after the other."""
+
+    def __init__(self) -> None:
+        self._templates: list[Record] = []
+        for number in range(CELLS):
+            cell = make_cell(batch_size=8 * (number + 1), steps=STEPS)
+            self._templates.append(make_record(cell))
+
+    def trial(self, number: int) -> Trial:
+        """Return a trial by its number, counted from 0."""
+        return replace(self._templates[number % CELLS].trial, seed=number // CELLS)
+
+    def record(self, number: int) -> Record:
+        """Return the record of a trial by its number."""
+        template = self._templates[number % CELLS]
+        return replace(template, trial=self.trial(number), started=template.started + number)
 
 
 def write(folder: SweepFolder, records: Sequence[Record]) -> None:
@@ -128,7 +145,10 @@ def main() -> None:
     show(f"each of the last {SHOWN}", average(delivery.trials[-deliveries:]))
     show("the last one, with all verdicts", delivery.end)
     show("all again: nothing is written", delivery.again)
-    print(f"{trials:,} trials of {CELLS} cells; at most {delivery.mib:,.0f} MiB")
+    print(
+        f"{trials:,} trials of {CELLS} cells; at most {delivery.running_mib:,.0f} MiB while they run,"
+        f" {delivery.mib:,.0f} MiB with the last one"
+    )
 
 
 if __name__ == "__main__":

@@ -165,20 +165,27 @@ def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Resu
 
 
 class RecordedDeliveries:
-    """A tracker that only notes what it is to deliver."""
+    """Only notes what it is to deliver."""
 
     def __init__(self) -> None:
-        self.seeds: list[list[int]] = []  # of each delivery's trials
+        self.trials: list[list[str]] = []  # of each delivery
         self.in_passing: list[bool] = []
+        self.is_closed = False
 
-    def deliver(
-        self, folder: SweepFolder, records: Sequence[Record], *, in_passing: bool
+    def load(self) -> None:
+        """Load nothing."""
+
+    def deliver_trials(
+        self, folder: SweepFolder, trials: Sequence[str], *, in_passing: bool = False
     ) -> Delivery:
-        self.seeds.append([record.trial.seed for record in records])
+        self.trials.append(list(trials))
         self.in_passing.append(in_passing)
         return Delivery(
-            delivered=len(records), already_delivered=0, experiment_id="1", run_id="2", seconds=0.01
+            delivered=len(trials), already_delivered=0, experiment_id="1", run_id="2", seconds=0.01
         )
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def test_short_trials_share_deliveries_and_wait_for_no_long_one(
@@ -186,13 +193,14 @@ def test_short_trials_share_deliveries_and_wait_for_no_long_one(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    tracker = RecordedDeliveries()
+    deliveries = RecordedDeliveries()
     view = RunView(sweep, results, None, TerminalConsole(quiet=True))
-    monkeypatch.setattr(view, "tracker", tracker)
+    monkeypatch.setattr(view, "deliverer", deliveries)
     short, long = (records(cell) for cell in sweep.cells)
     short = [replace(record, ended=record.started + 1) for record in short]
     long = [replace(record, ended=record.started + 600) for record in long]
     folder = results.sweep_folder(sweep.name)
+    ids = [record.trial.id for record in short]
 
     def run(record: Record, seconds: float) -> None:
         nonlocal now
@@ -203,17 +211,18 @@ def test_short_trials_share_deliveries_and_wait_for_no_long_one(
     with view:
         view.on_plan([record.trial for record in [*short, long[0]]], long[1:])
         run(short[0], 1.0)
-        assert tracker.seeds == [[0]]
+        assert deliveries.trials == [ids[:1]]
         run(short[1], 1.0)
         run(short[2], 1.0)
-        assert tracker.seeds == [[0]]
+        assert deliveries.trials == [ids[:1]]
         run(short[3], 3.0)  # five seconds after the last delivery
-        assert tracker.seeds == [[0], [1, 2, 3]]
+        assert deliveries.trials == [ids[:1], ids[1:4]]
         run(short[4], 1.0)
         view.on_trial_start(long[0].trial)  # as earlier ones of its cell have taken ten minutes
-        assert tracker.seeds == [[0], [1, 2, 3], [4]]
+        assert deliveries.trials == [ids[:1], ids[1:4], ids[4:5]]
         now += 600.0
         view.on_trial_end(long[0], folder.trial_folder(long[0].trial.id))
-        assert tracker.in_passing == 3 * [True]  # not the last one, which brings the verdicts
-    assert tracker.seeds[3:] == [[0]]
-    assert tracker.in_passing[3:] == [False]
+        assert deliveries.in_passing == 3 * [True]  # not the last one, which brings the verdicts
+    assert deliveries.trials[3:] == [[long[0].trial.id]]
+    assert deliveries.in_passing[3:] == [False]
+    assert deliveries.is_closed

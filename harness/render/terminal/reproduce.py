@@ -15,7 +15,6 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
 from harness.records.differences import Value, shown
-from harness.records.record import Record
 from harness.render.reproduction import remedies, seeds_text, unique_differences, verdict_line
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.run import RunView
@@ -33,7 +32,7 @@ COLORS = {"repeated": "green", "reproduced": "green", "inconclusive": "yellow"}
 class _Progress(RunView):
     """Shows trials as `harness run` does, and delivers none of them to MLflow."""
 
-    def deliver(self, records: Sequence[Record], *, in_passing: bool = False) -> None:
+    def deliver(self, trials: Sequence[str], *, in_passing: bool = False) -> None:
         """Do nothing: a trial that ran again for its bits is no measurement."""
 
 

@@ -61,18 +61,25 @@ class RunView:
         results: Results,
         tracking_uri: str | None,
         console: TerminalConsole | None = None,
+        keep_seconds: float = 0.0,
     ) -> None:
+        """Prepare to show a sweep and to deliver its records to the MLflow store `tracking_uri`.
+
+        What that loads stays for `keep_seconds`, for later commands. Raises BadInput for a URI that
+        no store can have.
+        """
         # Here, as what `harness show` prints is in this module too, and needs no tracker.
-        from harness.tracking import Tracker
+        from harness.tracking import choose_deliverer
         from harness.tracking.pace import pace_of_deliveries
 
         self.sweep = sweep
         self.results = results
         self.console = console or TerminalConsole()
-        self.tracker = Tracker(results, tracking_uri)  # connects at the first delivery
+        # It connects at the first delivery.
+        self.deliverer = choose_deliverer(results, tracking_uri, keep_seconds)
         self.pace = pace_of_deliveries()
         self.trial_seconds: dict[str, float] = {}  # that the last trial of a cell took, by its id
-        self.undelivered: dict[str, Record] = {}  # by trial
+        self.undelivered: list[str] = []  # ids of trials that have ended
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine
         self.planned_count = 0  # trials to run
@@ -102,7 +109,8 @@ class RunView:
         trace: TracebackType | None,
     ) -> None:
         """Deliver what is left, also after an error, and remove the bar; the trials' lines stay."""
-        self.deliver(list(self.undelivered.values()))
+        self.deliver(self.undelivered)
+        self.deliverer.close()
         self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
@@ -179,7 +187,7 @@ class RunView:
             self.progress.remove_task(self.rows.pop(record.trial.id))
             self._show_rows()
         self._print(trial_line(record, folder, self.finished_count, self.planned_count))
-        self.undelivered[record.trial.id] = record
+        self.undelivered.append(record.trial.id)
         if self.pace.is_due() and self.finished_count < self.planned_count:
             self._deliver_in_passing()
 
@@ -197,16 +205,19 @@ class RunView:
 
     def _deliver_in_passing(self) -> None:
         """Deliver the records that were held back, between two trials."""
-        self.deliver(list(self.undelivered.values()), in_passing=True)
+        self.deliver(self.undelivered, in_passing=True)
 
-    def deliver(self, records: Sequence[Record], *, in_passing: bool = False) -> None:
-        """Deliver records to MLflow; of those that are there already, it is only asked for runs."""
-        if self.trouble or not records:
+    def deliver(self, trials: Sequence[str], *, in_passing: bool = False) -> None:
+        """Deliver trials to MLflow; of those that are there already, it is only asked for runs.
+
+        `trials` are their ids.
+        """
+        if self.trouble or not trials:
             return
         self.progress.update(self.bar, news="recording in MLflow")
         sweep_folder = self.results.sweep_folder(self.sweep.name)
         try:
-            delivery = self.tracker.deliver(sweep_folder, records, in_passing=in_passing)
+            delivery = self.deliverer.deliver_trials(sweep_folder, trials, in_passing=in_passing)
         except HarnessError as error:
             self.disk_failed = isinstance(error, StorageError)
             self._report_trouble(str(error))
@@ -214,8 +225,8 @@ class RunView:
             self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
         else:
             self.pace.add(delivery.seconds)
-            for record in records:
-                self.undelivered.pop(record.trial.id, None)
+            delivered = set(trials)
+            self.undelivered = [trial for trial in self.undelivered if trial not in delivered]
 
     def _report_trouble(self, text: str) -> None:
         """Print what MLflow failed with; nothing is delivered after it."""

@@ -1,0 +1,27 @@
+"""Loads what deliveries need, for the forkserver that processes which deliver are forked from."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from harness.core import own_process
+from harness.tracking.tracker import load_libraries
+
+# What a delivery imports of the harness sooner or later.
+MODULES = (
+    "harness.tracking.artifacts",
+    "harness.tracking.new_run",
+    "harness.tracking.run_rows",
+    "harness.tracking.verdicts",
+)
+
+
+def load() -> None:
+    """Import all of it, without what MLflow can do without."""
+    own_process.claim()  # what is forked is a command's own process too
+    load_libraries()
+    for name in MODULES:
+        import_module(name)
+
+
+load()
