@@ -9,7 +9,6 @@ together.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.core.cores import usable_cores
-from harness.core.processes import die_with_parent
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # before torch is imported, which takes seconds
-    gc.disable()  # collections that find nothing would take a seventh of the time to load torch
+    before_torch()
 
 import torch
 import torch.distributed as dist
@@ -397,5 +395,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    gc.enable()
+    after_torch()
     main()

@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import sys
 from pathlib import Path
 
-from harness.core.processes import die_with_parent, ending_descendants, parent_variables
-from harness.training.interruption import block_signal
+from harness.core.processes import ending_descendants, parent_variables
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # first, as importing torch takes seconds
-    # Before torch is imported: ranks inherit the mask, so a signal cannot end them before they
-    # block it themselves.
-    block_signal()
-    gc.disable()  # collections that find nothing would take a seventh of the time to load torch
+    # Ranks inherit that the signal waits, so it can't end them before they look for it themselves.
+    before_torch()
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -102,6 +98,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what is loaded stays: nothing looks for garbage in it, not even as this ends
-    gc.enable()
+    after_torch()
     main()

@@ -6,7 +6,6 @@ process has from its beginning. So the command that reproduces a trial does not 
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from harness.launch.stack import ReadyStack
 from harness.records.decode import FileFormat, decode_text
 from harness.records.environment import Environment, describe_environment
 from harness.spec.cell import Cell
+from harness.training.entry import before_torch
 
 TIMEOUT = 300.0  # seconds; a network file system may take long to load torch
 DESCRIPTION_FORMAT = FileFormat(name="environment")
@@ -64,7 +64,7 @@ def environment_of_ranks(
 
 def main() -> None:
     """Print the environment of this process as JSON, as far as the argument asks for it."""
-    gc.disable()  # collections that find nothing would take a seventh of the time to load torch
+    before_torch()
     import torch
 
     wanted = decode_text(Wanted, sys.argv[1], "argument", DESCRIPTION_FORMAT)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 
-from harness.core.processes import die_with_parent, end_process
-from harness.training.interruption import block_signal
+from harness.core.processes import end_process
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # before torch is imported, which takes seconds
-    block_signal()  # before NumPy starts threads
+    before_torch()
 
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
@@ -53,4 +52,5 @@ def measure_rank(
 
 
 if __name__ == "__main__":
+    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

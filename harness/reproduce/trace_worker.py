@@ -10,12 +10,11 @@ import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.core.processes import die_with_parent, end_process
-from harness.training.interruption import block_signal
+from harness.core.processes import end_process
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # before torch is imported, which takes seconds
-    block_signal()  # before NumPy starts threads
+    before_torch()
 
 import numpy as np
 
@@ -56,4 +55,5 @@ def trace_rank(
 
 
 if __name__ == "__main__":
+    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

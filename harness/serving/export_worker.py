@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.core.processes import die_with_parent, end_process
-from harness.training.interruption import block_signal
+from harness.core.processes import end_process
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # before torch is imported, which takes seconds
-    block_signal()  # before NumPy starts threads
+    before_torch()
 
 import torch
 
@@ -91,4 +90,5 @@ def export(
 
 
 if __name__ == "__main__":
+    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.processes import die_with_parent, end_process
-from harness.training.interruption import block_signal
+from harness.core.processes import end_process
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # before torch is imported, which takes seconds
-    block_signal()  # before NumPy starts threads
+    before_torch()
 
 import torch
 from torch import nn
@@ -172,4 +171,5 @@ def _compile(eager: nn.Module, batches: Sequence[Inputs]) -> tuple[list[Arm], di
 
 
 if __name__ == "__main__":
+    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

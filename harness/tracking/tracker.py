@@ -69,7 +69,8 @@ class Tracker:
     def __init__(self, results: Results, uri: str | None = None) -> None:
         """Raise BadInput for a URI that no store can have. Connects to nothing yet."""
         self.results = results
-        self.uri = uri or f"sqlite:///{results.database.absolute()}"
+        self._local_uri = f"sqlite:///{results.database.absolute()}"
+        self.uri = uri or self._local_uri
         check_uri(self.uri)
         self._client: MlflowClient | None = None
         self._known: dict[Path, SweepRuns] = {}  # what MLflow has, by the folder of the sweep
@@ -189,6 +190,10 @@ class Tracker:
 
     def close(self) -> None:
         """Deliver nothing more; nothing of it is left open."""
+
+    def exists(self) -> bool:
+        """Return whether the store is there already; only of the local database is it known."""
+        return self.uri == self._local_uri and self.results.database.exists()
 
     def prepare(self) -> None:
         """Create the store if it does not exist, before a server and a run both try to.

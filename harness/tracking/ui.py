@@ -72,7 +72,8 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
             f"host: found {host!r}; allowed: {', '.join(LOOPBACK)}, as the pages need no password"
         )
     port = _choose_port(host, port)
-    tracker.prepare()
+    if not tracker.exists():
+        tracker.prepare()
     command = [
         sys.executable, "-P", "-m", "harness.tracking.ui",
         sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1",
@@ -98,6 +99,7 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
         )
         try:
             base = _address(host, port)
+            tracker.prepare()  # this process loads MLflow while the server does
             _wait_until_it_answers(base, guard, log)
             yield base
         finally:

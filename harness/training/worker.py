@@ -20,13 +20,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from harness.core.processes import die_with_parent, end_process
-from harness.training.interruption import block_signal
+from harness.core.processes import end_process
+from harness.training.entry import after_torch, before_torch
 
 if __name__ == "__main__":
-    die_with_parent()  # before torch is imported, which takes seconds
-    block_signal()  # before NumPy starts threads
-    gc.disable()  # collections that find nothing would take a seventh of the time to load torch
+    before_torch()
 
 import numpy as np
 import torch
@@ -390,7 +388,7 @@ def _redirect_output(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    gc.enable()
+    after_torch()
     # At once, without ending threads and the process group in order: that would wait for the other
     # ranks, and a rank that has failed must not.
     end_process(main())

@@ -7,7 +7,6 @@ each other, that the network carries the backend's traffic, and that each has it
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadFile, one_line
 from harness.core.paths import TrialFolder
-from harness.core.processes import die_with_parent, end_process, output_lines
+from harness.core.processes import end_process, output_lines
 from harness.records.decode import FileFormat, decode_text
 
 if TYPE_CHECKING:
@@ -87,8 +86,9 @@ def main() -> None:
 
     Rank 0 prints JSON. A rank that fails prints a line that names it, and exits with 1.
     """
-    die_with_parent()  # before torch is imported, which takes seconds
-    gc.disable()  # collections that find nothing would take a seventh of the time to load torch
+    from harness.training.entry import before_torch
+
+    before_torch()
     from harness.training.ranks import Ranks
 
     ranks = Ranks.from_environment()
