@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.perf.overhead import (
     make_assignments,
 )
 from tests.perf.race import estimate_ratio
-from tests.perf.turns import PausedLoop, take_turns
+from tests.perf.turns import PausedLoop, block_order, take_turns
 from tests.support.training import SINGLE_RANK
 
 
@@ -82,6 +83,18 @@ def test_turns_give_every_loop_the_same_steps(
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in times.wall.values())
     assert checked == [turns.WARMUP_STEPS + times.steps] * 2
     assert min(times.wall[BARE]) > min(times.wall[FLOOR])
+
+
+def test_every_loop_is_at_every_position_equally_often() -> None:
+    names = [HARNESS, BARE, TEXTBOOK]
+    orders = [block_order(names, block) for block in range(1, 7)]
+    assert orders[0] == names
+    for position in range(3):
+        assert sorted(order[position] for order in orders) == sorted(names * 2)
+    # And each follows each other one equally often.
+    pairs = [pair for order in orders for pair in pairwise(order)]
+    assert {pairs.count(pair) for pair in pairs} == {2}
+    assert len(set(pairs)) == 6
 
 
 def test_the_ratio_of_known_times() -> None:
