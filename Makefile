@@ -1,6 +1,6 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
-# make bench: what the harness costs and saves beside what a user would pick instead, in about ten minutes; nothing else
-# should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
+# make bench: what the harness costs and saves beside what a user would pick instead, in about a quarter of an hour; nothing
+# else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
