@@ -30,7 +30,7 @@ BENCH_PACKAGES := build/bench/packages
 .DELETE_ON_ERROR:
 
 demo: setup
-	@echo "==> Running the quickstart sweep (about two minutes)"
+	@echo "==> Running the quickstart sweep (one to two minutes)"
 	@$(BIN)/harness run quickstart
 	@echo "==> The command lies in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
 
