@@ -7,10 +7,12 @@ of the ranks does. Where there can be none, the command delivers by itself.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +28,14 @@ from harness.core.logs import last_log_line
 from harness.core.paths import Results, SweepFolder
 from harness.core.ports import unix_socket_path
 from harness.core.scratch import ScratchFolder
-from harness.launch.forkserver import AVAILABLE, ForkedProcess, ForkRequest, ForkServer, kill_all
+from harness.launch.forkserver import (
+    AVAILABLE,
+    ForkedProcess,
+    ForkRequest,
+    ForkServer,
+    ForkServerStalled,
+    kill_all,
+)
 from harness.launch.kept_forkserver import Setup
 from harness.launch.stall import POLL, STALL_TIMEOUT, StallDetector
 from harness.tracking.connect import TrackerDown
@@ -103,29 +112,50 @@ class DeliveryProcess:
     ) -> Delivery:
         """Deliver the records of some trials; `trials` are their ids.
 
-        Raises TrackerDown, and StorageError for a disk that does not take them.
+        A process that has ended is replaced, once: what it was forked from is shared by commands, and
+        to deliver again adds nothing. Raises TrackerDown, and StorageError for a disk that does not
+        take them.
         """
-        self.load()
-        if self._worker is None:
-            return self._tracker.deliver_trials(folder, trials, in_passing=in_passing)
         request = DeliveryRequest(folder=folder, trials=list(trials), in_passing=in_passing)
         try:
-            return self._worker.deliver(request)
-        except _WorkerLost:
-            self._worker.log_folder.keep()  # the error names the log
+            return self._deliver(request)
+        except _WorkerEnded:
+            return self._deliver(request, is_last_try=True)
+
+    def _deliver(self, request: DeliveryRequest, *, is_last_try: bool = False) -> Delivery:
+        """Deliver, once; raises what `deliver_trials` does, and _WorkerEnded."""
+        self.load()
+        if self._worker is None:
+            return self._tracker.deliver_trials(
+                request.folder, request.trials, in_passing=request.in_passing
+            )
+        try:
+            answer = self._worker.ask(request)
+        except BaseException as error:
+            if isinstance(error, _WorkerHung) or is_last_try:
+                self._worker.log_folder.keep()  # the error names the log
+            # After Ctrl-C too: what it answers later must not be taken for the answer to the next.
             self.close()
             raise
+        if isinstance(answer, HarnessError):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End the process."""
-        if self._worker is not None:
-            self._worker.close()
+        worker = self._worker
         self._worker = None
         self._was_started = False
+        if worker is not None:
+            worker.close()
 
 
-class _WorkerLost(TrackerDown):
-    """The process that delivers has ended, or hangs."""
+class _WorkerEnded(TrackerDown):
+    """The process that delivers has ended."""
+
+
+class _WorkerHung(TrackerDown):
+    """The process that delivers neither answers nor computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,20 +172,22 @@ class _Worker:
         """Return the file of its output."""
         return self.log_folder.path / LOG_NAME
 
-    def deliver(self, request: DeliveryRequest) -> Delivery:
-        """Return what a delivery did; raises the error that it has raised, and _WorkerLost."""
+    def ask(self, request: DeliveryRequest) -> Delivery | HarnessError:
+        """Return what a delivery did, or the error that it has raised.
+
+        Raises _WorkerEnded and _WorkerHung.
+        """
         try:
             self.connection.send(request)
             self._wait_for_answer()
-            answer = self.connection.recv()
+            answer: Delivery | HarnessError = self.connection.recv()
+        except BlockingIOError:  # it has not read the request within DELIVERY_TIMEOUT
+            raise self._hung() from None
         except (EOFError, OSError):
-            raise _WorkerLost(
+            raise _WorkerEnded(
                 f"MLflow: the process that delivers {self._describe_end()};"
                 f" `harness collect` delivers the rest; log: {self.log}"
             ) from None
-        if isinstance(answer, HarnessError):
-            raise answer
-        assert isinstance(answer, Delivery)
         return answer
 
     def _describe_end(self) -> str:
@@ -171,15 +203,20 @@ class _Worker:
         stall = StallDetector(self.process.pid)
         while not self.connection.poll(POLL):
             if stall.seconds() > DELIVERY_TIMEOUT:
-                raise _WorkerLost(
-                    f"MLflow: waited {DELIVERY_TIMEOUT:g} s for the process that delivers, which used no"
-                    f" CPU time and was ended; `harness collect` delivers the rest; log: {self.log}"
-                )
+                raise self._hung()
+
+    def _hung(self) -> _WorkerHung:
+        """Return the error that says that it hangs."""
+        return _WorkerHung(
+            f"MLflow: waited {DELIVERY_TIMEOUT:g} s for the process that delivers, which used no CPU"
+            f" time and was ended; `harness collect` delivers the rest; log: {self.log}"
+        )
 
     def close(self) -> None:
         """End it, and wait until it is gone."""
         self.connection.close()
-        kill_all([self.process])
+        with suppress(ForkServerStalled):  # a disk that hangs keeps it; nothing waits for it then
+            kill_all([self.process])
         self.server.close()
         self.log_folder.remove()
 
@@ -230,4 +267,7 @@ def _fork(
                 raise HarnessError("the process that delivers to MLflow did not start")
         stream, _ = listening.accept()
         path.unlink()
+    # A process that is stopped would not read a request that is larger than the socket's buffer.
+    timeout = struct.pack("ll", math.ceil(DELIVERY_TIMEOUT), 0)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
     return process, Connection(stream.detach())

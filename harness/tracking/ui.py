@@ -99,8 +99,12 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
         )
         try:
             base = _address(host, port)
-            tracker.prepare()  # this process loads MLflow while the server does
-            _wait_until_it_answers(base, guard, log)
+            tracker.load()  # while the server loads MLflow too, which alone opens the database now
+            try:
+                _wait_until_it_answers(base, guard, log)
+            except HarnessError:
+                tracker.prepare()  # it says what to do about a database that can't be opened
+                raise
             yield base
         finally:
             # The guard ends the server when its standard input is closed.

@@ -128,23 +128,68 @@ def test_an_error_of_the_tracker_is_the_commands(
     assert str(raised.value) == str(expected.value)
 
 
-def test_a_process_that_is_killed_is_named_with_its_log_and_replaced(
+def test_a_process_that_is_killed_is_replaced(
     process: DeliveryProcess, folder: SweepFolder, trials: list[str]
 ) -> None:
     process.load()
-    worker_of(process).kill()
-    with pytest.raises(TrackerDown, match="delivers was ended by SIGKILL;") as raised:
+    killed = worker_of(process)
+    killed.kill()
+    assert process.deliver_trials(folder, trials).delivered == 2
+    assert worker_of(process) != killed
+
+
+def test_one_that_is_killed_again_is_named_with_its_log(
+    process: DeliveryProcess,
+    folder: SweepFolder,
+    trials: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = deliverer_module._start
+    folders: list[Path] = []
+
+    def start_and_kill(tracker: Tracker, keep_seconds: float) -> deliverer_module._Worker | None:
+        worker = start(tracker, keep_seconds)
+        assert worker is not None
+        folders.append(worker.log_folder.path)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        return worker
+
+    monkeypatch.setattr(deliverer_module, "_start", start_and_kill)
+    with pytest.raises(TrackerDown, match=r"delivers was ended by SIGKILL; .*; log: ") as raised:
         process.deliver_trials(folder, trials)
     log = Path(str(raised.value).rpartition("log: ")[2])
     assert list(log.parent.iterdir()) == [log]
-    assert process.deliver_trials(folder, trials).delivered == 2
+    assert folders[1] == log.parent
+    assert not folders[0].exists()
 
 
+def test_an_interrupted_delivery_leaves_no_answer_to_the_next(
+    process: DeliveryProcess,
+    results: Results,
+    folder: SweepFolder,
+    trials: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(worker: deliverer_module._Worker) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deliverer_module._Worker, "_wait_for_answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            process.deliver_trials(folder, trials[:1], in_passing=True)
+    delivery = process.deliver_trials(folder, trials)
+    assert delivery.delivered + delivery.already_delivered == 2
+    process.close()
+    assert len(by_name(f"sqlite:///{results.database}", "demo")) == 4
+
+
+@pytest.mark.parametrize("others", [0, 20_000], ids=["waiting", "sending"])
 def test_a_process_that_hangs_is_ended(
     process: DeliveryProcess,
     folder: SweepFolder,
     trials: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    others: int,
 ) -> None:
     monkeypatch.setattr(deliverer_module, "DELIVERY_TIMEOUT", 0.5)
     monkeypatch.setattr(deliverer_module, "POLL", 0.1)
@@ -152,5 +197,5 @@ def test_a_process_that_hangs_is_ended(
     worker = worker_of(process)
     os.kill(worker.pid, signal.SIGSTOP)
     with pytest.raises(TrackerDown, match=r"waited 0\.5 s for the process that delivers"):
-        process.deliver_trials(folder, trials)
+        process.deliver_trials(folder, [*trials, *(f"other-{number}" for number in range(others))])
     assert not worker.is_running()

@@ -196,3 +196,22 @@ def test_the_addresses_on_a_running_server_are_printed(
         f"pointed: {mlflow_server}/#/experiments/{delivery.experiment_id}/runs"
         in capsys.readouterr().out
     )
+
+
+def test_a_database_without_tables_is_completed_by_the_server_alone(results: Results) -> None:
+    results.path.mkdir(exist_ok=True)
+    results.database.touch()  # as a process leaves it that is killed while it makes the first one
+    with harness_ui(results, free_port()) as (process, output):
+        assert "MLflow shows" in output
+        assert process.poll() is None
+    assert everything(f"sqlite:///{results.database}", "demo") == {}
+
+
+def test_a_damaged_database_is_named_with_what_to_do(results: Results) -> None:
+    results.path.mkdir(exist_ok=True)
+    results.database.write_bytes(bytes(range(256)) * 64)
+    with (
+        pytest.raises(TrackerDown, match=r"cannot be opened: .*damaged: move it away"),
+        server(Tracker(results), port=free_port()),
+    ):
+        pass

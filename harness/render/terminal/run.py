@@ -109,9 +109,11 @@ class RunView:
         trace: TracebackType | None,
     ) -> None:
         """Deliver what is left, also after an error, and remove the bar; the trials' lines stay."""
-        self.deliver(self.undelivered)
-        self.deliverer.close()
-        self.progress.stop()
+        try:
+            self.deliver(self.undelivered)
+            self.deliverer.close()
+        finally:
+            self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Show how many trials will run, and how many have a record already.
