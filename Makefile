@@ -4,7 +4,7 @@
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
-# make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about seven
+# make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.

@@ -7,12 +7,10 @@ from importlib import import_module
 from harness.core import own_process
 from harness.tracking.tracker import load_libraries
 
-# What a delivery imports of the harness sooner or later.
+# What a delivery imports besides, sooner or later.
 MODULES = (
-    "harness.tracking.artifacts",
-    "harness.tracking.new_run",
     "harness.tracking.run_rows",
-    "harness.tracking.verdicts",
+    "scipy.special",  # for verdicts, with the last one
 )
 
 

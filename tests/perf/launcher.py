@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).with_name("torchrun_script.py")
 CELLS = 48
 STEPS = 20
 RANKS = 2
-# To run the script: one time in twenty or so, gloo aborts a rank that is about to end ("terminate
+# To run the script: now and then, gloo aborts a rank that is about to end ("terminate
 # called without an active exception").
 ATTEMPTS = 3
 GOAL = 15.0  # times as fast as the script for each of `CELLS`

@@ -4,7 +4,7 @@ No trial runs: records are made from a few that are consistent in themselves, an
 runner seals them. Every command is a process of its own, of which the wall time and the peak of its
 resident memory are reported.
 
-    python -m tests.perf.scale            seven minutes, while nothing else should run
+    python -m tests.perf.scale            four minutes, while nothing else should run
     python -m tests.perf.scale --quick    a tenth of all sizes: whether all of it runs
 
 Figures, tables and the plot are left in results/bench, for the guide's page on records
