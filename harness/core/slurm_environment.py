@@ -20,6 +20,18 @@ JOB_PREFIXES = ("SLURM_", "SLURMD_")  # what a job has, and what srun and sbatch
 CONNECTION = {"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
 
 
+def own_job_id() -> str:
+    """Return the id of the job that this process runs in: 71, or 71_3 for a task of an array.
+
+    The last task of an array has the array's own id as SLURM_JOB_ID, and clients such as
+    `scontrol requeue` take that for all tasks.
+    """
+    array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array_id is None:
+        return os.environ["SLURM_JOB_ID"]
+    return f"{array_id}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
 def client_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables for a program that asks Slurm or controls a job, without its options.
 

@@ -7,7 +7,6 @@ controller is asked again until it answers.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from harness.core.errors import one_line
 from harness.core.processes import Process, end_process_group
-from harness.core.slurm_environment import client_variables
+from harness.core.slurm_environment import client_variables, own_job_id
 
 # How clients of Slurm 20.11 to 24.05 report that no controller answers, as opposed to one that
 # refuses.
@@ -105,9 +104,8 @@ def end_step(process: Process, name: str) -> None:
 
 def cancel_steps(name: str) -> None:
     """Kill the steps of this job that have a name."""
-    job_id = os.environ["SLURM_JOB_ID"]
     listed = call(
-        ["squeue", "--steps", f"--jobs={job_id}", "--noheader", "--format=%i|%j"],
+        ["squeue", "--steps", f"--jobs={own_job_id()}", "--noheader", "--format=%i|%j"],
         patience=STEP_PATIENCE,
     )
     for line in listed.stdout.splitlines():

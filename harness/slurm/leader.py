@@ -35,6 +35,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import free_port, node_address
 from harness.core.private import refuse_foreign
+from harness.core.slurm_environment import own_job_id
 from harness.core.text import counted
 from harness.hardware import machine
 from harness.launch import controller
@@ -119,12 +120,12 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     runner = runner_of(sweep_folder, submission, job_array, job_trials, listener, stop, warm_steps)
     pending = pending_trials(runner, job_trials)
     log(
-        f"job {_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
+        f"job {own_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
         f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
     )
     runner = replace(runner, stacks=stacks_of(runner, pending))
     record_lost_attempts(runner, pending, submission_folder)
-    restarts = Restarts(submission_folder.restarts(_job_id()))
+    restarts = Restarts(submission_folder.restarts(own_job_id()))
     refuse_too_many_restarts(slurm, restarts)
     job_slurm = replace(slurm, nodes=job_array.nodes)
     if _finish_exclusion(submission_folder, job_slurm, restarts):
@@ -141,7 +142,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     excluded = _nodes_to_exclude(runner, undone, submission)
     if excluded:
         # Slurm accepts the exclusion only of a job that is pending, when this process may be gone.
-        write_atomically(submission_folder.exclusion(_job_id()), "\n".join(excluded))
+        write_atomically(submission_folder.exclusion(own_job_id()), "\n".join(excluded))
     to_be_requeued = _was_interrupted_by_slurm(listener.signals, interruption)
     try:
         if to_be_requeued:
@@ -150,7 +151,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         # Slurm requeues a job by itself if a node of it dies: bad nodes are excluded in any case.
         if excluded:
             exclude_nodes(excluded, job_slurm)
-            submission_folder.exclusion(_job_id()).unlink()
+            submission_folder.exclusion(own_job_id()).unlink()
     if not to_be_requeued:
         reason = f": {interruption}" if interruption else ""
         raise JobIsOver(f"left undone: {counted(len(undone), 'trial')}{reason}")
@@ -165,7 +166,7 @@ def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     submission_folder = submissions.folder_of(SweepFolder(Path(sweep_path)), submission_id)
     submission = submissions.read(submission_folder.file)
     refuse_cancelled(submission, array)
-    requeue(submission.profile.slurm, Restarts(submission_folder.restarts(_job_id())))
+    requeue(submission.profile.slurm, Restarts(submission_folder.restarts(own_job_id())))
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _run_until_interrupted(
 def _wait_for_controller(runner: Runner) -> None:
     """Wait until the controller answers, or this process is to stop."""
     controller.call(
-        ["scontrol", "show", "job", "--oneliner", _job_id()],
+        ["scontrol", "show", "job", "--oneliner", own_job_id()],
         on_wait=log,
         is_wanted=lambda: runner.stop_reason() is None,
     )
@@ -274,7 +275,7 @@ def _finish_exclusion(
     That start was killed after Slurm had requeued the job and before the nodes were excluded.
     Returns whether the job was requeued, which it is if enough other nodes remain.
     """
-    path = submission_folder.exclusion(_job_id())
+    path = submission_folder.exclusion(own_job_id())
     if not path.exists():
         return False
     nodes = path.read_text(encoding="utf-8").split()
@@ -327,7 +328,7 @@ def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
     fruitless = restarts.fruitless()
     if fruitless > slurm.requeues:
         raise JobIsOver(
-            f"job {_job_id()} was started again {counted(fruitless, 'time')} without finishing a trial;"
+            f"job {own_job_id()} was started again {counted(fruitless, 'time')} without finishing a trial;"
             f" slurm.requeues: {slurm.requeues}"
         )
 
@@ -340,7 +341,7 @@ def record_lost_attempts(
     If Slurm has restarted this very job, the node that led it before is recorded as the attempt's
     host. The name of this node is left for the job's next start.
     """
-    job_id = _job_id()
+    job_id = own_job_id()
     node_file = submission_folder.node(job_id)
     previous_node = None
     reason = "its job ended without leaving a record"
@@ -350,11 +351,6 @@ def record_lost_attempts(
     for trial in pending:
         runner.record_interruption(trial, reason, previous_node)
     write_atomically(node_file, os.environ.get("SLURMD_NODENAME", ""))
-
-
-def _job_id() -> str:
-    """Return the id of this job. For a job of an array it is unlike the id that squeue shows."""
-    return os.environ["SLURM_JOB_ID"]
 
 
 def restart_count() -> int:
@@ -572,12 +568,12 @@ def requeue(slurm: SlurmOptions, restarts: Restarts) -> None:
     fruitless = restarts.fruitless()
     if fruitless >= slurm.requeues:
         raise JobIsOver(
-            f"job {_job_id()} was interrupted again after {counted(fruitless, 'requeue')} without finishing"
+            f"job {own_job_id()} was interrupted again after {counted(fruitless, 'requeue')} without finishing"
             f" a trial; slurm.requeues: {slurm.requeues}"
         )
-    completed = controller.call(["scontrol", "requeue", _job_id()], on_wait=log)
+    completed = controller.call(["scontrol", "requeue", own_job_id()], on_wait=log)
     if completed.returncode:
-        raise HarnessError(f"job {_job_id()} can't be requeued: {one_line(completed.stderr)}")
+        raise HarnessError(f"job {own_job_id()} can't be requeued: {one_line(completed.stderr)}")
 
 
 def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
@@ -590,7 +586,7 @@ def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
         return
     names = ",".join(nodes)
     completed = controller.call(
-        ["scontrol", "update", f"JobId={_job_id()}", f"ExcNodeList={names}"], on_wait=log
+        ["scontrol", "update", f"JobId={own_job_id()}", f"ExcNodeList={names}"], on_wait=log
     )
     if completed.returncode:
         log(f"{names} can't be excluded: {one_line(completed.stderr)}")

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
+from harness.core.text import counted
 from harness.launch import controller
+from harness.launch.runner import RETRIED_FAILURES
+from harness.records.files import read_record_if_exists
+from harness.records.record import Record
 from harness.slurm.submission import Submission, SubmittedJob, read_all
 
 ANSWER_SECONDS = 30.0  # that the controller has to answer
@@ -240,15 +244,23 @@ def live_jobs(
 def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
     """Refuse a sweep of which a job that has not ended has trials.
 
-    Where there is no Slurm there are no jobs: the user may have copied the folder to this machine.
+    Where there is no squeue, nobody knows of the jobs. Then a sweep is refused unless all of its
+    trials that were submitted have ended for good, as in a copy of a finished one.
 
-    Raises BadInput if there is such a job, SlurmDown if that is unknown.
+    Raises BadInput if there is or may be such a job, SlurmDown if Slurm does not answer.
     """
     submissions = read_all(sweep_folder)
     try:
         queue = query_submitters(submissions)
-    except NoSlurm:
-        return
+    except NoSlurm as error:
+        open_trials = sum(_count_open_trials(sweep_folder, made) for made in submissions)
+        if open_trials == 0:
+            return
+        raise BadInput(
+            f"{sweep_folder.path}: its jobs may still have {counted(open_trials, 'trial')}, and Slurm can't be"
+            f" asked here ({error}); allowed: on a machine of the cluster, or after deleting"
+            f" {sweep_folder.path / 'jobs'} once none of its jobs is in the queue"
+        ) from None
     job_ids = {job.id for job in live_jobs(submissions, queue).values()}
     if job_ids:
         listed = one_line(", ".join(sorted(job_ids)), 60)
@@ -256,3 +268,21 @@ def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
             f"{sweep_folder.path}: jobs {listed} are running this sweep;"
             " wait for them or cancel them"
         )
+
+
+def _count_open_trials(sweep_folder: SweepFolder, submission: Submission) -> int:
+    """Return how many trials of a submission would run, or run again, if its jobs still exist."""
+    count = 0
+    for job in submission.jobs():
+        for trial_id in job.trial_ids:
+            record = read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
+            first_attempt = submission.first_attempts[trial_id]
+            count += record is None or record.attempt < first_attempt or _runs_again(record)
+    return count
+
+
+def _runs_again(record: Record) -> bool:
+    """Return whether a job may run a trial again that has this record."""
+    if record.status == "failed" and record.failure is not None:
+        return record.failure.kind in RETRIED_FAILURES
+    return record.status != "done"

@@ -14,8 +14,11 @@ import pytest
 
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
+    STEP_SECONDS,
     Outcomes,
     hurry_up,
+    is_over,
+    read_records,
     slow_sweep,
     submit,
     trial_folder,
@@ -25,7 +28,7 @@ from tests.slurm.sweeps import (
     wait_for_step,
 )
 from tests.support.commands import harness
-from tests.support.running import wait_until
+from tests.support.running import line_sweep, wait_until
 from tests.support.stacks import container
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
@@ -110,6 +113,47 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     (record,) = wait_for_records(limited, undisturbed).values()
     assert record.attempt > 1
     assert {failure.kind for failure in record.previous_failures} == {"Interrupted"}
+
+
+def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm gives that task the array's own id, by which clients end and requeue all tasks.
+
+    Its srun is killed, so that its step is cancelled, and then its leader, so that it is requeued.
+    Steps of all tasks have the same name.
+    """
+    slowly = {"step_seconds": STEP_SECONDS, "hurry": str(tmp_path / "hurry")}
+    variants = {"one": {"options": slowly}, "two": {"options": {**slowly, "samples": 128}}}
+    sweep = line_sweep(tmp_path, variants, length={"steps": 400}, seeds=[0, 1])
+    results = tmp_path / "results"
+    submit(sweep, results, nodes=1)
+    jobs = [row["job"] for row in trial_rows(results)]
+    assert jobs[0] == jobs[1] != jobs[2] == jobs[3], "each block is a job"
+    wait_for_step(results, 0, 5)
+    wait_for_step(results, 2, 5)
+
+    os.kill(pid_in_task(1, "--job-name=warm-1"), signal.SIGKILL)
+    wait_for_step(results, 3, 5)  # the lost trial runs again after the others of its block
+    os.kill(pid_in_task(1, "lead"), signal.SIGKILL)
+    wait_until(trial_folder(results, 3).record_path.exists)
+    hurry_up(tmp_path)
+    wait_until(lambda: is_over(results), every=1.0)
+    records = read_records(results)
+    ends = []
+    for row in trial_rows(results):
+        ends.append((row["seed"], row["state"], records[row["trial"]].attempt))
+    assert sorted(ends) == [(0, "done", 1), (0, "done", 1), (1, "done", 2), (1, "done", 2)]
+
+
+def pid_in_task(task: int, argument: str) -> int:
+    """Return the id of the oldest process with this argument in a task of an array."""
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        variables = process.info["environ"] or {}
+        is_of_this_slurm = variables.get("SLURM_CONF") == os.environ["SLURM_CONF"]
+        is_of_task = variables.get("SLURM_ARRAY_TASK_ID") == str(task)
+        if is_of_this_slurm and is_of_task and argument in process.info["cmdline"]:
+            pid: int = process.pid
+            return pid
+    raise AssertionError(f"no process has {argument}")
 
 
 def leader_pid(results: Path) -> int:

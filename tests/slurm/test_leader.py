@@ -375,9 +375,11 @@ def test_a_step_that_outlives_the_failure_of_a_rank_is_ended_and_runs_again(
     monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(watchdog, "LAUNCHER_SECONDS", 0.1)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "71")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     trial = runner.sweep.trials()[0]
-    slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
+    slurm.set_queue(f"71_3.3|{trial.id}\n71_3.batch|batch\n")
     (slurm.folder / "srun").write_text(HANGING_SRUN, encoding="utf-8")
     connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
     rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
@@ -387,7 +389,8 @@ def test_a_step_that_outlives_the_failure_of_a_rank_is_ended_and_runs_again(
     assert [record.attempt for record in records] == [1, 2, 3], "up to the number of retries"
     for record in records:
         assert str(record.failure) == "rank 0 on n1: ConnectionLost: reset by peer"
-    assert slurm.calls("scancel") == ["--signal=KILL 71.3"] * 3
+    assert slurm.calls("scancel") == ["--signal=KILL 71_3.3"] * 3
+    assert "--jobs=71_3 " in slurm.calls("squeue")[0], "other tasks have steps of the same name"
 
 
 # What clients of Slurm 22.05.8 print while no controller answers.
@@ -420,9 +423,15 @@ class TestCallsOfScontrol:
         """Those of a job that was started again twice."""
         return Restarts(tmp_path / "71.restarts")
 
-    def test_name_the_job_by_its_own_id(self, scontrol_log: Path, restarts: Restarts) -> None:
+    def test_name_a_task_of_an_array_by_its_index(
+        self, scontrol_log: Path, restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The SLURM_JOB_ID of its last task is the array's, by which Slurm would requeue all tasks."""
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "71")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
         leader.requeue(SlurmOptions(requeues=3), restarts)
-        assert scontrol_log.read_text() == "requeue 71\n"
+        leader.exclude_nodes(["n2"], SlurmOptions())
+        assert scontrol_log.read_text() == "requeue 71_3\nupdate JobId=71_3 ExcNodeList=n2\n"
 
     def test_are_limited_unless_a_trial_has_ended_meanwhile(
         self, scontrol_log: Path, restarts: Restarts

@@ -334,6 +334,27 @@ def test_a_local_run_refuses_a_sweep_that_jobs_are_running(
     assert "jobs 1 are running this sweep" in ended.err
 
 
+def test_where_squeue_is_missing_a_sweep_with_unfinished_trials_is_neither_run_nor_removed(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows there whether its jobs still exist; those of a finished sweep don't matter."""
+    sweep = write(tmp_path)
+    submit(sweep, results)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    remove = ("results", "prune", "demo", "--whole", "--yes", "--results", str(results.path))
+    for arguments in (remove, ("run", str(sweep), "--results", str(results.path))):
+        ended = harness(*arguments)
+        assert ended.code == 2
+        assert "its jobs may still have 1 trial, and Slurm can't be asked here" in ended.err
+        assert "squeue: No such file" in ended.err
+    folder = results.sweep_folder("demo")
+    assert folder.spec_path.exists()
+    (cell,) = load(tmp_path).cells
+    write_trial(folder, make_record(cell))
+    assert harness(*remove).code == 0
+    assert not folder.path.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
