@@ -60,7 +60,8 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
     conflict = planned.find_conflict(cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")
-    return replace(cell, workload=replace(planned.reference, axes=workload.axes))
+    reference = replace(planned.reference, axes=workload.axes, unset=workload.unset)
+    return replace(cell, workload=reference)
 
 
 def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:

@@ -152,6 +152,9 @@ class WorkloadRef:
     identity: Mapping[str, Any]
     # Which of its settings are axes of the sweep, as in `options.hidden`; no part of the identity.
     axes: Sequence[str] = ()
+    # Which of its settings the sweep leaves at the defaults that the code declares, as in
+    # `options.lr`; no part of the identity.
+    unset: Sequence[str] = ()
     # The axes of the sweep that its user has written: name -> value, and name -> file.py:Class.
     custom: Mapping[str, Any] = field(default_factory=dict)
     custom_uses: Mapping[str, str] = field(default_factory=dict)
@@ -205,11 +208,18 @@ class Cell:
         return self._id_of(self._settings)
 
     def with_any_code(self) -> Cell:
-        """Return the cell as it may be trained with whatever code its workload has then.
+        """Return the cell as any revision of its workload's code can train it.
 
-        A gate's arms train it in two revisions.
+        It has only the settings that the sweep sets. So each arm of a gate takes the others from the
+        defaults of its own code.
         """
-        return replace(self, workload=replace(self.workload, code=None))
+        workload = self.workload
+        written: dict[str, dict[str, Any]] = {"options": {}, "data": {}}
+        for section, settings in written.items():
+            for name, value in getattr(workload, section).items():
+                if f"{section}.{name}" not in workload.unset:
+                    settings[name] = value
+        return replace(self, workload=replace(workload, code=None, **written))
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -424,17 +434,23 @@ def without_defaults(settings: Any) -> dict[str, Any]:
         values = settings.identity()
     else:
         values = asdict(settings)
+    defaults = declared_defaults(settings)
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if value != defaults.get(name, MISSING):
+            changed[name] = value
+    return changed
+
+
+def declared_defaults(settings: Any) -> dict[str, Any]:
+    """Return the default of each field of a dataclass by name, MISSING for a field without one."""
     defaults: dict[str, Any] = {}
     for setting in fields(settings):
         if setting.default_factory is not MISSING:
             defaults[setting.name] = setting.default_factory()
         else:
             defaults[setting.name] = setting.default
-    changed: dict[str, Any] = {}
-    for name, value in values.items():
-        if value != defaults.get(name, MISSING):
-            changed[name] = value
-    return changed
+    return defaults
 
 
 def digest_files(paths: Sequence[Path]) -> str | None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 CUSTOM = "custom"  # the axes that users have written
+SOURCE = "source"  # the data setting that decides which others there are
 # Of what a cell's workload is trained with; the first two are keys of its entry in a sweep file.
 SECTIONS = ("options", "data", CUSTOM)
 MAX_AXES = 2**12  # whose settings are kept: to compare many cells asks for them again and again

@@ -17,10 +17,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from harness.core.errors import did_you_mean
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.document import Document, Key, choose
-from harness.spec.setting_axis import CUSTOM, SECTIONS, Setting, setting_of
+from harness.spec.setting_axis import CUSTOM, SECTIONS, SOURCE, Setting, setting_of
 from workloads.catalog import Declaration
-
-SOURCE = "source"  # the data setting that decides which others there are
 
 
 @dataclass(frozen=True, kw_only=True)

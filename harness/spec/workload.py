@@ -19,13 +19,14 @@ from harness.spec.cell import (
     StopRule,
     WorkloadCode,
     WorkloadRef,
+    declared_defaults,
     digest_files,
     without_defaults,
 )
 from harness.spec.code import describe_workload_code
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.document import Document, Key, choose, dotted, members_by_source
-from harness.spec.setting_axis import CUSTOM, setting_of
+from harness.spec.setting_axis import CUSTOM, SOURCE, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
@@ -159,6 +160,10 @@ def plan_workload(
         identity=identity,
         code=_find_code(document, uses, base_folder, _uses_key(label, entry), active_uses.values()),
         axes=list(settings),
+        unset=[
+            *_unset_settings("options", options, written["options"]),
+            *_unset_settings("data", data, written["data"]),
+        ],
         custom=_as_json(values),
         custom_uses=dict(custom.uses),
     )
@@ -169,6 +174,21 @@ def plan_workload(
         reference=reference,
         custom={name: custom.classes[name](value) for name, value in changed.items()},
     )
+
+
+def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a section that are not written and have their declared defaults.
+
+    `with_paths_relative_to` may set what is not written. `source` is left out: it tells the members
+    of a union apart, so what reads the settings again needs it.
+    """
+    defaults = declared_defaults(settings)
+    unset = []
+    for name, default in defaults.items():
+        is_default = getattr(settings, name) == default
+        if is_default and name not in written and name != SOURCE:
+            unset.append(f"{section}.{name}")
+    return unset
 
 
 def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> Document:
