@@ -29,10 +29,18 @@ class Tree:
     def counterpart(self, path: Path) -> Path:
         """Return what this tree has in place of a path of the working tree.
 
-        A path outside of the working tree, such as that of a data set, stays as it is. Links are
-        followed: git names the real folder of a working tree that was reached through one.
+        A path outside of the working tree, such as that of a data set, stays as it is. Links that
+        lead to the working tree are followed, as git names its real folder. Links inside of it are
+        not, unless this tree has nothing of that name: a change could otherwise choose what it is
+        compared with by a link.
         """
-        real_path, real_top = path.resolve(), self.top.resolve()
+        real_top = self.top.resolve()
+        absolute = Path(os.path.normpath(path.absolute()))
+        for folder in reversed(absolute.parents):
+            counterpart = self.path / absolute.relative_to(folder)
+            if folder.resolve() == real_top and os.path.lexists(counterpart):
+                return counterpart
+        real_path = path.resolve()
         if not real_path.is_relative_to(real_top):
             return path.absolute()
         return self.path / real_path.relative_to(real_top)

@@ -83,6 +83,7 @@ class Arm:
     def __init__(self, name: str, log: Path, secrets: Sequence[str] = ()) -> None:
         self.name = name  # of the tree, for people
         self.log = log  # what its ranks print
+        self.batch_size = 1  # over all ranks, as they say when they are ready
         self.secrets = secrets  # texts that no message may repeat
         self.sockets: dict[int, socket.socket] = {}  # by rank
         self.lines: dict[int, TextIO] = {}  # what a rank sends, by rank
@@ -139,6 +140,18 @@ class Arm:
             delay=delay,
             losses=" ".join(losses),
         )
+
+    def wait_until_ready(self, rank: int) -> None:
+        """Wait until a rank is built and has said how many samples a step has.
+
+        Raises HarnessError if it says no such number, and as `receive` does.
+        """
+        batch_size = self.receive(rank, START_TIMEOUT).get("batch_size")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise HarnessError(
+                f"{self.name}: rank {rank} said no batch size when it was ready; log: {self.log}"
+            )
+        self.batch_size = batch_size
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:
         """Return a rank's next message.
@@ -338,7 +351,7 @@ class PairStarter:
             self._accept_all(arms, processes, stack)
             for key, arm in arms.items():
                 for rank in arm.sockets:
-                    arm.receive(rank, START_TIMEOUT)  # `ready`
+                    arm.wait_until_ready(rank)
                 process_ids = [
                     process.pid for name, process in processes.items() if name.arm == key
                 ]

@@ -133,11 +133,13 @@ class PairSample:
     leave nothing out, but are as noisy as the machine.
     """
 
-    a_fast_step: float  # seconds that `FAST_SHARE` of arm A's counted steps do not exceed
-    b_fast_step: float
-    mean_step: float  # seconds, over the counted steps of both arms
-    # Mean of a step in each turn by the gate's clock, the arms in turn, (windows,).
-    turn_step_seconds: NDArray[np.float64]
+    # Seconds a sample that `FAST_SHARE` of an arm's counted steps do not exceed: arms whose workload
+    # has another batch size of its own train other steps.
+    a_fast_seconds: float
+    b_fast_seconds: float
+    mean_seconds: float  # a sample, over the counted steps of both arms
+    # Mean seconds a sample in each turn by the gate's clock, the arms in turn, (windows,).
+    turn_seconds: NDArray[np.float64]
     b_first: bool  # whether the first window is B's
     seconds: float  # in all turns, by the gate's clock
     same_bits: bool
@@ -147,7 +149,7 @@ class PairSample:
     @property
     def log_ratio(self) -> float:
         """Return the logarithm of B's throughput over A's in undisturbed steps."""
-        return math.log(self.a_fast_step / self.b_fast_step)
+        return math.log(self.a_fast_seconds / self.b_fast_seconds)
 
     @property
     def whole_log_ratio(self) -> float:
@@ -156,7 +158,7 @@ class PairSample:
         Every window is compared with its neighbors, so a drift of the machine cancels: see
         `sequential.log_ratio`.
         """
-        return float(log_ratio(self.turn_step_seconds, b_first=self.b_first))
+        return float(log_ratio(self.turn_seconds, b_first=self.b_first))
 
 
 def measure(
@@ -215,7 +217,7 @@ def run_paired(
             is_done = is_precise(samples, budget)
         ratio = fmean(sample.log_ratio for sample in samples)
         on_progress(f"{counted(len(samples), 'pair')}, {math.expm1(ratio):+.1%}")
-    return summarize_pairs(cell, samples, verdict, budget)
+    return summarize_pairs(samples, verdict, budget)
 
 
 def uncounted_steps(cell: Cell) -> int:
@@ -331,11 +333,13 @@ def sample_pair(
             turns[key].append(turn)
             spent += turn.wall_seconds
         same_bits = same_bits and len({turns[key][-1].losses for key in arms}) == 1
+    batch_sizes = [arm.batch_size for arm in arms.values()]
     return PairSample(
-        a_fast_step=fast_step(turns["a"], uncounted),
-        b_fast_step=fast_step(turns["b"], uncounted),
-        mean_step=mean_step(list(turns.values()), uncounted),
-        turn_step_seconds=turn_step_seconds(list(turns.values()), uncounted),
+        a_fast_seconds=fast_step(turns["a"], uncounted) / arms["a"].batch_size,
+        b_fast_seconds=fast_step(turns["b"], uncounted) / arms["b"].batch_size,
+        mean_seconds=mean_step(list(turns.values()), uncounted) / geometric_mean(batch_sizes),
+        turn_seconds=turn_step_seconds(list(turns.values()), uncounted)
+        / np.resize(batch_sizes, sum(map(len, turns.values()))),
         b_first=next(iter(arms)) == "b",
         seconds=spent,
         same_bits=same_bits,
@@ -428,7 +432,7 @@ def _usual_unreported(turns: Sequence[Turn]) -> list[float]:
 
 
 def summarize_pairs(
-    cell: Cell, samples: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget
+    samples: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget
 ) -> PairedResult:
     """Return what all pairs measured together.
 
@@ -438,10 +442,7 @@ def summarize_pairs(
     fast, whole = _log_ratios(samples)
     lows, highs = confidence_sequence(fast, (1 - WHOLE_ALPHA) * budget.alpha)
     whole_lows, whole_highs = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
-    a_steps = [sample.a_fast_step for sample in samples]
-    b_steps = [sample.b_fast_step for sample in samples]
-    mean_steps = [sample.mean_step for sample in samples]
-    windows = sum(len(sample.turn_step_seconds) for sample in samples)
+    windows = sum(len(sample.turn_seconds) for sample in samples)
     return PairedResult(
         verdict=verdict,
         ratio=math.exp(float(fast.mean())),
@@ -450,9 +451,9 @@ def summarize_pairs(
         whole_ratio=math.exp(float(whole.mean())),
         whole_low=_finite_exp(float(whole_lows[-1])),
         whole_high=_finite_exp(float(whole_highs[-1])),
-        a_rate=_mean_rate(cell, a_steps),
-        b_rate=_mean_rate(cell, b_steps),
-        mean_rate=_mean_rate(cell, mean_steps),
+        a_rate=_mean_rate([sample.a_fast_seconds for sample in samples]),
+        b_rate=_mean_rate([sample.b_fast_seconds for sample in samples]),
+        mean_rate=_mean_rate([sample.mean_seconds for sample in samples]),
         pairs=len(samples),
         windows=windows,
         seconds=sum(sample.seconds for sample in samples),
@@ -462,9 +463,9 @@ def summarize_pairs(
     )
 
 
-def _mean_rate(cell: Cell, step_seconds: Sequence[float]) -> float:
-    """Return an arm's throughput in samples/s, the geometric mean over pairs."""
-    return cell.axes.batch_size / geometric_mean(step_seconds)
+def _mean_rate(seconds: Sequence[float]) -> float:
+    """Return a throughput in samples/s, the geometric mean over pairs, from seconds a sample."""
+    return 1 / geometric_mean(seconds)
 
 
 def _finite_exp(bound: float) -> float | None:

@@ -8,4 +8,4 @@ lines of JSON.
 from __future__ import annotations
 
 # To be raised with every change of the messages, of the arguments or of what `trial.json` holds.
-PROTOCOL = 3
+PROTOCOL = 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,9 +54,13 @@ def compare_with_revision(
     """
     source = revision.counterpart(sweep.source)
     name = revision.name
-    if source == sweep.source:
+    if source == sweep.source.absolute():
         text = f"{sweep.source} is in no revision, so what it has lost is unknown"
         return ComparedSweeps(cells=sweep.cells, changes=[SweepChange(kind="note", text=text)])
+    if not source.resolve().is_relative_to(revision.path.resolve()):
+        text = f"{sweep.source.name} of {name} is a link to outside of the repository"
+        change = SweepChange(kind="unreadable", text=f"{text}, so what has been lost is unknown")
+        return ComparedSweeps(cells=sweep.cells, changes=[change])
     if not source.is_file():
         text = f"{name} has no {sweep.source.name}: all cells are measured"
         return ComparedSweeps(cells=sweep.cells, changes=[SweepChange(kind="note", text=text)])
@@ -84,17 +88,21 @@ def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
     Cells are the same if they have the same settings. Other code of their workloads, which is what
     a gate is for, is only noted. Cells of one label are the same cell, changed.
     """
-    ids_before = {cell.settings_id for cell in before.cells}
-    ids_now = {cell.settings_id for cell in now.cells}
-    lost = {cell.label: cell for cell in before.cells if cell.settings_id not in ids_now}
-    cells, new, changes = [], [], []
+    same_before = {_written_id(cell): cell for cell in before.cells}
+    ids_now = {_written_id(cell) for cell in now.cells}
+    lost = {cell.label: cell for cell in before.cells if _written_id(cell) not in ids_now}
+    cells, new, changes, notes = [], [], [], []
     for cell in now.cells:
-        if cell.settings_id not in ids_before and cell.label not in lost:
+        old = same_before.get(_written_id(cell)) or lost.pop(cell.label, None)
+        if old is None:
             text = f"{cell.label}: new, so {name} has nothing to compare it with"
             new.append(SweepChange(kind="new", text=text))
             continue
         cells.append(cell)
-        old = lost.pop(cell.label, cell) if cell.settings_id not in ids_before else cell
+        defaults = _default_differences(old, cell)
+        if defaults:
+            text = f"{cell.label}: other defaults than {name}: {'; '.join(defaults)}"
+            notes.append(SweepChange(kind="note", text=text))
         differences = _cell_differences(old, cell)
         differences += _trial_differences(before, old, now, cell)
         if differences:
@@ -103,8 +111,33 @@ def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
     for label in lost:
         text = f"{label}: in the sweep of {name}, and no longer in this one"
         changes.append(SweepChange(kind="dropped", text=text))
-    notes = _code_notes(before, now, name)
+    notes += _code_notes(before, now, name)
     return ComparedSweeps(cells=cells, changes=changes + new + notes)
+
+
+def _written_id(cell: Cell) -> str:
+    """Return the id of what the sweep sets of a cell; its code may have another batch size."""
+    if "batch_size" not in cell.workload.unset:
+        return cell.settings_id
+    return replace(cell, axes=replace(cell.axes, batch_size=1)).settings_id
+
+
+def _default_differences(before: Cell, now: Cell) -> list[str]:
+    """Return each setting that neither sweep sets, and that the code of both has otherwise.
+
+    It hides nothing: each arm is measured with the defaults of its own code.
+    """
+    differences = []
+    for name in _unset_in_both(before, now):
+        values = before.level(name), now.level(name)
+        if values[0] != values[1]:
+            differences.append(_describe_difference(name, *values))
+    return differences
+
+
+def _unset_in_both(before: Cell, now: Cell) -> list[str]:
+    """Return what neither sweep sets, so that the code of each revision decides it."""
+    return [name for name in now.workload.unset if name in before.workload.unset]
 
 
 def _code_notes(before: Sweep, now: Sweep, name: str) -> list[SweepChange]:
@@ -124,8 +157,9 @@ def _cell_differences(before: Cell, now: Cell) -> list[str]:
     """Return each setting of a cell that has changed: `length 20 epochs → 5 epochs`."""
     lengths = {"length": (before.length, now.length), "evaluate": (before.evaluate, now.evaluate)}
     differences = []
-    for name, values in setting_differences(before, now).items():
-        differences.append(_describe_difference(name, *lengths.get(name, values)))
+    for name, values in setting_differences(before, now, _unset_in_both(before, now)).items():
+        if values[0] != values[1]:  # the same value may be the default of one revision only
+            differences.append(_describe_difference(name, *lengths.get(name, values)))
     return differences
 
 

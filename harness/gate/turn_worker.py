@@ -5,7 +5,7 @@ socket, so that the arm can be of another revision than the process that gives t
 sends
 
 - `{"protocol": PROTOCOL, "side": ARM, "rank": N}` when it starts,
-- `{"ready": true}` when it is built,
+- `{"ready": true, "batch_size": N}` when it is built; the batch size is that of all ranks,
 - `{"seconds": [...], "losses": DIGEST}` when a turn is over, and `{"failure": TEXT}` when it fails,
 
 and receives `{"steps": N}` for each turn. It ends when the connection is cut.
@@ -34,7 +34,7 @@ from harness.training.build import build_trial
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
-from harness.training.worker import joined, load_workload
+from harness.training.worker import joined, load_workload, with_batch_size_of
 
 FOREVER = 7 * 24 * 3600.0  # seconds that a rank may wait for the others, who wait for their turn
 
@@ -127,9 +127,11 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
     """
     with joined(folder, ranks, FOREVER) as (assignment, mesh):
         state = TrainingState()
-        parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
+        workload = load_workload(assignment)
+        assignment = with_batch_size_of(workload, assignment)
+        parts = build_trial(assignment, workload, folder, mesh, state)
         trainer = Trainer(parts, state, TakingTurns(turns))
-        turns.send(ready=True)
+        turns.send(ready=True, batch_size=parts.axes.batch_size)
         trainer.run()
         total_steps = parts.total_steps
         del parts, trainer  # the process group ends after them

@@ -152,8 +152,8 @@ class WorkloadRef:
     identity: Mapping[str, Any]
     # Which of its settings are axes of the sweep, as in `options.hidden`; no part of the identity.
     axes: Sequence[str] = ()
-    # Which of its settings the sweep leaves at the defaults that the code declares, as in
-    # `options.lr`; no part of the identity.
+    # What the sweep leaves at the defaults that the code declares: settings, as in `options.lr`, and
+    # `batch_size`; no part of the identity.
     unset: Sequence[str] = ()
     # The axes of the sweep that its user has written: name -> value, and name -> file.py:Class.
     custom: Mapping[str, Any] = field(default_factory=dict)
@@ -214,12 +214,13 @@ class Cell:
         defaults of its own code.
         """
         workload = self.workload
-        written: dict[str, dict[str, Any]] = {"options": {}, "data": {}}
-        for section, settings in written.items():
-            for name, value in getattr(workload, section).items():
-                if f"{section}.{name}" not in workload.unset:
-                    settings[name] = value
-        return replace(self, workload=replace(workload, code=None, **written))
+        options, data = dict(workload.options), dict(workload.data)
+        for axis in workload.unset:
+            setting = setting_of(axis)
+            if setting is not None:
+                section = options if setting.section == "options" else data
+                del section[setting.name]
+        return replace(self, workload=replace(workload, code=None, options=options, data=data))
 
     @property
     def _settings(self) -> dict[str, Any]:

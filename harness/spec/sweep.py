@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -402,7 +402,7 @@ class _CellPlanner:
         settings = point.settings
         key = json.dumps(settings)
         if key not in self.planned:
-            self.planned[key] = plan_workload(
+            planned = plan_workload(
                 self.document,
                 self.label,
                 self.entry,
@@ -411,7 +411,19 @@ class _CellPlanner:
                 self.digests,
                 self.axes_matrix.workloads[self.label].custom,
             )
+            if not self._sets_batch_size():
+                unset = [*planned.reference.unset, "batch_size"]
+                planned = replace(planned, reference=replace(planned.reference, unset=unset))
+            self.planned[key] = planned
         return self.planned[key]
+
+    def _sets_batch_size(self) -> bool:
+        """Return whether the sweep sets a batch size anywhere that may hold for the workload."""
+        groups = [self.entry.axes, *self.axes_matrix.include]
+        for axis in ("batch_size", "rank_batch_size"):
+            if self.axes_matrix.sets(axis) or any(axis in group for group in groups):
+                return True
+        return False
 
     def _find_conflict(self, point: Point) -> str | None:
         """Return why a point makes no sense for the workload, None if it does."""

@@ -127,7 +127,9 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
     filled. `state` fills up on the way, so that it says how far training came if this raises.
     """
     with joined(folder, ranks, COLLECTIVE_TIMEOUT) as (assignment, mesh):
-        parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
+        workload = load_workload(assignment)
+        assignment = with_batch_size_of(workload, assignment)
+        parts = build_trial(assignment, workload, folder, mesh, state)
         with _recording(parts, state) as recorder, parts.telemetry:
             trainer = Trainer(parts, state, recorder)
             trainer.run()
@@ -195,6 +197,19 @@ def load_workload(assignment: Assignment) -> Workload:
     options = decode_value(workload_class.Options, reference.options)
     data = decode_value(workload_class.Data, reference.data)
     return workload_class(options, data)
+
+
+def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment:
+    """Return the assignment with the workload's own batch size, where no setting decides it.
+
+    Only of a cell that may be trained by any code (`Cell.with_any_code`): other cells have been
+    planned by this code, and what runs them again may have set another batch size.
+    """
+    cell = assignment.trial.cell
+    if cell.workload.code is not None or "batch_size" not in cell.workload.unset:
+        return assignment
+    axes = replace(cell.axes, batch_size=workload.batch_size)
+    return replace(assignment, trial=replace(assignment.trial, cell=replace(cell, axes=axes)))
 
 
 def _result(trainer: Trainer, entered: RankResult) -> RankResult:

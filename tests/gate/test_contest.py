@@ -286,13 +286,13 @@ def samples(count: int, mean: float, deviation: float) -> list[PairSample]:
     signs = np.resize([1.0, -1.0], count)
     pairs = []
     for log_ratio in mean + deviation * signs:
-        b_fast_step = STEP * math.exp(-log_ratio)
-        turns = np.asarray([STEP, b_fast_step] * 4)
+        b_fast_seconds = STEP * math.exp(-log_ratio)
+        turns = np.asarray([STEP, b_fast_seconds] * 4)
         pair = PairSample(
-            a_fast_step=STEP,
-            b_fast_step=b_fast_step,
-            mean_step=STEP,
-            turn_step_seconds=turns,
+            a_fast_seconds=STEP,
+            b_fast_seconds=b_fast_seconds,
+            mean_seconds=STEP,
+            turn_seconds=turns,
             b_first=False,
             seconds=1.0,
             same_bits=True,

@@ -253,6 +253,22 @@ def test_a_tree_that_is_reached_through_a_link_is_the_same_tree(tmp_path: Path) 
     assert other.counterpart(tmp_path / "link" / "own.py") == Path("/other/own.py")
 
 
+def test_a_link_in_the_working_tree_chooses_no_other_counterpart(tmp_path: Path) -> None:
+    top, other = tmp_path / "top", Tree(name="main", top=tmp_path / "top", path=tmp_path / "other")
+    for folder in (top / "elsewhere", other.path / "bench", other.path / "elsewhere"):
+        folder.mkdir(parents=True)
+    for tree in (top, other.path):
+        (tree / "other.yaml").touch()
+    (other.path / "bench" / "sweep.yaml").touch()
+    (top / "bench").symlink_to(top / "elsewhere")
+    (top / "bench" / "sweep.yaml").symlink_to(top / "other.yaml")
+    assert other.counterpart(top / "bench" / "sweep.yaml") == other.path / "bench" / "sweep.yaml"
+    assert other.counterpart(top / "bench") == other.path / "bench"
+    # A link that the other tree does not have is followed.
+    (top / "link.yaml").symlink_to(top / "other.yaml")
+    assert other.counterpart(top / "link.yaml") == other.path / "other.yaml"
+
+
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     found = harness("gate", "--against", "main", str(repository.sweep), "--inconclusive", "failed")

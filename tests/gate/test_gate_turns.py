@@ -64,7 +64,7 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
             arms[key] = Arm(key, trial_folder.launch_log)
             arms[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
             stack.callback(connection.shutdown, socket.SHUT_RDWR)
-            assert arms[key].receive(0, 60)["ready"]
+            arms[key].wait_until_ready(0)
         yield arms
 
 
@@ -113,6 +113,34 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: P
     assert result.windows >= paired.MIN_WINDOWS * result.pairs
     assert result.ratio is not None
     assert result.ratio < 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "same"),
+    [({}, 64, False), ({"lr": 0.003}, 64, True), ({"lr": 0.003}, 16, False)],
+)
+def test_each_side_takes_from_its_own_code_what_the_sweep_does_not_set(
+    tmp_path: Path, options: dict[str, float], batch_size: int, *, same: bool
+) -> None:
+    entry = {
+        "uses": "own.py:Slowed",
+        "data": {"source": "digits"},
+        "options": {"dropout": 0.0, **options},
+    }
+    before = Repository(tmp_path / "before", workloads={"own": entry})
+    now = Repository(tmp_path / "now", workloads={"own": entry})
+    before.write_defaults(lr=0.003, batch_size=64)
+    now.write_defaults(lr=0.001, batch_size=batch_size)
+    (cell,) = load_sweep(now.sweep).cells
+    with threads(tmp_path, [cell, cell], [before.path, now.path]) as arms:
+        losses = [arms[key].train(4).losses for key in "ab"]
+        assert [arms[key].batch_size for key in "ab"] == [64, batch_size]
+        sample = paired.sample_pair(arms, 1, 2, 0.1)
+    assert (losses[0] == losses[1]) == same
+    rate_a, rate_b = 1 / sample.a_fast_seconds, 1 / sample.b_fast_seconds
+    assert sample.log_ratio == pytest.approx(np.log(rate_b / rate_a))
+    # Steps of a quarter of the samples take far more than a quarter of the time.
+    assert (sample.whole_log_ratio < -0.3) == (batch_size == 16)
 
 
 def test_other_losses_are_seen(tmp_path: Path) -> None:

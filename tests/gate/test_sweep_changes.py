@@ -141,3 +141,75 @@ def test_every_output_names_it(repository: Repository, tmp_path: Path) -> None:
     suite = parse(junit).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("4", "2")
     assert len(suite.findall("testcase/failure[@type='dropped']")) == 2
+
+
+@pytest.mark.parametrize("target", ["outside.yaml", "repository/new.yaml"])
+def test_a_sweep_that_became_a_link_is_compared_with_the_file_that_it_was(
+    tmp_path: Path, target: str
+) -> None:
+    repository = Repository(tmp_path / "repository", **SWEEP)
+    repository.sweep.unlink()
+    repository.sweep.symlink_to(tmp_path / target)
+    code, differences = gate(repository, {"length": {"steps": 20}})
+    assert code == 1
+    assert any("changed: length 100 steps → 20 steps" in text for text in differences)
+
+
+def test_a_sweep_in_a_folder_that_became_a_link_is_compared_with_the_file_that_it_was(
+    tmp_path: Path,
+) -> None:
+    repository = Repository(tmp_path / "repository", **SWEEP)
+    (repository.path / "bench").mkdir()
+    repository.sweep = repository.sweep.rename(repository.path / "bench" / "sweep.yaml")
+    repository.commit("a folder")
+    (repository.path / "bench").rename(repository.path / "moved")
+    (repository.path / "bench").symlink_to("moved")
+    code, differences = gate(repository, {"length": {"steps": 20}})
+    assert code == 1
+    assert any("changed: length 100 steps → 20 steps" in text for text in differences)
+
+
+def test_a_revision_whose_sweep_is_a_link_to_outside_has_lost_who_knows_what(
+    tmp_path: Path,
+) -> None:
+    repository = Repository(tmp_path / "repository", **SWEEP)
+    repository.sweep.rename(tmp_path / "outside.yaml")
+    repository.sweep.symlink_to(tmp_path / "outside.yaml")
+    repository.commit("a link")
+    code, differences = gate(repository, {})
+    assert code == 1
+    assert differences == [
+        "unreadable: sweep.yaml of HEAD is a link to outside of the repository, so what has been"
+        " lost is unknown"
+    ]
+
+
+def test_other_defaults_of_the_code_are_named_and_measured(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    repository = Repository(tmp_path)
+    repository.write_defaults(lr=0.003, batch_size=64)
+    repository.commit("defaults")
+    repository.write_defaults(lr=0.001, batch_size=32)
+    ended = harness("gate", "--against", "HEAD", str(repository.sweep), "--json")
+    label = "own eager fp32 single w0 b32 t1"
+    assert [change["text"] for change in json.loads(ended.out)["sweep_changes"]] == [
+        f"{label}: other defaults than HEAD: options.lr 0.003 → 0.001; batch_size 64 → 32",
+        "own: other code than HEAD: own.py",
+    ]
+    assert (ended.code, measured) == (0, [label])
+
+
+def test_a_value_that_is_the_default_of_one_revision_only_is_no_change(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    entry = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"lr": 0.003}}
+    repository = Repository(tmp_path, workloads={"own": entry})
+    repository.write_defaults(lr=0.003, batch_size=64)
+    repository.commit("defaults")
+    repository.write_defaults(lr=0.001, batch_size=64)
+    ended = harness("gate", "--against", "HEAD", str(repository.sweep), "--json")
+    assert [change["text"] for change in json.loads(ended.out)["sweep_changes"]] == [
+        "own: other code than HEAD: own.py"
+    ]
+    assert (ended.code, len(measured)) == (0, 1)

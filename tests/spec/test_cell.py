@@ -328,3 +328,39 @@ def test_without_defaults_keeps_what_has_no_default() -> None:
         "batch_size": 64,
         "num_workers": 2,
     }
+
+
+def test_a_cell_for_any_code_has_what_the_sweep_sets_and_no_default(tmp_path: Path) -> None:
+    workload = {"uses": "mlp", "data": {"source": "digits"}, "options": {"hidden": [8], "lr": 1e-3}}
+    path = write(tmp_path, {"own": workload}, axes={"options.dropout": 0.2})
+    cell = only_cell(path)
+    written = cell.with_any_code().workload
+    # 1e-3 and 0.2 are defaults too, and may be none of another revision.
+    assert {**written.options} == {"hidden": (8,), "lr": 1e-3, "dropout": 0.2}
+    assert {**written.data} == {"source": "digits"}
+    assert "batch_size" in written.unset
+    assert cell.with_any_code().settings_id == cell.settings_id
+    assert decode_value(MLPOptions, written.options) == decode_value(
+        MLPOptions, cell.workload.options
+    )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"axes": {"batch_size": 64}},
+        {"matrix": {"rank_batch_size": [64]}},
+        {"include": [{"batch_size": 64}]},
+    ],
+)
+def test_a_batch_size_that_the_sweep_sets_is_that_of_any_code(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    path = write(tmp_path, {"mlp": {"data": {"source": "digits"}}}, **keys)
+    assert "batch_size" not in only_cell(path).workload.unset
+
+
+def test_a_hub_name_that_was_written_as_a_folder_is_kept_for_any_code(tmp_path: Path) -> None:
+    options = {"pretrained": "some/model"}
+    path = write(tmp_path, {"distilbert": {"data": {"source": "tickets"}, "options": options}})
+    assert only_cell(path).with_any_code().workload.options["hub"] == "some/model"

@@ -11,6 +11,21 @@ import yaml
 
 SLOWED = (Path(__file__).parent / "slowed.py").read_text(encoding="utf-8")
 
+DEFAULTS = """
+from dataclasses import dataclass
+
+from workloads.options import MLPOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(MLPOptions):
+    lr: float = LR
+
+
+Slowed.Options = Options
+Slowed.batch_size = BATCH_SIZE
+"""
+
 
 class Repository:
     def __init__(self, folder: Path, **keys: object) -> None:
@@ -38,6 +53,11 @@ class Repository:
         """The workload, slower by this share."""
         text = SLOWED.replace("SLOWER = 0.0", f"SLOWER = {slower}") + more
         (self.path / "own.py").write_text(text, encoding="utf-8")
+
+    def write_defaults(self, lr: float, batch_size: int) -> None:
+        """The workload with these defaults of its own."""
+        text = DEFAULTS.replace("LR", str(lr)).replace("BATCH_SIZE", str(batch_size))
+        self.write(0.0, text)
 
     def commit(self, message: str) -> str:
         self.git("add", "--all")

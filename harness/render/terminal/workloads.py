@@ -17,7 +17,8 @@ from harness.render.terminal.axes import as_yaml, describe_type
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
-from harness.spec.settings import SOURCE, plain
+from harness.spec.setting_axis import SOURCE
+from harness.spec.settings import plain
 from workloads.catalog import Declaration
 
 
