@@ -40,12 +40,19 @@ class Declaration:
     options: type[Settings]
     data: Any  # a Settings class, or a union of them told apart by `source`
     batch_size: int  # samples in a global batch unless the sweep file sets it
+    has_tensor_parallel_plan: bool = False
 
 
 BUILT_IN = {
     "mlp": Declaration("workloads.mlp:MLP", MLPOptions, ImageData, 64),
     "cnn": Declaration("workloads.cnn:CNN", CNNOptions, ImageData, 64),
-    "distilbert": Declaration("workloads.distilbert:DistilBert", DistilBertOptions, TextData, 64),
+    "distilbert": Declaration(
+        "workloads.distilbert:DistilBert",
+        DistilBertOptions,
+        TextData,
+        64,
+        has_tensor_parallel_plan=True,
+    ),
 }
 
 

@@ -22,16 +22,20 @@ def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorD
     """Return the distance of every tensor of every snapshot, in the order of the steps.
 
     The arguments are folders of trials: the one that is judged, the reference, and the reference in
-    fp64, None without one. Raises HarnessError if they have other steps or other tensors.
+    fp64, None without one. With another batch size, an epoch has another number of steps: the steps
+    that both have snapshots of are compared. Raises HarnessError if there are none, and for other
+    tensors.
     """
     snapshots, references = list_snapshots(folder), list_snapshots(reference)
-    if list(snapshots) != list(references):
+    common = [step for step in snapshots if step in references]
+    if not common:
         raise HarnessError(
-            f"found snapshots of steps {list(snapshots)}; needed: {list(references)}, as of the"
-            " reference"
+            f"found snapshots of steps {list(snapshots)}; needed: some of {list(references)}, as of"
+            " the reference"
         )
     measured = []
-    for step, path in snapshots.items():
+    for step in common:
+        path = snapshots[step]
         exact_path = None if exact is None else list_snapshots(exact)[step]
         measured += _distances_at(step, path, references[step], exact_path)
     return measured

@@ -68,7 +68,7 @@ class PlannedWorkload:
 
         Conflicts among the axes come first, then those that the workload's own settings know of.
         """
-        reason = find_conflict(axes)
+        reason = find_conflict(axes) or self._missing_plan(axes)
         if reason:
             return reason
         settings = axes.values
@@ -76,6 +76,19 @@ class PlannedWorkload:
         for name, axis in self.custom.items():
             reason = reason or _prefixed(name, axis.conflict(settings))
         return reason
+
+    def _missing_plan(self, axes: Axes) -> str | None:
+        """Return a conflict if tensor-parallel ranks have no plan of how to share the work."""
+        if self.declaration.has_tensor_parallel_plan:
+            return None
+        setting = None
+        if axes.strategy == "tp":
+            setting = "strategy tp"
+        elif axes.tensor_parallel > 1:
+            setting = f"tensor_parallel {axes.tensor_parallel}"
+        if setting is None:
+            return None
+        return f"{setting} needs a tensor_parallel_plan, which {self.reference.uses} does not have"
 
 
 def _prefixed(name: str, reason: str | None) -> str | None:
@@ -247,11 +260,15 @@ def workload_declaration(uses: str, base_folder: Path) -> Declaration:
     if uses in BUILT_IN:
         return BUILT_IN[uses]
     workload_class = load_class(uses, base_folder)
+    from workloads.base import Workload  # the class has imported torch by now
+
+    plan = workload_class.tensor_parallel_plan
     return Declaration(
         path=uses,
         options=workload_class.Options,
         data=workload_class.Data,
         batch_size=workload_class.batch_size,
+        has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
 
 

@@ -81,6 +81,15 @@ def test_other_steps_or_tensors_are_refused(tmp_path: Path) -> None:
         distances(tmp_path / "a", tmp_path / "c", None)
 
 
+def test_trials_of_other_lengths_are_compared_at_the_steps_that_both_have(tmp_path: Path) -> None:
+    for name, steps in (("a", (1, 2, 3, 4, 7, 11)), ("b", (1, 2, 4, 7, 12, 23))):
+        (tmp_path / name).mkdir()
+        for step in steps:
+            save_file({"weight": torch.ones(1)}, snapshot_path(tmp_path / name, step))
+    found = distances(tmp_path / "a", tmp_path / "b", tmp_path / "b")
+    assert [distance.step for distance in found] == [1, 2, 4, 7]
+
+
 @pytest.mark.parametrize(
     ("a", "b", "floats"),
     [(1.0, 1.0, 0), (0.0, -0.0, 0), (1.0, -1.0, 9214364837600034816), (3.0, -3.0, 2**63 - 1)],

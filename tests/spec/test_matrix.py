@@ -396,3 +396,23 @@ def test_combinations_of_all_workloads_and_inclusions_count(tmp_path: Path) -> N
 def test_many_trials_are_refused_before_they_are_made(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"found 200,000 trials over all .* at most 100,000$"):
         load(tmp_path, seeds=list(range(20)), repeats=10_000)
+
+
+@pytest.mark.parametrize(
+    ("axes", "setting"),
+    [
+        ({"strategy": "tp", "world_size": 2}, "strategy tp"),
+        ({"strategy": "fsdp2", "world_size": 4, "tensor_parallel": 2}, "tensor_parallel 2"),
+    ],
+)
+def test_tensor_parallelism_without_a_plan_is_left_out(
+    tmp_path: Path, axes: dict[str, Any], setting: str
+) -> None:
+    line = {"uses": LINE}
+    sweep = load(tmp_path, {**DIGITS, "line": line}, axes=axes)
+    assert [cell.workload.label for cell in sweep.cells] == ["line"]
+    assert [point.reason for point in sweep.excluded] == [
+        f"{setting} needs a tensor_parallel_plan, which mlp does not have"
+    ]
+    with pytest.raises(BadInput, match="found no cell to run: 1 left out because"):
+        load(tmp_path, DIGITS, axes=axes)
