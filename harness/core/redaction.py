@@ -1,9 +1,11 @@
 """Removes secrets from whatever leaves the process: records, reports, MLflow, messages.
 
 A variable's value is kept if its name is on the list of `harness.core.variables`, and withheld
-otherwise. Free text, such as a log, is searched for the values that were withheld, for passwords in
-URLs, and for tokens of well-known formats. It can't be searched for secrets that look like nothing
-in particular and that this process does not know.
+otherwise. Free text, such as a log, is searched for the values that were withheld, for private keys,
+for passwords in URLs, for values that are assigned to a name such as `password`, and for tokens of
+well-known formats, most of which detect-secrets knows. It can't be searched for secrets that look
+like nothing in particular, have no such name, and that this process does not know: digests look the
+same as many of them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from importlib import import_module
 from types import MappingProxyType
 from urllib.parse import quote, quote_plus, unquote
 
@@ -37,32 +41,94 @@ URL_CREDENTIALS = re.compile(
     r"(?<=://)[^\s/@:\"'<>]{0,256}+(?::[^\s@\"'<>]{0,512}+)?@(?:[^\s/@:;,\"'<>]{0,256}@)*"
 )
 QUERY_PARAMETER = re.compile(r"(?P<name>[?&;][\w.%-]{1,64}=)(?P<value>[^&;\s\"'<>#]+)")
-# As in an ODBC connection string. A value that begins with / is a folder.
-PASSWORD_ASSIGNMENT = re.compile(
-    r"(?P<name>\b(?:password|passwd|passphrase|pwd)=)(?P<value>[^\s\"'&,;/][^\s\"'&,;]*)",
+# A name and what assigns to it in a shell, Python, JSON, YAML, HTTP headers and connection strings,
+# or the space after an option of a command. Also where the text itself is in JSON, CSV or HTML.
+ASSIGNMENT = re.compile(
+    r"(?<!\w)(?:(?<=\\)[nrt])?(?P<option>(?<=--))?(?P<name>[A-Za-z_][\w.-]{1,127}+)"
+    r"(?P<sign>(?:\\{0,7}[\"'\]]|&quot;|&#34;|&#39;){0,2}[ \t]{0,8}"
+    r"(?::[ \t]?[A-Za-z][\w.\[\] |]{0,40}=(?=[ \t]?[\"'])|:=|=>|[:=]{1,2})[ \t]{0,8}"
+    r"|(?(option)[ ]|(?!)))"
+)
+QUOTED_VALUE = re.compile(
+    r"[@bfrBFR]{0,2}(?P<end>\"\"\"|\'\'\'|\"\"(?=\w)|\\{0,7}[\"\'`]|&quot;|&#34;|&#39;)"
+    r"(?P<value>(?:(?!(?P=end))(?:\\.|[^\\\n])){0,1024})"
+)
+PLAIN_VALUE = re.compile(r"(?:[^\s\"'`<>&,;\\]|\\(?![nrt\"'])){0,1024}(?<![)\]}])")
+REST_OF_LINE = re.compile(r"(?:[^\n\r\"'`<>&,;\\]|\\(?![nrt\"'])){0,1024}(?<![)\]}\s])")
+# What every name of a secret has a part of: most lines have none.
+SECRET_NAME_PARTS = (
+    "pass", "pwd", "secret", "token", "key", "auth", "cred", "private", "cookie", "sig", "webhook",
+    "connection", "jwt", "bearer", "pat", "dsn", "otp", "contrase",
+)  # fmt: skip
+# Names of which every value is a secret, whatever their case.
+STRONG_NAME = re.compile(
+    r"PASSW|PASSPHRASE|PASSCODE|SECRET|CONTRASEÑA|CONTRASENA|CONNECTION_?STR|(?:^|_)PWD(?:_|$)"
+    r"|(?:API|AUTH|ACCESS|ACCOUNT|SERVICE|CLIENT|PRIVATE|PRIV|SIGNING|ENCRYPTION|DB|DATABASE|SSH)_?KEY"
+    r"|(?:DB|DATABASE|KEY)_?PASS",
     re.IGNORECASE,
 )
-# As a shell, Python and JSON write a variable. Names in capitals only: `tokens=128` is a measurement.
-VARIABLE_ASSIGNMENT = re.compile(
-    r"\b(?P<name>[A-Z][A-Z0-9_]{2,63})(?P<sign>=\\?[\"']?|\\?[\"']: ?\\?[\"'])"
-    r"(?P<value>[^\s\"'\\&,;]+)"
+# Names of what is known about a secret.
+PROPERTY_NAME = re.compile(r"_(?:NAME|IDS?|ID_\d|FILE|PATH|VERSION|TYPE|SIZE|TTL)$", re.IGNORECASE)
+# Names that are ordinary words of machine learning too. `tokens` are counted.
+TOKEN_NAME = re.compile(
+    r"TOKEN(?!S|IZ|_?TYPE)|AUTH(?!OR(?!I[SZ]))|BEARER|CREDENTIAL|COOKIE|JWT|WEBHOOK", re.IGNORECASE
 )
-HARMLESS_VALUE = re.compile(r"/.*|[\d.]+", re.DOTALL)  # a folder or a number
-# Tokens that are recognized by their own form, as their issuers document it.
-TOKEN_FORMATS = re.compile(
-    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON Web Token
-    r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}"
-    r"|\bglpat-[\w-]{16,}"
-    r"|\bhf_[A-Za-z0-9]{20,}"
-    r"|\bAKIA[0-9A-Z]{16}\b"
-    r"|\bxox[abprs]-[\w-]{10,}"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=Basic )[\w+/=-]{8,}"
+TOKEN_VALUE = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w.~+/=:-]{6,}")
+# A folder or file, a number with its unit, a placeholder, or what was withheld before.
+HARMLESS_VALUE = re.compile(
+    r"~?\.{0,2}/.*|[-+]?[\d.,_]+(?:e[-+]?\d+)?\w{0,3}[:.]?|\[redacted.*|\*+|\.+"
+    r"|<[^<>]*>|[%$]?[({].*|\$\w+|(?:none|null|true|false)",
+    re.DOTALL | re.IGNORECASE,
 )
-# What each of these forms begins with.
-TOKEN_MARKS = (
-    "eyJ", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "AKIA", "xox",
-    "Bearer ", "Basic ",
-)  # fmt: skip
+# What stands after a name in source code: a type, a call, or another variable of such a name.
+CODE = re.compile(
+    r"(?:str|bytes|int|bool|float|Any|object|None|Optional|Union|SecretStr|SecretBytes)\b.*"
+    r"|(?:self|cls|args|cfg|config|env|os|options|settings)\..*|[A-Za-z_][\w.]*[(\[].*"
+    r"|(?:[\w.]*[_.])?(?:password|passwd|pwd|passphrase|secret|token|key|value)s?",
+    re.IGNORECASE,
+)
+# Tokens that are recognized by their own form, as their issuers document it. Each begins with fixed
+# letters, which makes looking for it cheap. What is `kept` stays in the text.
+TOKEN_FORMATS = (
+    re.compile(r"eyJ[\w-]{8,4096}\.[\w-]{8,4096}\.[\w-]*"),  # JSON Web Token
+    re.compile(r"gh[pousr]_\w{20,}"),
+    re.compile(r"github_pat_\w{20,}"),
+    re.compile(r"glpat-[\w-]{16,}"),
+    re.compile(r"hf_[A-Za-z0-9]{20,}"),
+    re.compile(r"AKIA[0-9A-Z]{16}"),
+    re.compile(r"xox[abprs]-[\w-]{10,}"),
+    re.compile(r"sk-(?=[\w-]{0,64}\d)[\w-]{16,}"),  # OpenAI, Anthropic and others
+    re.compile(r"(?P<kept>Bearer )[\w.~+/=-]{8,}"),
+    re.compile(r"(?P<kept>Basic )(?![A-Za-z]?[a-z]+\b)[\w+/=-]{8,}"),  # no word
+)
+# Up to its end, or as many lines as are left of one that was cut off. Lines may be those of a
+# difference, or in one string with \n between them.
+PRIVATE_KEY = re.compile(
+    r"-----BEGIN (?P<kind>[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?)-----"
+    r"(?:(?:[^-]|-(?!----)){0,32768}+-----END (?P=kind)-----"
+    r"|(?:(?:\\[nr]|[\s+\"',])+[A-Za-z0-9+/=]{16,})+)"
+)
+# Detectors of detect-secrets for the forms of issuers' tokens. Its others are left out: they look for
+# names, as ASSIGNMENT does, for addresses or for words that look random, as digests do, or take a
+# time that is quadratic in the length of a line.
+DETECTORS = {
+    "aws": "AWSKeyDetector",
+    "azure_storage_key": "AzureStorageKeyDetector",
+    "discord": "DiscordBotTokenDetector",
+    "github_token": "GitHubTokenDetector",
+    "gitlab_token": "GitLabTokenDetector",
+    "mailchimp": "MailchimpDetector",
+    "pypi_token": "PypiTokenDetector",
+    "sendgrid": "SendGridDetector",
+    "slack": "SlackDetector",
+    "square_oauth": "SquareOAuthDetector",
+    "stripe": "StripeDetector",
+    "telegram_token": "TelegramBotTokenDetector",
+    "twilio": "TwilioKeyDetector",
+}
+WORD = re.compile(r"[\w-]")
+ESCAPES = ("\\n", "\\r", "\\t")  # in front of a word in JSON
+LONG_WORD = re.compile(r"[\w-]{20}")  # a part of every token that these find
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -73,7 +139,7 @@ def redact_variable(name: str, value: str) -> str:
     """
     if name not in PUBLIC_VARIABLES:
         return REDACTED
-    return redact_text(value, ())
+    return _redact_known_forms(value)
 
 
 def is_secret_name(name: str) -> bool:
@@ -155,19 +221,58 @@ def url_secrets(text: str) -> Iterator[str]:
 
 
 def redact_text(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without any of `secrets`, passwords in URLs, and tokens of known formats."""
+    """Return a text without `secrets`, and without what looks like a secret.
+
+    That is a private key, the credentials of a URL, what is assigned to a name such as `password`,
+    and tokens of well-known formats.
+    """
     for secret in secrets:
         text = text.replace(secret, REDACTED)
+    text = _redact_known_forms(text)
+    if LONG_WORD.search(text):  # else detect-secrets need not be loaded, which takes 0.25 s
+        for pattern in _issued_token_formats():
+            text = pattern.sub(_redact_token, text)
+    return text
+
+
+def _redact_known_forms(text: str) -> str:
+    """Return a text without what this module itself takes for a secret."""
     # Looking for what a pattern needs is a hundred times as fast as the pattern, and logs are long.
+    if "PRIVATE KEY" in text:
+        text = PRIVATE_KEY.sub(REDACTED, text)
     if "://" in text:
         text = URL_CREDENTIALS.sub(f"{REDACTED}@", text)
     if "=" in text:
         text = QUERY_PARAMETER.sub(_redact_parameter, text)
-        text = PASSWORD_ASSIGNMENT.sub(rf"\g<name>{REDACTED}", text)
-    text = VARIABLE_ASSIGNMENT.sub(_redact_assignment, text)
-    if any(mark in text for mark in TOKEN_MARKS):
-        text = TOKEN_FORMATS.sub(REDACTED, text)
+    text = "".join(_redact_assignments(line) for line in text.splitlines(keepends=True))
+    for pattern in TOKEN_FORMATS:
+        text = pattern.sub(_redact_token, text)
     return text
+
+
+@cache
+def _issued_token_formats() -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of detect-secrets, none where it is not installed.
+
+    A rank may run on a machine without it. The launcher cleans again what ranks leave.
+    """
+    patterns: list[re.Pattern[str]] = []
+    for module, name in DETECTORS.items():
+        try:
+            detector = getattr(import_module(f"detect_secrets.plugins.{module}"), name)
+        except (ImportError, OSError, MemoryError):  # a rank may have run out of files or memory
+            return ()
+        patterns += detector.denylist
+    return tuple(patterns)
+
+
+def _redact_token(match: re.Match[str]) -> str:
+    """Return what replaces a token; inside of a longer word, such as a digest, it is none."""
+    start, end = match.span()
+    before = match.string[max(0, start - 2) : start]
+    if WORD.match(match.string, end) or (WORD.match(before[-1:]) and before not in ESCAPES):
+        return match[0]
+    return match.groupdict().get("kept", "") + REDACTED
 
 
 def scrub(text: str) -> str:
@@ -182,11 +287,51 @@ def _redact_parameter(match: re.Match[str]) -> str:
     return match[0]
 
 
-def _redact_assignment(match: re.Match[str]) -> str:
-    """Return an assignment to a variable, without its value if the name speaks of a secret."""
-    if not is_secret_name(match["name"]) or HARMLESS_VALUE.fullmatch(match["value"]):
-        return match[0]
-    return f"{match['name']}{match['sign']}{REDACTED}"
+def _redact_assignments(line: str) -> str:
+    """Return a line without the values that are assigned to names of secrets."""
+    folded = line.casefold()
+    if not any(part in folded for part in SECRET_NAME_PARTS):
+        return line
+    pieces = []
+    end = 0
+    for match in ASSIGNMENT.finditer(line):
+        if match.start() < end or not _may_be_secret(match["name"]):
+            continue
+        span = _secret_span(match)
+        if span is not None:
+            pieces += [line[end : span[0]], REDACTED]
+            end = span[1]
+    return "".join([*pieces, line[end:]])
+
+
+@lru_cache(maxsize=4096)
+def _may_be_secret(name: str) -> bool:
+    """Return whether a name may be that of a secret, depending on the value."""
+    return bool(SECRET_NAME.search(name.replace("-", "_")) or STRONG_NAME.search(name))
+
+
+def _secret_span(match: re.Match[str]) -> tuple[int, int] | None:
+    """Return where in a line the secret is that is assigned to a name, None if it is none."""
+    name = match["name"].rpartition(".")[2].replace("-", "_")
+    quoted = QUOTED_VALUE.match(match.string, match.end())
+    if quoted:
+        value, start, end = quoted["value"], *quoted.span("value")
+    else:
+        form = REST_OF_LINE if match["sign"].endswith(": ") else PLAIN_VALUE
+        plain = form.match(match.string, match.end())
+        if plain is None or CODE.fullmatch(plain[0]) or plain[0] == match["name"]:
+            return None
+        value, start, end = plain[0], *plain.span()
+    if not value or HARMLESS_VALUE.fullmatch(value):
+        return None
+    # As a shell or JSON writes a variable: then the names that a record withholds count.
+    is_variable = name.isupper() and (match["sign"] == "=" or match["sign"][0] in "\"'\\&")
+    if is_variable and is_secret_name(name):
+        return start, end
+    is_token = TOKEN_NAME.search(name) and TOKEN_VALUE.fullmatch(value)
+    if (is_token or STRONG_NAME.search(name)) and not PROPERTY_NAME.search(name):
+        return start, end
+    return None
 
 
 def _is_secret_parameter(name: str) -> bool:

@@ -15,6 +15,7 @@ from harness.core.paths import TrialFolder
 from harness.core.redaction import redact_text
 
 CHUNK_BYTES = 2**20  # about so much of a log is in memory, and more only of a longer line
+KEY_BYTES = 2**15  # the most bytes of a private key, which is in one piece
 SUFFIX = ".clean"  # of the copy that replaces a log
 
 
@@ -53,7 +54,19 @@ def _scrub(log: Path, secrets: Sequence[str]) -> None:
 
 
 def _chunks(log: Path) -> Iterator[str]:
-    """Yield a log in pieces of whole lines, whose bytes that are no UTF-8 can be written back."""
+    """Yield a log in pieces of whole lines, whose bytes that are no UTF-8 can be written back.
+
+    A private key is not cut.
+    """
     with log.open("rb") as file:
         while lines := file.readlines(CHUNK_BYTES):
-            yield b"".join(lines).decode("utf-8", errors="surrogateescape")
+            chunk = b"".join(lines)
+            while _ends_inside_key(chunk) and (line := file.readline()):
+                chunk += line
+            yield chunk.decode("utf-8", errors="surrogateescape")
+
+
+def _ends_inside_key(chunk: bytes) -> bool:
+    """Return whether a piece of a log has the beginning of a private key without its end."""
+    tail = chunk[-KEY_BYTES:]
+    return tail.rfind(b"-----BEGIN ") > tail.rfind(b"-----END ")

@@ -10,6 +10,7 @@ from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.launch import logs
 from harness.launch.logs import scrub_logs
+from tests.support.secrets import PRIVATE_KEY, SECRET, SECRET_TEXTS
 
 
 @pytest.fixture
@@ -28,6 +29,24 @@ def test_secrets_go_and_every_other_byte_stays(
     expected = b"caf\xe9\r\n" + b"my [redacted]\n" * 3 + b"half a line"
     assert folder.rank_log(0).read_bytes() == expected
     assert [path.name for path in folder.log_folder.iterdir()] == ["rank0.log"]
+
+
+@pytest.mark.parametrize("kind", SECRET_TEXTS)
+def test_no_kind_of_secret_stays_in_a_log(folder: TrialFolder, kind: str) -> None:
+    folder.rank_log(0).write_text(f"before\n{SECRET_TEXTS[kind]}\nafter\n", encoding="utf-8")
+    scrub_logs(folder, [])
+    cleaned = folder.rank_log(0).read_text(encoding="utf-8")
+    assert SECRET not in cleaned
+    assert cleaned.endswith("\nafter\n")
+
+
+def test_a_private_key_is_not_cut_in_two(
+    folder: TrialFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "CHUNK_BYTES", 100)  # three of its six lines
+    folder.rank_log(0).write_text(f"before\n{PRIVATE_KEY}\nafter\n", encoding="utf-8")
+    scrub_logs(folder, [])
+    assert folder.rank_log(0).read_text(encoding="utf-8") == "before\n[redacted]\nafter\n"
 
 
 def test_log_without_secrets_is_not_written(folder: TrialFolder) -> None:

@@ -13,6 +13,7 @@ from harness.core.redaction import REDACTED
 from harness.records import code, environment
 from harness.records.code import Code
 from harness.records.environment import relevant_variables
+from tests.support.secrets import SECRET, SECRET_TEXTS
 
 
 def test_only_variables_that_bear_on_a_measurement_are_kept() -> None:
@@ -91,6 +92,21 @@ def test_code_that_is_no_checkout_has_no_commit(checkout: Path) -> None:
 def test_checkout_without_a_commit_has_none(checkout: Path) -> None:
     git(checkout, "init", "-q")
     assert code.describe_code().commit is None
+
+
+def test_no_secret_stays_in_the_uncommitted_changes(checkout: Path) -> None:
+    git(checkout, "init", "-q")
+    settings = checkout / "settings.py"
+    settings.write_text("steps = 3\n", encoding="utf-8")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "first")
+    settings.write_text("steps = 4\n" + "\n".join(SECRET_TEXTS.values()), encoding="utf-8")
+    untracked = checkout / "sweep.yaml"
+    untracked.write_text("\n".join(SECRET_TEXTS.values()), encoding="utf-8")
+    _, changes = code.describe_repository(checkout, [untracked])
+    assert "+steps = 4" in changes
+    assert changes.count("+password: [redacted]") == 2
+    assert SECRET not in changes
 
 
 def test_description_is_json_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

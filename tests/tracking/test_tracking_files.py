@@ -15,6 +15,7 @@ from harness.tracking import Tracker, artifacts
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support.commands import harness
 from tests.support.mlflow import artifact_text, by_name
+from tests.support.secrets import SECRET, SECRET_TEXTS
 
 
 @pytest.fixture
@@ -40,6 +41,18 @@ def test_no_secret_is_delivered(
     files = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
     for text in (secret, "swordfish"):
         assert [path.name for path in files if text.encode() in path.read_bytes()] == []
+
+
+def test_no_kind_of_secret_is_delivered(results: Results, folder: SweepFolder) -> None:
+    logs = "\n".join(SECRET_TEXTS.values())
+    failed = make_record(seed=1, status="failed")
+    assert failed.failure
+    message = SECRET_TEXTS["a message"]
+    failed = replace(failed, failure=replace(failed.failure, message=message, traceback=logs))
+    write_sweep(folder, [make_record(), failed], logs=logs)
+    Tracker(results).deliver(folder)
+    files = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
+    assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def test_logs_are_cut_and_the_record_is_exact(

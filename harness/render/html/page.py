@@ -85,11 +85,20 @@ def render(report: Report) -> str:
     Texts from records are escaped: a name or a log may hold markup. Secrets of this environment and
     credentials in URLs are removed, also where escaping has changed their letters.
     """
+    secrets = secret_values()
+
+    def without_secrets(value: Any) -> Any:
+        """Return what a template shows; escaping would change the letters of a secret."""
+        if isinstance(value, str) and not isinstance(value, Markup):
+            return redact_text(value, secrets)
+        return value
+
     loader = jinja2.PackageLoader("harness.render.html")
     templates = jinja2.Environment(
         loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=without_secrets,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -108,9 +117,8 @@ def render(report: Report) -> str:
         lacking=lacking,
         style=Markup(loader.get_source(templates, "report.css")[0]),
     )
-    secret_texts = secret_values()
-    escaped = [str(escape(secret)) for secret in secret_texts]
-    return redact_text(text, [*secret_texts, *escaped])
+    escaped = [str(escape(secret)) for secret in secrets]
+    return redact_text(text, [*secrets, *escaped])
 
 
 def _overview(report: Report) -> list[tuple[str, str]]:

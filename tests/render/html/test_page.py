@@ -22,6 +22,7 @@ from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
 from tests.support.parity import make_parity
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
+from tests.support.secrets import SECRET, SECRET_TEXTS
 from tests.support.tree import TOP
 
 LOADING_TAGS = {"script", "link", "img", "iframe", "object", "embed"}
@@ -232,6 +233,17 @@ def test_secrets_in_logs_are_removed(
     assert "s3cret" not in source
     assert "me:pw" not in source
     assert source.count("[redacted]") >= 2
+
+
+@pytest.mark.parametrize("start", range(0, len(SECRET_TEXTS), 8))
+def test_no_kind_of_secret_stays_in_a_report(results: Results, tmp_path: Path, start: int) -> None:
+    """A report shows the end of a log, so not all kinds at once."""
+    sweep = make_sweep(tmp_path)
+    texts = list(SECRET_TEXTS.values())[start : start + 8]
+    write_run(results, sweep, make_records(sweep, hostile=True), logs="\n".join(texts))
+    source = report(results).source
+    assert SECRET not in source
+    assert source.count("[redacted]") >= len(texts)
 
 
 @pytest.mark.usefixtures("sweep")
