@@ -172,6 +172,11 @@ class SweepFolder:
         """Return the key by which values that records withhold are compared."""
         return self.path / "comparison.key"
 
+    @property
+    def jobs_path(self) -> Path:
+        """Return the folder of what was submitted to Slurm; each submission has a folder in it."""
+        return self.path / "jobs"
+
     def packages_path(self, digest: str) -> Path:
         """Return the list of all packages that were installed, of that SHA-256, for `pip install -r`.
 

@@ -312,26 +312,31 @@ def _may_be_secret(name: str) -> bool:
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int] | None:
     """Return where in a line the secret is that is assigned to a name, None if it is none."""
-    name = match["name"].rpartition(".")[2].replace("-", "_")
     quoted = QUOTED_VALUE.match(match.string, match.end())
     if quoted:
-        value, start, end = quoted["value"], *quoted.span("value")
+        value, span = quoted["value"], quoted.span("value")
     else:
         form = REST_OF_LINE if match["sign"].endswith(": ") else PLAIN_VALUE
         plain = form.match(match.string, match.end())
         if plain is None or CODE.fullmatch(plain[0]) or plain[0] == match["name"]:
             return None
-        value, start, end = plain[0], *plain.span()
+        value, span = plain[0], plain.span()
     if not value or HARMLESS_VALUE.fullmatch(value):
         return None
+    return span if _is_of_secret(match["name"], match["sign"], value) else None
+
+
+def _is_of_secret(name: str, sign: str, value: str) -> bool:
+    """Return whether a name to which a value is assigned is that of a secret."""
+    name = name.rpartition(".")[2].replace("-", "_")
     # As a shell or JSON writes a variable: then the names that a record withholds count.
-    is_variable = name.isupper() and (match["sign"] == "=" or match["sign"][0] in "\"'\\&")
+    is_variable = name.isupper() and (sign == "=" or sign[0] in "\"'\\&")
     if is_variable and is_secret_name(name):
-        return start, end
+        return True
+    if PROPERTY_NAME.search(name):
+        return False
     is_token = TOKEN_NAME.search(name) and TOKEN_VALUE.fullmatch(value)
-    if (is_token or STRONG_NAME.search(name)) and not PROPERTY_NAME.search(name):
-        return start, end
-    return None
+    return bool(is_token or STRONG_NAME.search(name))
 
 
 def _is_secret_parameter(name: str) -> bool:

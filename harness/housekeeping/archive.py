@@ -1,8 +1,9 @@
 """Archives: a recorded sweep as one file, with a manifest by which each of its files is checked.
 
 An archive is a tar file, compressed by gzip. Its first member is the manifest, sealed, with the size
-and the SHA-256 of all others. The key by which withheld values are compared is left out: whoever has
-it could try out values.
+and the SHA-256 of all others. Two things are left out. The key by which withheld values are compared:
+whoever has it could try out values. And what was submitted to Slurm: it holds the values of the
+profile's variables, and none of its jobs is left.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import BinaryIO
 import harness
 from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically_by
+from harness.core.private import FILE_MODE
 from harness.housekeeping.sweeps import held
 from harness.records.checks import Number
 from harness.records.decode import FileFormat, decode_text
@@ -69,28 +71,41 @@ def archive(folder: SweepFolder, path: Path) -> Manifest:
         raise BadInput(f"{path}: exists; allowed: a file that does not")
     with held(folder):
         name = read_spec_content(folder.spec_path)["name"]
+        files = _files(folder)
         manifest = Manifest(
             sweep=name,
             version=harness.__version__,
             created=int(time.time()),
-            files=[_describe(folder, file) for file in _files(folder)],
+            files=[_describe(folder, file) for file in files],
         )
-        write_atomically_by(path, lambda file: _write(file, folder, manifest))
+        mode = _shared_mode(files)
+        write_atomically_by(path, lambda file: _write(file, folder, manifest), mode=mode)
     return manifest
 
 
 def _files(folder: SweepFolder) -> list[Path]:
-    """Return the files of a sweep that are archived, sorted: no links, locks, keys or leftovers.
+    """Return the files of a sweep that are archived, sorted.
 
-    Kept headers are left out too: they are of files of this disk.
+    Those are no links, locks, keys, submissions or leftovers. Kept headers are left out too: they are
+    of files of this disk.
     """
     left_out = {folder.lock_path, folder.key_path, folder.headers_path}
     files = []
     for path in sorted(folder.path.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder.path).parts)
-        if path.is_file() and not path.is_symlink() and not is_hidden and path not in left_out:
+        if is_hidden or path in left_out or path.is_relative_to(folder.jobs_path):
+            continue
+        if path.is_file() and not path.is_symlink():
             files.append(path)
     return files
+
+
+def _shared_mode(files: Sequence[Path]) -> int:
+    """Return the permissions of an archive: it is readable by those who can read all of its files."""
+    mode = 0o644
+    for path in files:
+        mode &= path.stat().st_mode
+    return mode | FILE_MODE
 
 
 def _describe(folder: SweepFolder, path: Path) -> ArchivedFile:
@@ -160,6 +175,7 @@ def _extract(path: Path, folder: Path) -> Manifest:
                 if entry is None or content is None:
                     raise _problem(path, f"{member.name}: found a file that its manifest has not")
                 _write_checked(content, entry, folder, path)  # type: ignore[arg-type]
+                (folder / entry.path).chmod(member.mode & 0o644 | FILE_MODE)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise _problem(path, one_line(error)) from None
     if missing:

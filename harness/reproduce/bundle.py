@@ -22,7 +22,7 @@ from pathlib import Path
 
 from harness.analysis.evidence import compare_evidence, evidence_of_record
 from harness.core.errors import BadInput
-from harness.core.paths import write_atomically
+from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.seal import sealed_text
@@ -61,7 +61,13 @@ def write_verdict(folder: Path, verdict: Verdict, text: str) -> None:
 
 
 def seal_bundle(folder: Path) -> None:
-    """Write the manifest of a bundle, whose files are all there now."""
+    """Write the manifest of a bundle, whose files are all there now.
+
+    A bundle is passed on. So it loses the key of its records: whoever has that could try out values
+    that were withheld.
+    """
+    for sweep_folder in Results(folder / RESULTS_FOLDER).runs.glob("*"):
+        SweepFolder(sweep_folder).key_path.unlink(missing_ok=True)
     files = {name: _sha256(path) for name, path in _files(folder)}
     write_atomically(folder / MANIFEST_FILE, sealed_text(asdict(Manifest(files=files))))
 

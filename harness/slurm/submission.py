@@ -180,7 +180,7 @@ class SubmissionFolder:
 
 def folder_of(sweep_folder: SweepFolder, submission_id: str) -> SubmissionFolder:
     """Return the folder of a submission."""
-    return SubmissionFolder(path=sweep_folder.path / "jobs" / submission_id)
+    return SubmissionFolder(path=sweep_folder.jobs_path / submission_id)
 
 
 def new(
@@ -250,7 +250,7 @@ def read_all(sweep_folder: SweepFolder) -> list[Submission]:
     queue.
     """
     submissions = []
-    for folder in sweep_folder.path.glob("jobs/*"):
+    for folder in sweep_folder.jobs_path.glob("*"):
         path = SubmissionFolder(path=folder).file
         if _exists(path):
             submissions.append(read(path))

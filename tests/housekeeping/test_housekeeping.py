@@ -22,7 +22,9 @@ from harness.preflight.report import Preflight, read_preflight, write_preflight
 from harness.records.record import Record
 from harness.records.settings import run_settings
 from harness.records.store import lock, read_recorded_sweep, write_spec
-from harness.spec.cluster import load_profile
+from harness.slurm import submission as submissions
+from harness.slurm.packing import Packing
+from harness.spec.cluster import Profile, load_profile
 from harness.spec.sweep import Sweep
 from tests.factories import make_cell, make_record, write_trial
 from tests.support.commands import CommandResult
@@ -245,6 +247,48 @@ def test_an_archive_is_restored_to_the_byte(results: Results, tmp_path: Path) ->
     assert "exists in results/runs/my-sweep-" in refused("restore", str(path))
     assert f"{path}: exists" in refused("archive", "my sweep", "--output", str(path))
     assert list(results.path.glob(".restore*")) == []
+
+
+def test_an_archive_has_no_secrets_of_the_profile(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "refuse_live_jobs", lambda folder: None)  # asks Slurm
+    sweep = record_sweep(results, "nightly")
+    folder = results.sweep_folder("nightly")
+    profile = replace(Profile(), environment={"MY_PASSWORD": "hunter2swordfish"})
+    submission = submissions.new(sweep, profile, Packing(arrays=[], remarks=[]), {})
+    submissions.write(folder, submission)
+    (folder.jobs_path / submission.id / "81_0.log").write_text("hunter2swordfish\n")
+    path = tmp_path / "sweep.tar.gz"
+    archive.archive(folder, path)
+    with tarfile.open(path) as tar:
+        assert [name for name in tar.getnames() if name.startswith("jobs")] == []
+        texts = [tar.extractfile(member) for member in tar]
+        assert [text for text in texts if text and b"hunter2swordfish" in text.read()] == []
+    assert path.stat().st_mode & 0o777 == 0o644
+    elsewhere = Results(tmp_path / "elsewhere")
+    run("restore", str(path), "--results", str(elsewhere.path))
+    assert len(read_recorded_sweep(elsewhere, "nightly").records) == 1
+    assert submissions.read_all(elsewhere.sweep_folder("nightly")) == []
+
+
+def test_private_files_stay_private_in_and_out_of_an_archive(
+    results: Results, tmp_path: Path
+) -> None:
+    sweep = record_sweep(results, "nightly")
+    name = sweep.trials()[0].id
+    log = results.sweep_folder("nightly").trial_folder(name).rank_log(0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("a line\n", encoding="utf-8")
+    log.chmod(0o600)
+    path = tmp_path / "sweep.tar.gz"
+    archive.archive(results.sweep_folder("nightly"), path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    elsewhere = Results(tmp_path / "elsewhere")
+    archive.restore(elsewhere, path)
+    restored = elsewhere.sweep_folder("nightly").trial_folder(name)
+    assert restored.rank_log(0).stat().st_mode & 0o777 == 0o600
+    assert restored.record_path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("change", ["cut", "bit", "extra", "escape", "missing", "content", "text"])

@@ -13,6 +13,7 @@ import pytest
 from harness.analysis.evidence import compare_evidence, evidence_of_record
 from harness.core.errors import BadInput
 from harness.core.packages import installed_packages
+from harness.core.paths import SweepFolder
 from harness.records.files import write_record
 from harness.records.seal import sealed_text
 from harness.reproduce import bundle
@@ -61,6 +62,14 @@ def test_a_whole_bundle_is_accepted(folder: Path) -> None:
     result = harness("reproduce", str(folder), "--check")
     assert (result.code, result.err) == (0, "")
     assert "repeated: bitwise equal, under the same conditions" in result.out
+
+
+def test_a_bundle_has_no_key_to_what_its_records_withhold(folder: Path) -> None:
+    key = SweepFolder((folder / RESULT).parent.parent).key_path
+    key.write_text("00" * 32, encoding="utf-8")
+    bundle.seal_bundle(folder)
+    assert not key.exists()
+    assert bundle.check(folder).outcome == "repeated"
 
 
 def flip(path: Path) -> None:
