@@ -5,6 +5,7 @@ This module imports no torch, so that planning a sweep takes no noticeable time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -60,39 +61,55 @@ class Strict:
 class Settings(Strict):
     """Base of a workload's `Options` and `Data`: the fields are the keys that a sweep file may set.
 
-    A field of type `Path` says where files are. A cell's identity depends on the content of those
-    files, and not on the path.
+    A field of type `Path`, or a list, tuple or dict of paths, says where files are. A cell's
+    identity depends on the content of those files and on the field, and not on the path.
     """
 
     def with_paths_relative_to(self, base: Path) -> Self:
         """Return the same settings with relative paths taken as relative to `base`."""
+        return self.with_paths(lambda path: base / path)
+
+    def with_paths(self, change: Callable[[Path], Path]) -> Self:
+        """Return the same settings with `change` applied to every path."""
         changes: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Path):
-                changes[field.name] = base / value
+            if any(_paths_in(value, field.name)):
+                changes[field.name] = map_paths(value, change)
         return replace(self, **changes)
 
-    def files(self) -> list[Path]:
-        """Return every file whose content decides what the workload computes, in a fixed order."""
-        paths: list[Path] = []
+    def paths(self) -> dict[str, Path]:
+        """Return every path by the setting that has it, as in `start` and `shards[0]`."""
+        paths: dict[str, Path] = {}
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, Path):
-                continue
-            if value.is_dir():
-                paths += sorted(path for path in value.rglob("*") if path.is_file())
-            else:
-                paths.append(value)
+            paths.update(_paths_in(getattr(self, field.name), field.name))
         return paths
+
+    def files(self) -> list[Path]:
+        """Return every file whose content decides what the workload computes, in a fixed order.
+
+        One that does not exist is among them too.
+        """
+        files: dict[Path, None] = {}  # an ordered set
+        for path in self.paths().values():
+            files.update(dict.fromkeys(_files_below(path) if path.is_dir() else [path]))
+        return list(files)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings without their paths.
 
-        Together with the digest of `files()` they decide what a workload computes.
+        Together with the digests of `files()` they decide what a workload computes.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if not isinstance(value, Path)}
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, Path):
+                values[field.name] = map_paths(value, lambda path: None)
+        return values
+
+    def unpinned(self) -> list[str]:
+        """Return a line for each setting that names what may change without a change of its name."""
+        return []
 
     def check(self) -> None:
         """Check the files before anything starts.
@@ -104,6 +121,48 @@ class Settings(Strict):
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return why these settings make no sense with a cell's axes, None if they do."""
         return None
+
+
+def map_paths(value: Any, change: Callable[[Path], Any]) -> Any:
+    """Return the value of a setting with `change` applied to each path in it."""
+    if isinstance(value, Path):
+        return change(value)
+    if isinstance(value, list):
+        return [map_paths(item, change) for item in value]
+    if isinstance(value, tuple):
+        return tuple(map_paths(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: map_paths(item, change) for key, item in value.items()}
+    return value
+
+
+def _paths_in(value: Any, name: str) -> Iterator[tuple[str, Path]]:
+    """Yield each path in the value of the setting `name`, by its place there."""
+    if isinstance(value, Path):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _paths_in(item, f"{name}[{number}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _paths_in(item, f"{name}[{key}]")
+
+
+def _files_below(folder: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
+    """Return all files below a folder, those in linked folders too.
+
+    `above` are the folders around it, to which a link may lead back.
+    """
+    real = folder.resolve()
+    if real in above:
+        return []
+    files: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            files += _files_below(path, above | {real})
+        elif path.is_file():
+            files.append(path)
+    return files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +299,12 @@ class DistilBertOptions(Settings):
         if self.pretrained is None:
             return []
         return checkpoint_files(self.pretrained)
+
+    def unpinned(self) -> list[str]:
+        """Return a model of the hub that has no revision."""
+        if self.hub is None or "@" in self.hub:
+            return []
+        return [f"hub: {self.hub} has no revision; {self.hub}@REVISION pins it"]
 
     def check(self) -> None:
         """Raise ValueError unless the pretrained model is complete and takes long enough texts.

@@ -89,7 +89,7 @@ def dump(cell: CellResult) -> str:
     diff, and holds no path of this machine: of the data only what the cell's identity says of it.
     """
     identity_data = cell.cell.workload.identity.get("data") or {}
-    workload = replace(cell.cell.workload, data=identity_data)
+    workload = replace(cell.cell.workload, data=identity_data, file_states={})
     trials = []
     for trial in cell.trials:
         batch_seconds = [rounded(seconds) for seconds in trial.batch_seconds]

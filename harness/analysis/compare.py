@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,14 +49,12 @@ from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verd
 # Of a cell's axes, all values. `asdict` takes longer than all else, and `vars` lacks an axis that a
 # recorded cell does not have.
 READ_AXES = attrgetter(*AXES)
-FILES = "data.files"  # the digest of all files of a workload
 CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
 # Besides the axes.
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
-KEPT_AXES = 64  # sets of axes, of which the settings are kept; a command has one or two
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Differences that say that the code is another, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
@@ -358,7 +355,7 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
     return {
         "workload": identity["uses"],
         **settings,
-        FILES: identity.get("files"),
+        **cell.workload.file_digests,
         "length": _length_settings(cell.length),
         "evaluate": _length_settings(cell.evaluate),
         "stop": None if cell.stop is None else asdict(cell.stop),
@@ -378,34 +375,14 @@ def matching_key(cell: Cell, across: Collection[str]) -> str:
     """Return text that is equal for cells which differ in nothing but `across`."""
     settings = {}
     for name, value in identity_settings(cell).items():
-        # Here too, because most settings are axes, and a call for each takes longer than all else.
-        if name not in across and not _is_across(cell, name, across):
+        if not _is_across(name, across):
             settings[name] = value
     return msgspec.json.encode(settings, order="sorted").decode()
 
 
-def _is_across(cell: Cell, name: str, across: Collection[str]) -> bool:
-    """Return whether a setting is among `across`, or part of what is.
-
-    A path is no part of the identity, but the digest of the files that lie there is.
-    """
-    if name in across or name.partition(".")[0] in across:
-        return True
-    return name == FILES and any(
-        _is_path(cell, axis) for axis in _settings_among(frozenset(across))
-    )
-
-
-@lru_cache(KEPT_AXES)
-def _settings_among(axes: frozenset[str]) -> list[str]:
-    """Return the axes that set a workload's options and data: hardly any of them, as a rule."""
-    return [axis for axis in axes if setting_of(axis) is not None]
-
-
-def _is_path(cell: Cell, axis: str) -> bool:
-    """Return whether an axis, which is a setting, says where files are."""
-    level = cell.level(axis)
-    return isinstance(level, str) and Path(level).is_absolute()
+def _is_across(name: str, across: Collection[str]) -> bool:
+    """Return whether a setting is among `across`, or part of what is."""
+    return name in across or name.partition(".")[0] in across
 
 
 def match_cells(
@@ -471,9 +448,9 @@ def setting_differences(
     settings, other_settings = identity_settings(cell), identity_settings(other)
     differences = {}
     for name in {**settings, **other_settings}:
-        if _is_across(cell, name, across) or settings.get(name) == other_settings.get(name):
+        if _is_across(name, across) or settings.get(name) == other_settings.get(name):
             continue
-        if setting_of(name) is None or name == FILES:
+        if setting_of(name) is None or name in cell.workload.file_digests:
             differences[name] = settings.get(name), other_settings.get(name)
         else:  # the identity leaves out defaults
             differences[name] = cell.level(name), other.level(name)

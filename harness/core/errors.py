@@ -87,6 +87,13 @@ class CodeChanged(HarnessError):
     """
 
 
+class DataChanged(HarnessError):
+    """A data file of a workload changed between the plan of a trial and its end.
+
+    The trial would be recorded as one of a cell that it is not.
+    """
+
+
 class LoaderTimeout(HarnessError):
     """A loader's worker delivered no batch for so long that it probably never will."""
 

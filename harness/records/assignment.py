@@ -18,7 +18,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from workloads.options import Between
 
-SCHEMA = "1.7"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "1.8"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,

@@ -169,7 +169,7 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
     content: dict[str, Any] = {
         "workload": identity.get("uses"),
         "options": identity.get("options"),
-        "data": {**(identity.get("data") or {}), "digest": identity.get("files")},
+        "data": identity.get("data"),
         "length": str(cell.length),
         "evaluate": str(cell.evaluate),
         "stop": stop,
@@ -178,7 +178,8 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "stack": stack,
         "env": cell.variables_set,
     }
-    return _without_unknown(flatten(content)) | code_fields(cell)
+    fields = _without_unknown(flatten(content))
+    return {**fields, **cell.workload.file_digests, **code_fields(cell)}
 
 
 def code_fields(cell: Cell) -> dict[str, Value]:

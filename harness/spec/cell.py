@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
@@ -147,9 +145,12 @@ class WorkloadRef:
     options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
     data: Mapping[str, Any]  # the same; paths of files are absolute
     # What of its settings decides a result: `uses`, the options and data that differ from their
-    # defaults, the data's source, and the digest of the files. Paths are no part of it, the files'
-    # content is.
+    # defaults, the data's source, and the digests of the files of each setting. Paths are no part of
+    # it, the files' content is.
     identity: Mapping[str, Any]
+    # By setting, a digest of the sizes and times of its files when their content was digested: as
+    # long as it is the same, they need not be read again. No part of the identity.
+    file_states: Mapping[str, str] = field(default_factory=dict, compare=False)
     # Which of its settings are axes of the sweep, as in `options.hidden`; no part of the identity.
     axes: Sequence[str] = ()
     # What the sweep leaves at the defaults that the code declares: settings, as in `options.lr`, and
@@ -159,6 +160,17 @@ class WorkloadRef:
     custom: Mapping[str, Any] = field(default_factory=dict)
     custom_uses: Mapping[str, str] = field(default_factory=dict)
     code: WorkloadCode | None = None  # None in records that were made before it was part of the id
+
+    @property
+    def file_digests(self) -> Mapping[str, str]:
+        """Return the SHA-256 of the files of each setting, by its axis: `data.path`.
+
+        Earlier records have one digest of all files, which is that of `data.files` here.
+        """
+        digests: Mapping[str, str] | str | None = self.identity.get("files")
+        if isinstance(digests, str):
+            return {"data.files": digests}
+        return digests or {}
 
     @cached_property
     def identity_key(self) -> str:
@@ -452,21 +464,3 @@ def declared_defaults(settings: Any) -> dict[str, Any]:
         else:
             defaults[setting.name] = setting.default
     return defaults
-
-
-def digest_files(paths: Sequence[Path]) -> str | None:
-    """Return the SHA-256 over the names, sizes and contents of files, None without files.
-
-    Names are relative to the folder that all files have in common, so that a data set may move.
-    """
-    if not paths:
-        return None
-    common_folder = os.path.commonpath([path.absolute().parent for path in paths])
-    digest = hashlib.sha256()
-    for path in paths:
-        name = os.path.relpath(path.absolute(), common_folder)
-        # Name and size delimit the contents: bytes can't wander from one file into the next.
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

@@ -27,6 +27,7 @@ from harness.spec.cell import (
     WorkloadRef,
 )
 from harness.spec.custom import read_custom_axes
+from harness.spec.data_files import FileDigests
 from harness.spec.document import Document, Key, dotted, read_document
 from harness.spec.environment import Variables
 from harness.spec.expansion import Point, PointMemo
@@ -36,7 +37,6 @@ from harness.spec.settings import WorkloadSettings
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
-    Files,
     PlannedWorkload,
     Seed,
     Seeds,
@@ -362,7 +362,7 @@ class _CellPlanner:
     axes_matrix: matrix.Matrix
     # The workload with the settings of points of the matrix, by these settings as JSON.
     planned: dict[str, PlannedWorkload] = field(default_factory=dict)
-    digests: dict[Files, str | None] = field(default_factory=dict)  # of its data files
+    digests: FileDigests = field(default_factory=FileDigests)  # of its data files
 
     @property
     def key(self) -> Key:

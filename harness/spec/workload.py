@@ -6,6 +6,7 @@ imported, and it usually imports torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -20,22 +21,21 @@ from harness.spec.cell import (
     WorkloadCode,
     WorkloadRef,
     declared_defaults,
-    digest_files,
     without_defaults,
 )
 from harness.spec.code import describe_workload_code
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
+from harness.spec.data_files import FileDigests, Files, describe_state, files_by_setting
 from harness.spec.document import Document, Key, choose, dotted, members_by_source
 from harness.spec.setting_axis import CUSTOM, SOURCE, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
-from workloads.options import Between, Settings, Strict
+from workloads.options import Between, Settings, Strict, map_paths
 
 # What `numpy.random.seed` takes: 32 bits without a sign.
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 Seeds = list[Seed]
-Files = tuple[Path, ...]
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -122,7 +122,7 @@ def plan_workload(
     entry: WorkloadEntry,
     declaration: Declaration,
     settings: Mapping[str, Any] = NO_SETTINGS,
-    digests: dict[Files, str | None] | None = None,
+    digests: FileDigests | None = None,
     custom: CustomAxes = NO_CUSTOM_AXES,
 ) -> PlannedWorkload:
     """Return the workload of a sweep's entry at a point of the matrix.
@@ -150,27 +150,28 @@ def plan_workload(
     data = _read_settings(document, declaration.data, written["data"], (*key, "data"), base_folder)
     values = _read_settings(document, custom.settings, written[CUSTOM], (*key, CUSTOM), base_folder)
     changed = without_defaults(values)
-    files = (*options.files(), *data.files())
-    digests = {} if digests is None else digests
-    if files not in digests:
-        digests[files] = digest_files(files)
+    location = _location_of(uses, base_folder)
+    files = files_by_setting(options, data)
+    states, contents = _digest_files(document, key, files, digests or FileDigests())
     # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
     # Without it, equal settings of two sources would share an id.
     identity = {
-        "uses": uses,
+        "uses": location,
         "options": without_defaults(options),
         "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-        "files": digests[files],
+        "files": contents or None,
     }
     active_uses = {name: custom.uses[name] for name in changed}
     if changed:  # without any, the id is that of a sweep without such axes
-        identity |= {CUSTOM: changed, "custom_uses": active_uses}
+        locations = {name: _location_of(used, base_folder) for name, used in active_uses.items()}
+        identity |= {CUSTOM: changed, "custom_uses": locations}
     reference = WorkloadRef(
         label=label,
-        uses=uses,
+        uses=uses if location.startswith("../") else location,  # where else a tree's base may lie
         options=_as_json(options),
         data=_as_json(data),
         identity=identity,
+        file_states=states,
         code=_find_code(document, uses, base_folder, _uses_key(label, entry), active_uses.values()),
         axes=list(settings),
         unset=[
@@ -202,6 +203,45 @@ def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]
         if is_default and name not in written and name != SOURCE:
             unset.append(f"{section}.{name}")
     return unset
+
+
+def _location_of(uses: str, base_folder: Path) -> str:
+    """Return a workload's name with the path of a file relative to the base folder.
+
+    So `w.py:W`, `./w.py:W` and the absolute path are one workload. The links that folders may be
+    are followed, and not that which the file itself may be: modules are named after files.
+    """
+    location, _, class_name = uses.rpartition(":")
+    if not location.endswith(".py"):
+        return uses
+    path = base_folder / Path(location).expanduser()
+    relative = os.path.relpath(path.parent.resolve() / path.name, base_folder.resolve())
+    return f"{Path(relative).as_posix()}:{class_name}"
+
+
+def _digest_files(
+    document: Document, key: Key, by_setting: Mapping[str, Files], digests: FileDigests
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the states and the digests of the files of each setting of the workload at `key`.
+
+    Raises BadInput, which names the setting, for a file that is missing or can't be read.
+    """
+    states: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    for axis, files in by_setting.items():
+        location: Key = (*key, *axis.split(".", 1))
+        for _, path in files:
+            if not path.is_file():
+                problem = f"found no file or folder {path}; allowed: one that exists"
+                raise document.error(location, problem)
+        try:
+            # The state first: files that change meanwhile are then read again by the trial.
+            states[axis] = describe_state(files)
+            contents[axis] = digests.digest(files)
+        except OSError as error:
+            problem = f"{error.filename}: can't be read: {error.strerror}"
+            raise document.error(location, problem) from None
+    return states, contents
 
 
 def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> Document:
@@ -335,11 +375,14 @@ def _with_paths_of_flags(document: Document, settings: Settings, key: Key) -> Se
     """
     changes: dict[str, Any] = {}
     for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        source = document.source_of((*key, setting.name))
-        if isinstance(value, Path) and source.startswith("--set") and value.exists():
-            changes[setting.name] = value.absolute()
+        if document.source_of((*key, setting.name)).startswith("--set"):
+            changes[setting.name] = map_paths(getattr(settings, setting.name), _if_it_exists)
     return replace(settings, **changes)
+
+
+def _if_it_exists(path: Path) -> Path:
+    """Return the absolute path of what exists in the working directory, else the path as it is."""
+    return path.absolute() if path.exists() else path
 
 
 def _settings_error(document: Document, key: Key, settings: Settings, message: str) -> BadInput:
@@ -352,10 +395,5 @@ def _settings_error(document: Document, key: Key, settings: Settings, message: s
 
 def _as_json(settings: Settings) -> dict[str, Any]:
     """Return settings as JSON can hold them, paths as text."""
-    values: dict[str, Any] = {}
-    for name, value in asdict(settings).items():
-        if isinstance(value, Path):
-            values[name] = str(value)
-        else:
-            values[name] = value
+    values: dict[str, Any] = map_paths(asdict(settings), str)
     return values

@@ -691,7 +691,10 @@ def datasets(workload: WorkloadRef, clean: Callable[[str], str]) -> list[Dataset
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     settings = json.dumps(dict(workload.data), sort_keys=True)
-    digest = str(workload.identity.get("files") or _digest(settings))
+    files = {
+        axis: digest for axis, digest in workload.file_digests.items() if axis.startswith("data.")
+    }
+    digest = _digest(json.dumps(files, sort_keys=True) if files else settings)
     name = clean(Path(str(workload.data.get("source", workload.label))).name)
     inputs = []
     for part, context in (("train", "training"), ("test", "evaluation")):

@@ -48,6 +48,7 @@ from harness.records.record import (
 )
 from harness.records.series import Series
 from harness.spec.code import check_code, describe_dynamic_files
+from harness.spec.data_files import check_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.determinism import naming_refusals, prepare_environment
@@ -133,6 +134,9 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
         with _recording(parts, state) as recorder, parts.telemetry:
             trainer = Trainer(parts, state, recorder)
             trainer.run()
+        if ranks.local_rank == 0:  # again, as training may have read them at any time
+            workload = parts.workload
+            check_files(assignment.trial.cell.workload, workload.options, workload.data)
         result = _result(trainer, entered)
         if assignment.profile:
             trace_steps(parts, state, assignment.profile.steps)
@@ -186,7 +190,7 @@ def joined(
 def load_workload(assignment: Assignment) -> Workload:
     """Return the cell's workload with its settings: a built-in one, or a class of the user's.
 
-    Raises CodeChanged if its code is not that of the cell.
+    Raises CodeChanged if its code is not that of the cell, and DataChanged if its files are not.
     """
     reference = assignment.trial.cell.workload
     base_folder = Path(assignment.base_folder)
@@ -196,6 +200,8 @@ def load_workload(assignment: Assignment) -> Workload:
     check_code(reference, base_folder)
     options = decode_value(workload_class.Options, reference.options)
     data = decode_value(workload_class.Data, reference.data)
+    if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
+        check_files(reference, options, data)
     return workload_class(options, data)
 
 

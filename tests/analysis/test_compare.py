@@ -201,7 +201,7 @@ def test_other_cells_are_refused_with_their_differences() -> None:
 
 def test_other_data_is_refused() -> None:
     cell = make_cell()
-    identity = {**cell.workload.identity, "files": "f00d"}
+    identity = {**cell.workload.identity, "files": {"data.path": "f00d"}}
     other = make_result(
         faster(1.001), cell=replace(cell, workload=replace(cell.workload, identity=identity))
     )

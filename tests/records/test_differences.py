@@ -77,7 +77,7 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
     cell = record.trial.cell
     ran = WorkloadCode(files={"spiral.py": "a" * 64, "layers.py": "b" * 64})
     edited = WorkloadCode(files={"spiral.py": "c" * 64, "layers.py": "b" * 64})
-    identity = {**cell.workload.identity, "files": "d" * 64, "options": {"dropout": 0.5}}
+    identity = {**cell.workload.identity, "files": {"data.path": "d" * 64}, "options": {"dropout": 0.5}}
     a = with_cell(record, workload=replace(cell.workload, code=ran))
     b = with_cell(
         record,
@@ -89,7 +89,7 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
     assert [difference.field for difference in trial_differences(a.trial, b.trial)] == [
         "seed",
         "code.files.spiral.py",
-        "data.digest",
+        "data.path",
         "options.dropout",
         "options.hidden",
         "length",

@@ -137,7 +137,7 @@ MUTANTS: Mapping[str, Callable[[Record], Record]] = {
     "evaluate": cell(evaluate=Length(steps=5)),
     "warmup": cell(warmup=3),
     "options.dropout": identity(options={"hidden": [256, 128], "dropout": 0.3}),
-    "data.digest": identity(files="9" * 64),
+    "data.path": identity(files={"data.path": "9" * 64}),
     "code.files.spiral.py": workload(code=WorkloadCode(files={**CODE.files, "spiral.py": "3" * 64})),
     "software.torch": software(torch="2.13.0+cu128"),
     "software.torch_build": software(torch_build="b" * 64),

@@ -74,7 +74,7 @@ def test_a_changed_byte_of_the_data_is_named(tmp_path: Path) -> None:
     file.write_text(CSV.replace("word3", "wort3", 1), encoding="utf-8")
     rebuilt = rebuild_cell(cell, tmp_path, (), tmp_path)
     found = trial_differences(Trial(cell=cell, seed=0), Trial(cell=rebuilt, seed=0))
-    assert [entry.field for entry in found] == ["data.digest"]
+    assert [entry.field for entry in found] == ["data.path"]
     assert rebuilt.id != cell.id
 
 

@@ -19,7 +19,6 @@ from harness.spec.cell import (
     StopRule,
     Trial,
     WorkloadRef,
-    digest_files,
     short_name,
     without_defaults,
 )
@@ -208,19 +207,6 @@ def test_content_of_the_data_decides_the_id_and_its_place_does_not(tmp_path: Pat
     assert images(tmp_path, "here", classes=11) != before
     (here / NAMES[2]).write_bytes(idx((2, 2, 2), bytes([0] * 7 + [1])))
     assert images(tmp_path, "here") != before
-
-
-def test_digest_of_files_sees_names_and_borders(tmp_path: Path) -> None:
-    def digest(**contents: str) -> str | None:
-        folder = tmp_path / "-".join([*contents, *contents.values()])
-        folder.mkdir()
-        for name, content in contents.items():
-            (folder / name).write_text(content, encoding="utf-8")
-        return digest_files([folder / name for name in contents])
-
-    digests = [digest(a="xy", b="z"), digest(a="x", b="yz"), digest(a="xyz"), digest(c="xyz")]
-    assert len(set(digests)) == 4
-    assert digest_files([]) is None
 
 
 def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
         str(tmp_path / "a.csv"),
         str(tmp_path / "b.csv"),
     ]
-    assert set(setting_differences(a, b)) == {"data.files"}
+    assert set(setting_differences(a, b)) == {"data.path"}
     assert setting_differences(a, b, ["data.path"]) == {}
 
 
