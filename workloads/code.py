@@ -1,8 +1,9 @@
 """Lists the files of a workload's code: its module, and what that imports from its own tree.
 
-They are found by reading `import` statements, also those inside functions, without importing
-anything. So the list is the same whatever else a process has imported, and that of a built-in
-workload needs no torch. What is imported by a name that is computed stays unseen.
+They are found by reading `import` statements, also those inside functions, and calls of
+`import_module` with a literal name, without importing anything. So the list is the same whatever
+else a process has imported, and that of a built-in workload needs no torch. What is imported by a
+name that is computed stays unseen.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import io
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+import tokenize
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -21,6 +25,13 @@ from pathlib import Path
 
 from workloads.importing import OUR_PACKAGES
 
+# Functions whose first argument is the name of a module, or that of a variable.
+IMPORT_CALLS = ("importlib.import_module", "import_module", "__import__")
+ENVIRONMENT_CALLS = (
+    "os.getenv", "getenv", "os.environ.get", "environ.get", "os.environ.setdefault",
+    "environ.setdefault", "os.environ.pop", "environ.pop",
+)  # fmt: skip
+PLAIN_STRING = re.compile(r"[bru]*[\"']", re.IGNORECASE)  # the beginning of one that runs no code
 # The folder that holds a top-level package or module, None where its code is not the workload's.
 FindRoot = Callable[[str], Path | None]
 
@@ -29,10 +40,11 @@ FindRoot = Callable[[str], Path | None]
 class SourceFile:
     """What is known of one file of code."""
 
-    sha256: str
+    sha256: str  # of its text
     # Absolute names of what it imports. `from a import b` gives `a.b`, where b may be no module. A
     # relative import keeps its leading dots.
     imports: frozenset[str]
+    variables: frozenset[str] = frozenset()  # of the environment, which it reads by literal names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +136,137 @@ def read_source(path: Path) -> SourceFile:
 def _read_source(path: Path, modified: int, size: int) -> SourceFile:
     """Read a file, once for each state of it that a process sees."""
     content = path.read_bytes()
-    names: frozenset[str] = frozenset()
+    imports: set[str] = set()
+    variables: set[str] = set()
     if path.suffix == ".py":
         try:
-            names = frozenset(_imports(ast.parse(content).body))
+            tree = ast.parse(content)
         except (SyntaxError, ValueError):  # whoever imports it will say so
-            names = frozenset()
-    return SourceFile(sha256=hashlib.sha256(content).hexdigest(), imports=names)
+            tree = ast.Module(body=[], type_ignores=[])
+        imports.update(_imports(tree.body))
+        # Hardly any file has these, and to visit all nodes takes longer than all else.
+        if any(word in content for word in (b"import_module", b"__import__")):
+            imports.update(_literal_arguments(tree, IMPORT_CALLS))
+        if any(word in content for word in (b"environ", b"getenv")):
+            variables.update(_literal_arguments(tree, ENVIRONMENT_CALLS))
+            variables.update(_literal_keys(tree, "environ"))
+    return SourceFile(
+        sha256=hashlib.sha256(content).hexdigest(),
+        imports=frozenset(imports),
+        variables=frozenset(variables),
+    )
+
+
+def digest_code(path: Path) -> str:
+    """Return the SHA-256 of a file's code; raises OSError if it can't be read.
+
+    Comments, docstrings and blanks between tokens do not count, whichever version of Python reads
+    it. Of what is no Python it is that of all bytes.
+    """
+    status = path.stat()
+    return _digest_code(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _digest_code(path: Path, modified: int, size: int) -> str:
+    """Digest a file, once for each state of it that a process sees."""
+    content = path.read_bytes()
+    if path.suffix == ".py":
+        try:
+            return hashlib.sha256("".join(_statements(content)).encode()).hexdigest()
+        except (SyntaxError, ValueError, tokenize.TokenError):
+            pass  # whoever imports it will say so
+    return hashlib.sha256(content).hexdigest()
+
+
+def _statements(content: bytes) -> Iterator[str]:
+    """Yield the text of each logical line of a file, as tokens with a blank between them.
+
+    A line of nothing but literals is left out: it is a docstring, or has no effect.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    lines = list(io.StringIO(content.decode(encoding), newline=None))
+    line: list[str] = []
+    is_docstring = True
+    for kind, text in _tokens_of_python_311(lines):
+        if kind in (tokenize.INDENT, tokenize.DEDENT):
+            yield f"{tokenize.tok_name[kind]}\n"
+        elif kind == tokenize.NEWLINE:
+            if not is_docstring:
+                yield " ".join(line) + "\n"
+            line, is_docstring = [], True
+        elif kind not in (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER):
+            line.append(text)
+            is_docstring = is_docstring and PLAIN_STRING.match(text) is not None
+
+
+def _tokens_of_python_311(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield type and text of the tokens of a file.
+
+    An f-string is one token: Python has cut it into several since 3.12, which must change no id.
+    """
+    depth = 0  # of f-strings in f-strings
+    begin = (0, 0)
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        name = tokenize.tok_name[token.type]
+        if name in ("FSTRING_START", "TSTRING_START"):
+            begin = begin if depth else token.start
+            depth += 1
+        elif name in ("FSTRING_END", "TSTRING_END"):
+            depth -= 1
+            if not depth:
+                yield tokenize.STRING, _text_between(lines, begin, token.end)
+        elif not depth:
+            yield token.type, token.string
+
+
+def _text_between(lines: Sequence[str], begin: tuple[int, int], end: tuple[int, int]) -> str:
+    """Return the text between two places, each a line, counted from 1, and a column from 0."""
+    text = list(lines[begin[0] - 1 : end[0]])
+    text[-1] = text[-1][: end[1]]
+    text[0] = text[0][begin[1] :]
+    return "".join(text)
+
+
+def _literal_arguments(tree: ast.Module, names: Collection[str]) -> Iterator[str]:
+    """Yield the first argument of each call of one of these functions, where that is a literal."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and _dotted_name(node.func) in names:
+            name = _literal(node.args[0])
+            if name is not None:
+                yield name
+
+
+def _literal_keys(tree: ast.Module, mapping: str) -> Iterator[str]:
+    """Yield the literal keys by which a mapping is read: `os.environ["X"]`, `"X" in environ`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key, owner = node.slice, node.value
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            key, owner = node.left, node.comparators[0]
+        else:
+            continue
+        name = _literal(key)
+        if name is not None and _dotted_name(owner).removeprefix("os.") == mapping:
+            yield name
+
+
+def _literal(node: ast.expr) -> str | None:
+    """Return the text of a literal, None for any other expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return None
+
+
+def _dotted_name(node: ast.expr) -> str:
+    """Return `os.environ.get` for such an expression, nothing for one that is no dotted name."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
 
 
 def _imports(nodes: list[ast.stmt]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from harness.records.decode import FileFormat, check_schema, decode_value, read_
 from harness.records.seal import sealed_text
 
 KIND = "harness baseline"  # says what the file is
-SCHEMA = "2.5"  # major.minor: another major one can't be read
+SCHEMA = "2.6"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,

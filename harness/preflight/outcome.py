@@ -30,6 +30,11 @@ def problem(measured: str, advice: str) -> Outcome:
     return Outcome("problem", measured, advice)
 
 
+def noted(measured: str, advice: str) -> Outcome:
+    """Return what a user should know and may well want, and what to do about it otherwise."""
+    return Outcome("noted", measured, advice)
+
+
 def skipped(reason: str) -> Outcome:
     """Return that a check can't say anything of this workload."""
     return Outcome("skipped", reason)

@@ -12,7 +12,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from workloads.options import Between
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"  # 1.1 has findings that are noted
 REPORT_FORMAT = FileFormat(
     name="pre-flight", schema=SCHEMA, remedy="harness check makes it anew", sealed_since=0
 )
@@ -20,8 +20,9 @@ CHECKS_FORMAT = FileFormat(name="rank's checks", sealed_since=0)
 
 # passed: it was looked for, and is not there
 # problem: it is there
+# noted: it is there, and may be meant
 # skipped: it can't be looked for in this workload
-Status = Literal["passed", "problem", "skipped"]
+Status = Literal["passed", "problem", "noted", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)

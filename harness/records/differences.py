@@ -186,7 +186,9 @@ def code_fields(cell: Cell) -> dict[str, Value]:
     """Return the code of a cell's workload as a flat table, whose names begin with `code.`."""
     if cell.workload.code is None:
         return {}
-    return _without_unknown(flatten({"code": asdict(cell.workload.code)}))
+    code = asdict(cell.workload.code)
+    del code["texts"], code["variables"]  # which are no part of it
+    return _without_unknown(flatten({"code": code}))
 
 
 def trial_fields(trial: Trial) -> dict[str, Value]:

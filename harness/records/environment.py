@@ -108,36 +108,36 @@ class Environment:
 
 
 def relevant_variables(
-    environment: Mapping[str, str], axes: Collection[str] = ()
+    environment: Mapping[str, str], axes: Collection[str] = (), read: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the environment variables that bear on a measurement, sorted by name.
 
     Those that are not public are there with their values withheld. `axes` are variables that the
-    sweep sets as axes, whose values are public.
+    sweep sets as axes, whose values are public; `read` are those that the workload's code reads.
     """
     relevant: dict[str, str] = {}
     for name, value in sorted(environment.items()):
         if name in axes:
             relevant[name] = value
-        elif name in PUBLIC_VARIABLES or LIBRARY_VARIABLE.match(name):
+        elif name in PUBLIC_VARIABLES or name in read or LIBRARY_VARIABLE.match(name):
             relevant[name] = redact_variable(name, value)
     return relevant
 
 
 def describe_environment(
-    packages: Sequence[str] = (), *, axes: Collection[str] = ()
+    packages: Sequence[str] = (), *, axes: Collection[str] = (), read: Collection[str] = ()
 ) -> Environment:
     """Describe the environment as this process sees it; loads torch.
 
-    `packages` are distributions whose versions are wanted beside those of PACKAGES, and `axes`
-    variables that the sweep sets as axes. What only a
-    launcher knows is left out: ranks need neither git nor MLflow.
+    `packages` are distributions whose versions are wanted beside those of PACKAGES; `axes` and
+    `read` are as in `relevant_variables`. What only a launcher knows is left out: ranks need
+    neither git nor MLflow.
     """
     return Environment(
         software=describe_software(packages),
         hardware=describe_hardware(),
         settings=describe_settings(),
-        variables=relevant_variables(os.environ, axes),
+        variables=relevant_variables(os.environ, axes, read),
         interpreter=sys.executable,
     )
 

@@ -35,8 +35,9 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
 # stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
 # 6.1 has the moments of a training, and the sizes of its data sets; 6.2 the order of samples and the
-# page cache; 6.3 the company of trials that ran side by side.
-SCHEMA = "6.3"
+# page cache; 6.3 the company of trials that ran side by side;
+# 6.4 a digest of the files of each setting, and of code without its comments.
+SCHEMA = "6.4"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
 T = TypeVar("T")

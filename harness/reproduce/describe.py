@@ -31,6 +31,7 @@ class Wanted:
     threads: int  # intra-op
     packages: Sequence[str]  # distributions, beside the usual ones
     axes: Sequence[str]  # variables that the cell sets
+    read: Sequence[str]  # variables that the workload's code reads
 
 
 def environment_of_ranks(
@@ -44,8 +45,12 @@ def environment_of_ranks(
     It runs under `stack`, if there is one. `packages` are distributions whose versions are wanted
     beside the usual ones. Raises HarnessError if that process fails.
     """
+    code = cell.workload.code
     wanted = Wanted(
-        threads=cell.axes.num_threads, packages=list(packages), axes=list(cell.environment)
+        threads=cell.axes.num_threads,
+        packages=list(packages),
+        axes=list(cell.environment),
+        read=list(code.variables) if code else [],
     )
     command = module_command(sys.executable, __name__)
     if stack is not None:
@@ -69,7 +74,8 @@ def main() -> None:
 
     wanted = decode_text(Wanted, sys.argv[1], "argument", DESCRIPTION_FORMAT)
     torch.set_num_threads(wanted.threads)
-    print(json.dumps(asdict(describe_environment(wanted.packages, axes=wanted.axes))))
+    described = describe_environment(wanted.packages, axes=wanted.axes, read=wanted.read)
+    print(json.dumps(asdict(described)))
     end_process(0)  # at once: to clear all that torch has loaded takes half a second
 
 

@@ -113,14 +113,19 @@ class Profiling(Strict):
 class WorkloadCode:
     """The code of a workload: the files of its own tree, or the package that it was installed by."""
 
-    # Paths relative to the folder that they are imported from, as in `models/wide.py`, to SHA-256.
+    # Paths relative to the folder that they are imported from, as in `models/wide.py`, to the SHA-256
+    # of their code: without comments and docstrings.
     files: Mapping[str, str] = field(default_factory=dict)
+    # The same paths to the SHA-256 of their whole text, which decides no result.
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    # Variables of the environment that the code reads by literal names.
+    variables: Sequence[str] = field(default=(), compare=False)
     distribution: str | None = None  # of an installed workload
     version: str | None = None  # of the distribution
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 over all of it."""
+        """Return the SHA-256 over all of it that decides a result."""
         text = json.dumps([dict(self.files), self.distribution, self.version], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -12,43 +12,64 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.core.errors import CodeChanged
+from harness.core.variables import UNDECIDING_VARIABLE
 from harness.spec.cell import WorkloadCode, WorkloadRef
 from harness.spec.setting_axis import CUSTOM
 from workloads.catalog import find_source
-from workloads.code import read_source
+from workloads.code import digest_code, read_source
 from workloads.importing import user_files
 
 REMEDY = "harness run plans it anew"
+NO_CODE = WorkloadCode()
 SHOWN_DIGITS = 12  # of a digest
 MISSING = "missing"  # instead of the digest of a file that was removed after it was imported
 
 
 def describe_workload_code(
-    uses: str, base_folder: Path, custom_uses: Iterable[str] = ()
+    uses: str,
+    base_folder: Path,
+    custom_uses: Iterable[str] = (),
+    known: WorkloadCode = NO_CODE,
 ) -> WorkloadCode:
     """Return the code of a workload as it is on disk now, and that of axes of the user's own.
 
-    An installed package of such an axis is among the files, by its name and version. Raises OSError
-    for a file that can't be read.
+    An installed package of such an axis is among the files, by its name and version. A file whose
+    text is that of `known` has its digest. Raises OSError for a file that can't be read.
     """
     source = find_source(uses, base_folder)
-    digests: dict[str, str] = {}
-    for name, path in sorted(source.files.items()):
-        digests[name] = read_source(path).sha256
+    paths = dict(source.files)
+    packages: dict[str, str] = {}
     for axis_uses in custom_uses:
         axis_source = find_source(axis_uses, base_folder)
-        for name, path in sorted(axis_source.files.items()):
-            digests[name] = read_source(path).sha256
+        paths.update(axis_source.files)
         if axis_source.distribution is not None:
-            digests[axis_source.distribution] = str(axis_source.version)
-    return WorkloadCode(files=digests, distribution=source.distribution, version=source.version)
+            packages[axis_source.distribution] = str(axis_source.version)
+    files: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    variables: set[str] = set()
+    for name, path in sorted(paths.items()):
+        source_file = read_source(path)
+        texts[name] = source_file.sha256
+        for variable in source_file.variables:
+            if not UNDECIDING_VARIABLE.fullmatch(variable):
+                variables.add(variable)
+        is_known = texts[name] == known.texts.get(name)
+        files[name] = known.files[name] if is_known else digest_code(path)
+    return WorkloadCode(
+        files=files | packages,
+        texts=texts,
+        variables=sorted(variables),
+        distribution=source.distribution,
+        version=source.version,
+    )
 
 
 def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
     """Return users' files that this process has imported and the workload's code does not have.
 
     They were imported by names that were computed. Paths relative to the folder that they are
-    imported from, to SHA-256. One that is gone by now does not fail the trial that is about to end.
+    imported from, to the SHA-256 of their code. One that is gone by now does not fail the trial
+    that is about to end.
     """
     planned = reference.code.files if reference.code else {}
     digests: dict[str, str] = {}
@@ -56,7 +77,7 @@ def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
         if name in planned:
             continue
         try:
-            digests[name] = read_source(path).sha256
+            digests[name] = digest_code(path)
         except FileNotFoundError:
             digests[name] = MISSING
     return digests
@@ -65,13 +86,13 @@ def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
 def check_code(reference: WorkloadRef, base_folder: Path) -> None:
     """Raise CodeChanged unless the code of a workload is still that of its cell.
 
-    A cell without code, as a gate trains it in another revision, may have any.
+    Comments and docstrings may be others. A cell without code, as a gate trains it in another revision, may have any.
     """
     planned = reference.code
     if planned is None:
         return
     active = [reference.custom_uses[name] for name in reference.identity.get(CUSTOM, {})]
-    present = describe_workload_code(reference.uses, base_folder, active)
+    present = describe_workload_code(reference.uses, base_folder, active, planned)
     if present == planned:
         return
     name = changed_parts(planned, present)[0]

@@ -316,13 +316,15 @@ def _rank0_report(
 
 def _environment(assignment: Assignment) -> Environment:
     """Return what this process sees of the environment, with what the launcher knows of it."""
+    cell = assignment.trial.cell
+    read = cell.workload.code.variables if cell.workload.code else ()
     return replace(
-        describe_environment(assignment.packages, axes=assignment.trial.cell.environment),
+        describe_environment(assignment.packages, axes=cell.environment, read=read),
         code=assignment.code,
         mlflow=assignment.mlflow,
         repository=assignment.repository,
         installed=assignment.installed,
-        dynamic_files=describe_dynamic_files(assignment.trial.cell.workload),
+        dynamic_files=describe_dynamic_files(cell.workload),
     )
 
 

@@ -77,7 +77,11 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
     cell = record.trial.cell
     ran = WorkloadCode(files={"spiral.py": "a" * 64, "layers.py": "b" * 64})
     edited = WorkloadCode(files={"spiral.py": "c" * 64, "layers.py": "b" * 64})
-    identity = {**cell.workload.identity, "files": {"data.path": "d" * 64}, "options": {"dropout": 0.5}}
+    identity = {
+        **cell.workload.identity,
+        "files": {"data.path": "d" * 64},
+        "options": {"dropout": 0.5},
+    }
     a = with_cell(record, workload=replace(cell.workload, code=ran))
     b = with_cell(
         record,

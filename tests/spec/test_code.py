@@ -109,6 +109,21 @@ def test_code_that_was_edited_after_the_plan_is_refused_by_file(
     check_code(replace(reference, code=None), tmp_path)  # as a gate's arm has it
 
 
+def test_a_comment_changes_no_id_and_fails_no_trial(sweep: Sweep, tmp_path: Path) -> None:
+    (before,) = sweep.cells
+    path = tmp_path / "layers.py"
+    path.write_text('"""Sizes."""\nWIDTH = 32  # features\n', encoding="utf-8")
+    (after,) = planned(tmp_path).cells
+    assert after.id == before.id
+    assert before.workload.code is not None
+    assert after.workload.code is not None
+    texts = before.workload.code.texts, after.workload.code.texts
+    assert texts[0]["spiral.py"] == texts[1]["spiral.py"]
+    assert texts[1]["layers.py"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert texts[0]["layers.py"] != texts[1]["layers.py"]
+    check_code(before.workload, tmp_path)
+
+
 def test_a_file_that_was_imported_by_a_computed_name_is_described_even_if_it_is_gone_by_now(
     sweep: Sweep, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(folder: Path, uses: str = "w.py:W", **options: object) -> Cell:
+def planned(folder: Path, uses: str = "w.py:W", **options: Any) -> Cell:
     (cell,) = load(folder, {"w": {"uses": uses, "options": options}}).cells
     return cell
 
@@ -88,9 +89,10 @@ def test_linked_folders_count_with_all_that_is_in_them(folder: Path) -> None:
 
 @pytest.mark.parametrize("option", ["start", "shards"])
 def test_a_missing_file_is_a_mistake_in_one_line(folder: Path, option: str) -> None:
-    value = ["a.json", "none.json"] if option == "shards" else "none.json"
+    value: Any = ["a.json", "none.json"] if option == "shards" else "none.json"
+    options = {option: value}
     with pytest.raises(BadInput, match=rf"options\.{option}: found no file or folder .*none\.json"):
-        planned(folder, **{option: value})
+        planned(folder, **options)
 
 
 def test_a_workloads_file_is_the_same_however_its_path_is_spelled(folder: Path) -> None:

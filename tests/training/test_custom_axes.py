@@ -51,7 +51,7 @@ def test_a_value_is_part_of_a_cell_and_its_default_is_not(tmp_path: Path) -> Non
     assert load(tmp_path, "custom.scale=2.0").cells[0].id == doubled.id
     assert rebuild_cell(doubled, tmp_path, [], None) == doubled
     code = tmp_path / FILE.name
-    code.write_text(f"{code.read_text(encoding='utf-8')}\n# changed\n", encoding="utf-8")
+    code.write_text(f"{code.read_text(encoding='utf-8')}\nCHANGED = 1\n", encoding="utf-8")
     changed_plain, changed = load(tmp_path, matrix={"custom.scale": [1.0, 2.0]}).cells
     assert (changed_plain.id, changed.settings_id) == (plain.id, doubled.settings_id)
     assert changed.id != doubled.id
@@ -83,7 +83,9 @@ def test_its_variables_are_unset_in_cells_at_the_default(tmp_path: Path) -> None
 
 def test_code_that_has_changed_since_is_refused(tmp_path: Path) -> None:
     sweep = load(tmp_path, "custom.scale=2.0")
-    (tmp_path / FILE.name).write_text(FILE.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    (tmp_path / FILE.name).write_text(
+        FILE.read_text(encoding="utf-8") + "X = 1\n", encoding="utf-8"
+    )
     with pytest.raises(CodeChanged, match=f"{FILE.name}: found SHA-256"):
         train(tmp_path, sweep)
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 import yaml
 
-from harness.core.errors import NotApplied
+from harness.core.errors import DataChanged, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import RankResult
 from harness.spec import sweep as spec
 from harness.training import worker
 from harness.training.state import TrainingState
+from harness.training.train import Trainer
 from tests.support.training import SINGLE_RANK, make_assignment, make_trainer
 from tests.workloads.test_mapped import COUNTS, FORMATS
 from workloads.mapped import map_npy
@@ -46,6 +47,25 @@ def run(folder: Path, data: dict[str, Any], **axes: Any) -> RankResult:
     write_assignment(trial_folder.assignment_path, assignment)
     entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
     return worker.run(trial_folder, SINGLE_RANK, entered, TrainingState())
+
+
+def test_data_that_changes_while_a_trial_trains_fails_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in COUNTS:
+        FORMATS["npy"](tmp_path, split)
+    labels = tmp_path / "train-labels.npy"
+
+    class Disturbed(Trainer):
+        def run(self, until: int | None = None) -> None:
+            super().run(until)
+            np.save(labels, 1 - np.load(labels))
+
+    monkeypatch.setattr(worker, "Trainer", Disturbed)
+    with pytest.raises(
+        DataChanged, match=r"^data\.path: .*: found SHA-256 \w{12}; allowed: \w{12}"
+    ):
+        run(tmp_path / "runs", {"source": "mapped", "path": str(tmp_path)})
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -83,3 +83,87 @@ def test_an_installed_workload_is_its_distribution() -> None:
     assert source.files == {}
     assert source.distribution == "scikit-learn"
     assert source.version is not None
+
+
+CODE = """
+# A comment
+x = f"{1:>{10}} # no comment"
+
+
+def f(y):
+    return (
+        y +  1
+    )
+"""
+SAME = '''"""A docstring."""
+x = f"{1:>{10}} # no comment"  # another
+
+
+def f(y):
+    """Return
+    it."""
+    "more"
+    return (  # in brackets
+        y + 1
+
+    )
+# the end'''
+
+
+def digest(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return code.digest_code(path)
+
+
+def test_comments_docstrings_and_blanks_are_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    before = digest(path, CODE)
+    assert digest(path, SAME) == before
+    assert digest(path, CODE.replace("\n", "\r\n")) == before
+    assert digest(path, CODE.replace("    ", "\t")) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("# no comment", "# no"),  # in an f-string
+        ("y +  1", "y + 2"),
+        ("x = ", "X = "),
+        ("    return (", "    f'{launch()}'\n    return ("),  # is no docstring
+        ("def f(y):", "def f(y):\n  if y:"),
+    ],
+)
+def test_whatever_else_changes_is_other_code(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "x.py"
+    assert old in CODE
+    assert digest(path, CODE) != digest(path, CODE.replace(old, new))
+
+
+def test_the_digest_of_code_depends_on_no_version_of_python(tmp_path: Path) -> None:
+    expected = "29066c1b6e295a5e483f96159b92cc63d01e88611163395c14a1ecd09bdedaf4"
+    assert digest(tmp_path / "x.py", CODE) == expected
+
+
+def test_what_is_no_python_is_digested_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    broken = [digest(path, text) for text in ("x = (", "x = ( # 1", "  x\n y", "x = '")]
+    assert len(set(broken)) == 4
+
+
+def test_modules_and_variables_are_found_by_literal_names(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        """
+import os
+from importlib import import_module
+from os import environ, getenv
+a = import_module("late.one"), __import__("two"), import_module(f"three")
+b = os.environ["A"], os.environ.get("B", 1), getenv("C"), "D" in environ, os.getenv(key="no")
+os.environ["WRITTEN"] = environ.setdefault("E", "1") + os.environ[a] + other.environ_["no"]
+""",
+        encoding="utf-8",
+    )
+    source = code.read_source(path)
+    assert {"late.one", "two"} <= source.imports
+    assert "three" not in source.imports
+    assert source.variables == set("ABCDE")

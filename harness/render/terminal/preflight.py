@@ -26,7 +26,12 @@ from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 NAME_WIDTH = 16  # columns, more than any name of a check
-MARKS = {"passed": ("✓", "green"), "problem": ("✗", "red"), "skipped": ("–", "dim")}
+MARKS = {
+    "passed": ("✓", "green"),
+    "problem": ("✗", "red"),
+    "noted": ("!", "yellow"),
+    "skipped": ("–", "dim"),
+}
 
 
 def run(
@@ -62,7 +67,7 @@ def _print(console: TerminalConsole, preflight: Preflight, *, verbose: bool) -> 
 
 
 def _print_workload(console: TerminalConsole, workload: WorkloadReport, *, verbose: bool) -> None:
-    """Print the problems of a workload with their advice; with `verbose`, all of its checks."""
+    """Print the problems and notes of a workload with their advice; with `verbose`, all of its checks."""
     passed_count = sum(finding.status == "passed" for finding in workload.findings)
     console.print(
         f"[bold]{escape(workload.label)}[/]: {passed_count} of {len(workload.findings)} checks passed,"
@@ -70,7 +75,7 @@ def _print_workload(console: TerminalConsole, workload: WorkloadReport, *, verbo
         soft_wrap=True,
     )
     for finding in workload.findings:
-        if verbose or finding.status == "problem":
+        if verbose or finding.status in ("problem", "noted"):
             _print_finding(console, finding)
     if verbose and workload.norms:
         show(console, _norm_table(workload.norms))
