@@ -196,6 +196,7 @@ class DistilBert(Classifier):
                 f"{folder / WEIGHTS}: found no fitting {lacking[0]};"
                 " allowed: all weights of the encoder"
             )
+        bert.train()  # from_pretrained returns a model in evaluation mode, without dropout
         return SequenceClassifier(bert)
 
     def class_names(self) -> Sequence[str]:

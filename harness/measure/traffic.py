@@ -160,18 +160,16 @@ def bytes_per_sample(
 ) -> float | None:
     """Return the traffic of one forward and backward, in bytes per sample of `batch`.
 
-    Forward runs in the context `forward()`, such as autocast. Parameters, gradients, buffers and
-    the state of the random generators are as before afterwards, and no hook of a wrapper runs.
-    Returns None if memory is insufficient.
+    Forward runs in the context `forward()`, such as autocast, with the modules in the modes that they
+    have. Parameters, gradients, buffers and the state of the random generators are as before
+    afterwards, and no hook of a wrapper runs. Returns None if memory is insufficient.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    was_training = module.training
     device = batch[0].device
     generators = [device] if device.type == "cuda" else []  # besides the CPU's
     try:
         with torch.random.fork_rng(generators), Traffic() as traffic:
-            module.train()
             with forward():
                 loss = workload.loss(module, batch)
             # Unlike `backward`, this leaves `parameter.grad` as it is.
@@ -179,7 +177,6 @@ def bytes_per_sample(
     except torch.OutOfMemoryError:
         return None
     finally:
-        module.train(was_training)
         with torch.no_grad():
             for buffer, original in buffers:
                 buffer.copy_(original)

@@ -11,9 +11,11 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.core.errors import NotApplied
 from harness.preflight.advice import USE_DEVICE_OF_INPUTS, advise, describe
 from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed
+from harness.training.model import check_training_mode
 from harness.training.ranks import seed_everything
 from workloads.base import Batch
 
@@ -201,14 +203,25 @@ def check_evaluation(probe: Probe) -> Outcome:
 
 
 def check_mode(probe: Probe) -> Outcome:
-    """Check that computing a loss leaves the model in training mode, as it was."""
+    """Check that the model is built to be trained, and that a loss changes no module's mode."""
     model = probe.build()
+    try:
+        check_training_mode(probe.workload, model)
+    except NotApplied as error:
+        return problem(str(error), "call model.train() in build_model, before any part is frozen")
+    before = {name: part.training for name, part in model.named_modules()}
     probe.loss(model, probe.batch)
-    switched = [name or "the model" for name, part in model.named_modules() if not part.training]
+    now = {name: part.training for name, part in model.named_modules()}
+    switched = [name or "the model" for name in before if now[name] != before[name]]
     if switched:
         return problem(
-            f"after the loss, {listed(switched)} is in evaluation mode",
-            "call no .eval() in loss or forward: dropout and batch norm would train as if they were"
-            " evaluated",
+            f"the loss switches {listed(switched)} between training and evaluation mode",
+            "call no .train() or .eval() in loss or forward: dropout and batch norm would train as if"
+            " they were evaluated, or the other way round",
+        )
+    frozen = [name or "the model" for name, is_training in before.items() if not is_training]
+    if frozen:
+        return passed(
+            f"computing a loss switches nothing; built in evaluation mode: {listed(frozen)}"
         )
     return passed("computing a loss leaves the model in training mode")

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from harness.spec.axes import Axes
-from harness.training.model import build_model, place_batch
+from harness.training.model import DROPOUT, build_model, evaluation_mode, place_batch
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Samples, Splits, Workload
 
@@ -80,9 +80,9 @@ class Probe:
     calls: list[CrossEntropy] = field(default_factory=list)  # of the last loss that was computed
 
     def build(self) -> nn.Module:
-        """Return a new model, always with the same parameters, in training mode."""
+        """Return a new model, always with the same parameters."""
         seed_everything(self.seed)
-        return build_model(self.workload, self.axes, self.device).train()
+        return build_model(self.workload, self.axes, self.device)
 
     @cached_property
     def batch(self) -> Batch:
@@ -104,11 +104,8 @@ class Probe:
 
     def rows(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""
-        model.eval()
-        with torch.no_grad():
-            rows = self.workload.evaluate(model, batch).double().cpu()
-        model.train()
-        return rows
+        with evaluation_mode(model), torch.no_grad():
+            return self.workload.evaluate(model, batch).double().cpu()
 
 
 @contextmanager
@@ -116,7 +113,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     """Set the probability of all dropout modules to 0 for a block."""
     saved = []
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, DROPOUT):
             saved.append((module, module.p))
             module.p = 0.0
     try:

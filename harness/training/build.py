@@ -33,7 +33,7 @@ from harness.training.execution import Compiler
 from harness.training.loader import Fetched, epoch_order, make_loader
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
-from harness.training.model import build_model, place_batch
+from harness.training.model import build_model, check_training_mode, place_batch
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.training.ranks import derive_seed, seed_everything
@@ -153,6 +153,7 @@ def build_trial(
         for axis in custom.values():
             for turn in turns:
                 axis.change_optimizer(turn.optimizer)
+        check_training_mode(workload, model)
         scaler = Scaler(axes, mesh.device)
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
         # From here on ranks draw different numbers, for dropout on different samples.

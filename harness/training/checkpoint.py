@@ -99,6 +99,8 @@ class Checkpointer:
         buffers = {}
         for name, buffer in self.model.named_buffers():
             buffers[name] = buffer.cpu()
+        # A workload may thaw a part of its model while it trains.
+        modes = {name: module.training for name, module in self.model.named_modules()}
         return {
             "state": state.to_dict(),
             "scaler": self.scaler.state(),
@@ -108,6 +110,7 @@ class Checkpointer:
             "by": interrupted_by,
             "random": _random_state(),
             "buffers": buffers,
+            "modes": modes,
         }
 
     def _write(
@@ -176,7 +179,7 @@ class Checkpointer:
         state.interruptions.append(interruption)
 
     def restore_model(self, folder: Path, step: int) -> None:
-        """Put back parameters, buffers and the workload's own state as `save` wrote them at `step`.
+        """Put back the model and the workload's own state as `save` wrote them at `step`.
 
         The optimizer and the random numbers stay as they are, so nothing is to be trained after it.
         Raises BadCheckpoint at every rank if the checkpoint is missing or damaged.
@@ -194,11 +197,13 @@ class Checkpointer:
     def _load_model(
         self, weights: dict[str, torch.Tensor], rank_content: Mapping[str, Any]
     ) -> None:
-        """Put back the parameters, the buffers and the workload's own state."""
+        """Put back parameters, buffers, the modules' modes and the workload's own state."""
         self.strategy.load_full_weights(self.model, weights)
         # Buffers that are in no state dict count too, and each rank may have its own.
         for name, buffer in self.model.named_buffers():
             buffer.copy_(rank_content["buffers"][name])
+        for name, module in self.model.named_modules():
+            module.training = rank_content["modes"][name]
         self.workload_state.load(rank_content["workload"])
 
     def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from harness.spec.axes import Axes
 from harness.spec.cell import StopRule
 from harness.training.confusion import count_confusions
 from harness.training.mesh import ParallelMesh
-from harness.training.model import place_batch
+from harness.training.model import evaluation_mode, place_batch
 from harness.training.precision import autocast
 from harness.training.stopping import LOSS
 from harness.training.strategies.base import Strategy
@@ -50,30 +50,28 @@ def evaluate(
 ) -> Scores | None:
     """Return the workload's metrics over all of `samples`, the same at every rank.
 
-    Every rank must call this. `model` is the one without the strategy's wrapper; it is left in
-    training mode. After each PASSES_BETWEEN_CHECKS forward passes, every rank calls
+    Every rank must call this. `model` is the one without the strategy's wrapper; its modules are left
+    in the modes that they had. After each PASSES_BETWEEN_CHECKS forward passes, every rank calls
     `should_continue`; if that returns False, the evaluation is given up and None returned. Raises
     NotApplied if the workload doesn't return one row for each sample.
     """
     strategy.before_evaluation(model)
-    model.eval()
     indices = mesh.test_share(len(samples))
     batch_size = max(1, mesh.rank_batch_size(axes))
     all_rows = []
     # Every rank makes as many passes as the rank with the most samples, because under FSDP2 a
     # forward pass is collective. A rank that has run out repeats sample 0 and drops the result.
     passes = range(0, mesh.largest_test_share(len(samples)), batch_size)
-    for number, start in enumerate(passes, start=1):
-        batch_indices = indices[start : start + batch_size]
-        batch = place_batch(samples.batch(batch_indices or [0]), axes, mesh.device)
-        with autocast(axes, mesh.device):
-            rows = workload.evaluate(model, batch)
-        if batch_indices:
-            all_rows.append(rows.double().cpu())
-        if number % PASSES_BETWEEN_CHECKS == 0 and not should_continue():
-            model.train()
-            return None
-    model.train()
+    with evaluation_mode(model):
+        for number, start in enumerate(passes, start=1):
+            batch_indices = indices[start : start + batch_size]
+            batch = place_batch(samples.batch(batch_indices or [0]), axes, mesh.device)
+            with autocast(axes, mesh.device):
+                rows = workload.evaluate(model, batch)
+            if batch_indices:
+                all_rows.append(rows.double().cpu())
+            if number % PASSES_BETWEEN_CHECKS == 0 and not should_continue():
+                return None
     rank_rows = torch.cat(all_rows) if all_rows else None
     if not mesh.reports_share:  # another rank has the same samples
         indices, rank_rows = [], None
@@ -102,18 +100,14 @@ def check_metrics(
     That is before any time is spent on it.
 
     `model` is the one that was just built, before a strategy has it. Two samples are evaluated, and
-    what that may change is put back: buffers, the generators of torch, and the training mode.
+    what that may change is put back: buffers, the generators of torch, and the modules' modes.
     """
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        model.eval()
+    with torch.random.fork_rng(devices=devices), evaluation_mode(model):
         batch = place_batch(samples.batch([0, 1][: len(samples)]), axes, device)
         with autocast(axes, device):
             rows = workload.evaluate(model, batch)
-    for module, is_training in modes:
-        module.training = is_training
     for buffer, values in saved:
         buffer.copy_(values)
     try:

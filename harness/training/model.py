@@ -1,7 +1,14 @@
-"""The model as the axes ask for it, apart from the strategy; and batches in the form it takes."""
+"""The model as the axes ask for it, apart from the strategy; and batches in the form it takes.
+
+Which modules train in evaluation mode, such as a frozen encoder, is the workload's to say: the modes
+that the model is built with are those that it is trained with.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,6 +22,14 @@ from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
 IMAGE_DIMENSIONS = 4
+DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
@@ -54,6 +69,54 @@ def _checkpoint_activations(layer: nn.Module) -> None:
         return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
 
     layer.forward = recomputed_forward
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode for a block, and then each into the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+
+
+def check_training_mode(workload: Workload, model: nn.Module) -> None:
+    """Raise NotApplied if all trained modules, or all dropout that an option asks for, are off.
+
+    Some modules may be in evaluation mode on purpose. But `from_pretrained` of transformers returns
+    a whole model in evaluation mode, and it would be trained without dropout.
+    """
+    name = type(workload).__name__
+    trained = [module for module in model.modules() if _holds_trained_parameters(module)]
+    if trained and not any(module.training for module in trained):
+        raise NotApplied(
+            f"{name}: found a model in evaluation mode, which trains without dropout; needed:"
+            " model.train() in build_model(), as after from_pretrained()"
+        )
+    dropouts = [module for module in model.modules() if isinstance(module, DROPOUT) and module.p]
+    option = _dropout_option(workload)
+    if option is None or not dropouts or any(module.training for module in dropouts):
+        return
+    raise NotApplied(
+        f"{option} had no effect: all dropout modules of {name} are in evaluation mode"
+    )
+
+
+def _dropout_option(workload: Workload) -> str | None:
+    """Return the first option that asks for dropout, with its value; None if none does."""
+    for option in fields(workload.options):
+        value = getattr(workload.options, option.name)
+        if "dropout" in option.name and isinstance(value, float) and value > 0:
+            return f"options.{option.name}={value:g}"
+    return None
+
+
+def _holds_trained_parameters(module: nn.Module) -> bool:
+    """Return whether a module has trained parameters of its own, besides those of its parts."""
+    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
 def must_place_batches(axes: Axes, device: torch.device) -> bool:

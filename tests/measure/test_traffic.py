@@ -133,13 +133,13 @@ def test_of_the_mlp() -> None:
 def test_leaves_everything_as_it_was() -> None:
     workload = MLP(MLPOptions(batch_norm=True), Digits())
     samples = workload.splits().train.batch(range(32))
-    module = workload.build_model().eval()
+    module = workload.build_model()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     random = torch.random.get_rng_state()
     measured = bytes_per_sample(workload, module, samples, nullcontext)
     assert measured is not None
     assert measured > 0
-    assert not module.training
+    assert module.training
     assert torch.equal(torch.random.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())

@@ -275,6 +275,13 @@ class LossInEvaluationMode(Sound):
         return super().loss(model.eval(), batch)
 
 
+class Evaluating(Sound):
+    """Returns a model in evaluation mode, as `from_pretrained` of transformers does."""
+
+    def build_model(self) -> nn.Module:
+        return super().build_model().eval()
+
+
 class SummedLoss(Sound):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
@@ -345,6 +352,7 @@ PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "dropout in evaluation": (with_model(DropoutInEvaluation), "evaluation", "differ"),
     "batch norm in training mode": (with_model(NormInTrainingMode), "evaluation", "running_mean"),
     "the loss switches to evaluation": (LossInEvaluationMode, "training mode", "the model"),
+    "a model in evaluation mode": (Evaluating, "training mode", "found a model in evaluation mode"),
     "two softmaxes": (with_model(TwoSoftmaxes), "logits", "probabilities"),
     "a large head": (with_model(LargeHead), "start", "a guess among 5 classes"),
     "a summed loss": (SummedLoss, "mean loss", "twice the loss"),

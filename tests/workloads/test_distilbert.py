@@ -16,6 +16,7 @@ from tests.support.distilbert import (
     load_saved_model,
     save_small_model,
 )
+from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from tests.workloads.flops import counted_per_sample
 from workloads.options import DistilBertOptions
 from workloads.sources import Tickets
@@ -104,6 +105,21 @@ def test_a_pretrained_folder(checkpoint: Path) -> None:
     assert model.bert.classifier.out_features == 3
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
     assert len(pretrained.layers(model)) == 1
+
+
+def test_a_pretrained_model_trains_with_dropout_from_its_first_step(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    first_losses = []
+    for dropout in (0.0, 0.5):
+        pretrained = distilbert(DistilBertOptions(pretrained=checkpoint, dropout=dropout), DATA)
+        assert all(module.training for module in pretrained.build_model().modules())
+        trainer = make_trainer(
+            make_assignment(steps=3), pretrained, tmp_path / f"{dropout}", hooks=NoEvaluation()
+        )
+        trainer.run()
+        first_losses.append(trainer.state.losses[0])
+    assert first_losses[0] != first_losses[1]
 
 
 def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:

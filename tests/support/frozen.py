@@ -1,0 +1,62 @@
+"""A workload for tests that trains a head on an encoder in evaluation mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from tests.support.line import LineFit, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenOptions(Options):
+    """When the encoder goes into training mode."""
+
+    thaw_at: int = 0  # the step, counted from 1; 0: never
+
+
+class Frozen(nn.Module):
+    """Batch norm and dropout in an encoder, which is built in evaluation mode, and in a head."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3)
+        )
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(16, 1))
+        self.encoder.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.encoder(inputs))
+        return outputs
+
+
+class FrozenFit(LineFit):
+    """Fits the line of `tests.support.line` with a frozen encoder."""
+
+    Options = FrozenOptions
+    options: FrozenOptions
+
+    def build_model(self) -> nn.Module:
+        return Frozen(self.options.dropout)
+
+    def after_step(self, model: nn.Module) -> None:
+        if self.step == self.options.thaw_at:
+            model.get_submodule("encoder").train()
+
+
+class EvaluatingFit(LineFit):
+    """Returns its model in evaluation mode, as `from_pretrained` of transformers does."""
+
+    def build_model(self) -> nn.Module:
+        return super().build_model().eval()
+
+
+class UndroppingFit(LineFit):
+    """Keeps its only dropout in evaluation mode, whatever the option says."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.get_submodule("inner.layers.2").eval()
+        return model

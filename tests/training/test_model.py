@@ -1,0 +1,105 @@
+"""Modules train in the modes that the workload has built them with, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from harness.core.errors import NotApplied
+from harness.measure.traffic import bytes_per_sample
+from harness.spec.cell import Length
+from harness.training.model import check_training_mode
+from harness.training.train import Trainer
+from tests.support.frozen import EvaluatingFit, FrozenFit, FrozenOptions, UndroppingFit
+from tests.support.line import Options
+from tests.support.training import NoEvaluation, make_assignment, make_trainer
+from workloads.options import Settings
+
+STEPS = 24
+
+
+def frozen_trainer(folder: Path, *, evaluate_every: int, thaw_at: int = 0) -> Trainer:
+    """Build a trial of a frozen encoder that is evaluated every so many steps."""
+    assignment = make_assignment(steps=STEPS)
+    cell = replace(assignment.trial.cell, evaluate=Length(steps=evaluate_every))
+    assignment = replace(assignment, trial=replace(assignment.trial, cell=cell))
+    workload = FrozenFit(FrozenOptions(dropout=0.2, thaw_at=thaw_at), Settings())
+    return make_trainer(assignment, workload, folder)
+
+
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Return whether each module is in training mode, by its name."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def test_evaluations_change_neither_modes_nor_what_is_trained(tmp_path: Path) -> None:
+    trained = []
+    for number, evaluate_every in enumerate((2, 5, STEPS)):
+        trainer = frozen_trainer(tmp_path / str(number), evaluate_every=evaluate_every)
+        built_with = modes_of(trainer.parts.model)
+        trainer.run()
+        assert modes_of(trainer.parts.model) == built_with
+        assert not built_with["encoder.1"]
+        assert built_with["head.0"]
+        trained.append((trainer.state.losses, trainer.fingerprint()))
+    assert trained[0] == trained[1] == trained[2]
+
+
+def test_a_part_that_was_thawed_stays_so(tmp_path: Path) -> None:
+    thawed = frozen_trainer(tmp_path / "thawed", evaluate_every=2, thaw_at=5)
+    thawed.run()
+    frozen = frozen_trainer(tmp_path / "frozen", evaluate_every=2)
+    frozen.run()
+    assert modes_of(thawed.parts.model)["encoder.1"]
+    assert thawed.state.losses[:5] == frozen.state.losses[:5]
+    assert thawed.state.losses[5] != frozen.state.losses[5]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_model_in_evaluation_mode_is_refused_before_the_first_step(
+    tmp_path: Path, steps: int
+) -> None:
+    workload = EvaluatingFit(Options(dropout=0.5), Settings())
+    with pytest.raises(
+        NotApplied,
+        match=r"^EvaluatingFit: found a model in evaluation mode.*; needed: model.train\(\) in build_m",
+    ):
+        make_trainer(make_assignment(steps=steps), workload, tmp_path, hooks=NoEvaluation())
+    assert workload.step == 0
+
+
+def test_a_dropout_option_without_effect_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        NotApplied,
+        match=r"^options.dropout=0.5 had no effect: all dropout modules of UndroppingFit",
+    ):
+        make_trainer(
+            make_assignment(steps=2), UndroppingFit(Options(dropout=0.5), Settings()), tmp_path
+        )
+    no_dropout = UndroppingFit(Options(dropout=0.0), Settings())
+    make_trainer(make_assignment(steps=2), no_dropout, tmp_path).run()
+
+
+def test_a_head_may_be_trained_on_an_encoder_in_evaluation_mode() -> None:
+    workload = FrozenFit(FrozenOptions(dropout=0.0), Settings())
+    check_training_mode(workload, workload.build_model())
+
+
+def test_traffic_is_counted_in_the_modes_of_training() -> None:
+    """Dropout and batch norm of a frozen encoder move less than those that are trained."""
+    workload = FrozenFit(FrozenOptions(dropout=0.0), Settings())
+    batch = workload.splits().train.batch(range(32))
+    model = workload.build_model()
+    frozen = bytes_per_sample(workload, model, batch, nullcontext)
+    built_with = modes_of(model)
+    assert frozen == bytes_per_sample(workload, model, batch, nullcontext)
+    assert modes_of(model) == built_with
+    model.train()
+    trained = bytes_per_sample(workload, model, batch, nullcontext)
+    assert frozen is not None
+    assert trained is not None
+    assert frozen < trained
