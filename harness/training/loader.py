@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import random
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -25,7 +25,7 @@ from harness.core.processes import die_with_parent, wait_for_idle_threads
 from harness.spec.axes import Axes
 from harness.training.epoch import EpochOrder, InOrder, Keyed, Permutation, ShardWindows
 from harness.training.order import BatchOrder
-from harness.training.ranks import derive_seed
+from harness.training.ranks import derive_seed, seed_generators
 from workloads.base import Batch, Samples
 from workloads.mapped import MappedSamples
 from workloads.shards import ShardSamples
@@ -33,10 +33,13 @@ from workloads.shards import ShardSamples
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.
 Fetched = tuple[list[int], int, Batch]
+Fetch = Callable[[int, Sequence[int]], Batch]  # of a step's number and the indices of its samples
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
 M_MMAP_THRESHOLD = -3  # glibc's number of the setting
 LARGE_BLOCK = 2**20  # bytes
+CPU = torch.device("cpu")
+FETCH_STREAM = 1  # of random numbers, which sets fetching a micro-batch apart from training on it
 # The most samples that are permuted in memory unless the axis asks for it: 1 GiB at every rank.
 MAX_PERMUTED = 2**27
 
@@ -70,15 +73,28 @@ def make_loader(
     """Return an iterable over the batches of `order`; each iteration starts where `order` is then.
 
     It has generators of its own, seeded with `seed` and the rank, so that no setting of it moves
-    the random numbers of training. Raises NotApplied for resident samples that can't be moved to
-    `device`.
+    the random numbers of training. Under `reduction: tree`, batches are what `MicroBatches` fetches.
+    Raises NotApplied for resident samples that can't be moved to `device`.
     """
-    if axes.input == "resident":
-        return _make_resident(samples, order, device)
+    is_resident = axes.input == "resident"
+    if is_resident:
+        samples = _move(samples, device)
+    fetch: Fetch = partial(_fetch_share, samples)
+    if axes.reduction == "tree":
+        fetch = MicroBatches(
+            samples=samples,
+            seed=seed,
+            dp_rank=order.dp_rank,
+            dp_size=order.dp_size,
+            count=axes.grad_accum_steps,
+            device=device if is_resident else CPU,
+        )
+    if is_resident:
+        return _ResidentLoader(fetch, order)
     # The sampler yields whole batches, which the data set fetches at once. By default, torch would
     # fetch sample by sample and put them together.
     return _Loader(
-        _BatchDataset(samples, seed, order.dp_rank),
+        _BatchDataset(fetch, seed, order.dp_rank),
         batch_sampler=_NumberedBatches(order),
         collate_fn=_identity,
         num_workers=axes.num_workers,
@@ -89,6 +105,38 @@ def make_loader(
         pin_memory=device.type == "cuda" and axes.pin_memory != "never",
         generator=torch.Generator().manual_seed(derive_seed(seed, order.dp_rank)),
     )
+
+
+def _fetch_share(samples: Samples, step: int, indices: Sequence[int]) -> Batch:
+    """Return a rank's share of the batch of a step, all at once."""
+    return samples.batch(indices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatches:
+    """Fetches a rank's share of a batch micro-batch by micro-batch, for `reduction: tree`.
+
+    Random numbers, and the width that samples are padded to, then depend on the micro-batch alone,
+    and not on which others its rank has.
+    """
+
+    samples: Samples
+    seed: int  # of the trial
+    dp_rank: int
+    dp_size: int
+    count: int  # micro-batches of a share
+    device: torch.device  # where the samples are
+
+    def __call__(self, step: int, indices: Sequence[int]) -> Batch:
+        """Return the tensors of all micro-batches of a step, one micro-batch after the other."""
+        size = len(indices) // self.count
+        tensors: list[torch.Tensor] = []
+        for number in range(self.count):
+            micro_batch = number * self.dp_size + self.dp_rank
+            seed = derive_seed(self.seed, FETCH_STREAM, step, micro_batch)
+            seed_generators(seed, self.device)
+            tensors += self.samples.batch(indices[number * size : (number + 1) * size])
+        return tuple(tensors)
 
 
 class _NumberedBatches:
@@ -111,8 +159,8 @@ class _BatchDataset(Dataset[Any]):
     matter which worker fetches it, and how often workers were started.
     """
 
-    def __init__(self, samples: Samples, seed: int, dp_rank: int) -> None:
-        self.samples = samples
+    def __init__(self, fetch: Fetch, seed: int, dp_rank: int) -> None:
+        self.fetch = fetch
         self.seed = seed
         self.dp_rank = dp_rank
 
@@ -121,17 +169,9 @@ class _BatchDataset(Dataset[Any]):
         number, indices = numbered_batch
         worker = get_worker_info()
         if worker is None:
-            return indices, NO_WORKER, self.samples.batch(indices)
-        _seed_worker(derive_seed(self.seed, self.dp_rank, number))
-        return indices, worker.id, self.samples.batch(indices)
-
-
-def _seed_worker(seed: int) -> None:
-    """Seed all generators that samples may draw from."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    # torch.manual_seed would also seed the GPUs, which takes its time for each batch.
-    torch.default_generator.manual_seed(seed)
+            return indices, NO_WORKER, self.fetch(number, indices)
+        seed_generators(derive_seed(self.seed, self.dp_rank, number), CPU)
+        return indices, worker.id, self.fetch(number, indices)
 
 
 def _prepare_worker(worker: int) -> None:
@@ -208,23 +248,23 @@ def _name_worker_errors(batches: Iterator[Any]) -> Iterator[Any]:
         ) from None
 
 
-def _make_resident(samples: Samples, order: BatchOrder, device: torch.device) -> _ResidentLoader:
-    """Return the loader of samples that are moved to the device, all at once."""
-    move = getattr(samples, "to", None)
+def _move(samples: Samples, device: torch.device) -> Samples:
+    """Return the samples on the device, moved all at once; raises NotApplied if they can't be."""
+    move: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
     if move is None:
         raise NotApplied(
             f"input=resident can't be had: {type(samples).__name__} has no method to(device)"
         )
-    return _ResidentLoader(move(device), order)
+    return move(device)
 
 
 class _ResidentLoader:
     """Batches of samples that are all on the device."""
 
-    def __init__(self, samples: Samples, order: BatchOrder) -> None:
-        self.samples = samples
+    def __init__(self, fetch: Fetch, order: BatchOrder) -> None:
+        self.fetch = fetch
         self.order = order
 
     def __iter__(self) -> Iterator[Fetched]:
-        for indices in self.order:
-            yield indices, NO_WORKER, self.samples.batch(indices)
+        for number, indices in enumerate(self.order, start=self.order.next_step):
+            yield indices, NO_WORKER, self.fetch(number, indices)

@@ -1,8 +1,9 @@
 """The training step of `reduction: tree`, whose bits do not depend on the number of ranks.
 
 Beside the order of sums, which `tree_reduction` explains, nothing else of a micro-batch may depend
-on the ranks: its random numbers are seeded by the step and its own number, and buffers such as
-running means are those of the first micro-batch, as DDP keeps those of its first rank.
+on the ranks: it is fetched by itself (`loader.MicroBatches`), random numbers are seeded by the step
+and its own number, and buffers such as running means are those of the first micro-batch, as DDP
+keeps those of its first rank.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class TreeStep(TrainStep):
             tree.add(self._take_gradients())
         self._set_gradients(tree.total())
         return torch.stack(losses).mean()
+
+    def micro_batches(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the micro-batches, whose tensors follow each other in the batch."""
+        width = len(batch) // self.grad_accum_steps
+        for start in range(0, len(batch), width):
+            yield batch[start : start + width]
 
     def _seed_micro_batch(self, number: int) -> None:
         """Seed all generators for this rank's micro-batch `number`, whichever rank this is."""

@@ -343,8 +343,12 @@ def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
     """
     if not parts.strategy.needs_process_group:
         return None
-    share = range(parts.mesh.rank_batch_size(parts.axes))
-    batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
+    axes, samples = parts.axes, parts.splits.train
+    if axes.reduction == "tree":  # whose step takes the tensors of all its micro-batches
+        batch = samples.batch(range(parts.mesh.micro_batch_size(axes))) * axes.grad_accum_steps
+    else:
+        batch = samples.batch(range(parts.mesh.rank_batch_size(axes)))
+    batch = place_batch(batch, axes, parts.mesh.device)
     step = partial(parts.train_step.compute_all_gradients, batch)
     parts.strategy.release_parameters()
     with parts.compiler.disabled():

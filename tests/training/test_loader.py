@@ -8,15 +8,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from harness.core.errors import LoaderTimeout
 from harness.spec.axes import Axes
 from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
+from tests.support.training import CPU
 from workloads.base import Batch
 
 
@@ -90,6 +93,56 @@ def test_what_workers_draw_depends_on_the_batch_only(workers: int) -> None:
     assert [values for _, _, values in fetch(workers, seed=3)] == drawn
     assert [values for _, _, values in fetch(workers, seed=3, skip=3)] == drawn[3:]
     assert not {*drawn[0]} & {*fetch(workers, seed=3, epoch=1)[0][2]}
+
+
+class PaddedSamples(RandomSamples):
+    """Random samples whose batches are as wide as their last sample's number is large."""
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        (drawn,) = super().batch(indices)
+        return torch.tensor(indices), drawn.new_full(
+            (len(indices), 1 + max(indices)), float(drawn.sum())
+        )
+
+    def to(self, device: torch.device) -> PaddedSamples:
+        return self
+
+
+def fetch_micro_batches(dp_size: int, **axes: Any) -> list[list[Tensor]]:
+    """Return the tensors of all micro-batches of an epoch under `reduction: tree`, in their order."""
+    micro_steps = 4 // dp_size
+    epoch: list[list[Tensor]] = [[] for _ in range(4 * 4)]  # of four steps
+    for dp_rank in range(dp_size):
+        order = BatchOrder(
+            samples=32,
+            batch_size=8,
+            seed=3,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            micro_steps=micro_steps,
+        )
+        tree = Axes(batch_size=8, reduction="tree", grad_accum_steps=micro_steps, **axes)
+        loader = make_loader(PaddedSamples(), order, tree, seed=3, device=CPU)
+        for step, (_, _, batch) in enumerate(loader):
+            for number in range(micro_steps):
+                micro_batch = batch[2 * number : 2 * number + 2]
+                epoch[4 * step + number * dp_size + dp_rank] = list(micro_batch)
+    return epoch
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"num_workers": 2}, {"input": "resident"}],
+    ids=["no worker", "workers", "resident"],
+)
+def test_a_micro_batch_of_a_tree_does_not_depend_on_ranks_or_workers(axes: dict[str, Any]) -> None:
+    """Neither what is drawn while it is fetched nor the width that it is padded to."""
+    expected = fetch_micro_batches(1)
+    assert len({float(drawn[0, 0]) for _, drawn in expected}) == 16
+    for dp_size in (1, 2, 4):
+        fetched = fetch_micro_batches(dp_size, **axes)
+        for tensors, expected_tensors in zip(fetched, expected, strict=True):
+            assert all(map(torch.equal, tensors, expected_tensors))
 
 
 def test_every_batch_has_its_own_seed_which_is_the_same_again() -> None:
