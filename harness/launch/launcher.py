@@ -53,13 +53,12 @@ def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
 
 def signal_failure(number: int, rank: int) -> Failure:
     """Return the failure of a rank that a signal with this number has ended."""
-    kind = "Killed"
     if number == SIGNAL:  # it came before the rank had blocked it
-        kind = "Interrupted"
+        return Failure(kind="Interrupted", message="stopped before the first step", rank=rank)
     name = signal.strsignal(number) or f"signal {number}"
     if number in set(signal.Signals):
         name = signal.Signals(number).name
-    return Failure(kind=kind, message=f"ended by {name}", rank=rank)
+    return Failure(kind="Killed", message=f"ended by {name}", rank=rank)
 
 
 def modules_to_preload(cell: Cell) -> list[str]:

@@ -274,7 +274,7 @@ def _task_signaled(output: str) -> Failure | None:
     task = TASK_ENDED.search(output)
     if task is None or BY_SIGNAL not in task["how"]:
         return None
-    return _task_failure(task, "Interrupted", "SIGUSR2 before the first step")
+    return _task_failure(task, "Interrupted", "stopped before the first step")
 
 
 def _task_killed(output: str) -> Failure | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from harness.records.company import Company
 from harness.records.record import RankResult, Summary, Telemetry
 from harness.spec.validity import ValidityRules
 
-# Seconds between two moments at which all ranks met, below which their jitter would hide any drift.
-MIN_ELAPSED = 1.0
+# Seconds of a trial below which the kernel's clock ticks are too coarse to tell who had the cores.
+MIN_TELEMETRY = 1.0
+# Seconds between two moments at which all ranks met, below which jitter looks like drift: a rank may
+# read its clock tens of milliseconds late.
+MIN_ELAPSED = 10.0
 
 
 def violations(
@@ -33,7 +37,7 @@ def violations(
     for result in ranks if knows_its_cores else ():
         waited = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
         lines += _share_above(contention(result, ranks), rules.contention, waited)
-    lines += _share_above(clock_drift(ranks), rules.clock_drift, "clock_drift: between ranks")
+    lines += _share_above(clock_drift(ranks), rules.clock_drift, "clock_drift: between hosts")
     data_wait = summary.shares.get("data_wait")
     lines += _share_above(data_wait, rules.data_wait, "data_wait: the loader starved")
     return lines
@@ -62,7 +66,7 @@ def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
     the trial was too short for the kernel's clock ticks.
     """
     telemetry = result.telemetry
-    if telemetry is None or telemetry.seconds < MIN_ELAPSED:
+    if telemetry is None or telemetry.seconds < MIN_TELEMETRY:
         return None
     waited, host_cpu = telemetry.shares.get("cpu_wait"), telemetry.shares.get("host_cpu")
     if waited is None or host_cpu is None:
@@ -78,13 +82,17 @@ def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
 
 
 def clock_drift(ranks: Sequence[RankResult]) -> float | None:
-    """Return how far the ranks' clocks disagree on the time between two moments that all share.
+    """Return how far the hosts' clocks disagree on the time between two moments that all ranks share.
 
-    The result is a fraction of that time; None if it is unknown at all ranks but one, or too short.
+    The ranks of a host read the same clock, so what they differ by is how late they were scheduled.
+    The result is a fraction of that time; None if it is unknown on all hosts but one, or too short.
     """
-    elapsed = [result.elapsed for result in ranks if result.elapsed is not None]
-    elapsed = [seconds for seconds in elapsed if seconds >= MIN_ELAPSED]
-    if len(elapsed) < 2:
+    by_host: dict[str, list[float]] = {}
+    for result in ranks:
+        if result.elapsed is not None:
+            by_host.setdefault(result.host, []).append(result.elapsed)
+    elapsed = [median(seconds) for seconds in by_host.values()]
+    if len(elapsed) < 2 or min(elapsed) < MIN_ELAPSED:
         return None
     return 1 - min(elapsed) / max(elapsed)
 

@@ -36,7 +36,8 @@ CURVE_FORMAT = FileFormat(name="rank's losses", sealed_since=0)
 LOWEST, HIGHEST = 1e-7, 1.0  # the rates of the first and of the last step
 # The standard deviation of the bell that losses are smoothed with, in powers of ten of the rate.
 SMOOTHING = 0.15
-# A loss so many times that of the start has diverged; larger ones would outweigh all others.
+# A loss so many times that of the start has diverged; larger ones would outweigh all others. See
+# `divergence_limit` for losses that are not above 0.
 DIVERGED = 4.0
 START = 0.1  # the share of the steps whose mean loss is that of the start
 MOST_BELOW_MINIMUM = 10.0  # a suggestion is the rate of the lowest loss divided by this
@@ -134,14 +135,26 @@ def rate_at(step: Numbers, steps: int) -> Numbers:
 
 def has_diverged(losses: Numbers, steps: int) -> bool:
     """Return whether the newest of some losses has diverged; `steps` are those of a whole search."""
-    if not len(losses):
+    if len(losses) <= _start_steps(steps):
         return False
-    return bool(losses[-1] > DIVERGED * starting_loss(losses, steps))
+    return bool(losses[-1] > divergence_limit(losses, steps))
 
 
-def starting_loss(losses: Numbers, steps: int) -> float:
-    """Return the mean loss of the first steps, at rates that change nothing yet."""
-    return float(np.mean(losses[: max(1, round(START * steps))]))
+def divergence_limit(losses: Numbers, steps: int) -> float:
+    """Return the loss above which a training has diverged: DIVERGED times that of the start.
+
+    A loss that falls below 0, such as the negative logarithm of a density, is measured by how far it
+    has fallen: that is more than its start, and does not depend on where 0 is.
+    """
+    # At the rates of the first steps nothing changes yet.
+    start = float(np.mean(losses[: _start_steps(steps)]))
+    scale = max(start, start - float(np.min(losses)))
+    return start + (DIVERGED - 1) * scale
+
+
+def _start_steps(steps: int) -> int:
+    """Return how many of a search's steps are its start."""
+    return max(1, round(START * steps))
 
 
 def smooth(losses: Numbers, decades: Numbers) -> Numbers:
@@ -153,7 +166,7 @@ def smooth(losses: Numbers, decades: Numbers) -> Numbers:
 
     if len(losses) < 2:
         return losses
-    capped = np.minimum(losses, DIVERGED * starting_loss(losses, len(losses)))
+    capped = np.minimum(losses, divergence_limit(losses, len(losses)))
     step = (decades[-1] - decades[0]) / (len(decades) - 1)
     smoothed: Numbers = gaussian_filter1d(capped, SMOOTHING / step, mode="nearest")
     return smoothed

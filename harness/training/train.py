@@ -452,7 +452,7 @@ class Trainer:
             )
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         parts.mesh.barrier()
-        message = f"{SIGNAL.name} after step {state.step} of {parts.total_steps}"
+        message = f"stopped after step {state.step} of {parts.total_steps}"
         lost = parts.workload_state.missing_from_checkpoints()
         if lost is not None and state.step:
             message += f"; the next attempt starts anew: {lost}"

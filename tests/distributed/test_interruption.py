@@ -83,7 +83,7 @@ def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: s
     assert (whole.status, resumed.status) == ("done", "done"), (whole.failure, resumed.failure)
     kinds = [failure.kind for failure in resumed.previous_failures]
     assert kinds == ["Interrupted"] * interruptions
-    assert resumed.previous_failures[0].message == f"SIGUSR2 after step 1 of {STEPS}"
+    assert resumed.previous_failures[0].message == f"stopped after step 1 of {STEPS}"
     assert_same_bits(resumed, whole)
     assert resumed.rank0 is not None
     assert resumed.rank0.stop is not None
@@ -135,7 +135,7 @@ def test_a_trial_of_torchrun_saves_on_ctrl_c_and_ends_with_the_bits_of_forked_ra
     (interrupted,) = listener.records
     assert interrupted.status == "interrupted"
     assert interrupted.failure is not None
-    assert interrupted.failure.message.startswith("Ctrl-C: SIGUSR2 after step ")
+    assert interrupted.failure.message.startswith("Ctrl-C: stopped after step ")
     assert len(listener.messages) == 1
     assert processes_below(tmp_path) == []
     (resumed,) = run(paths[1])
@@ -177,7 +177,7 @@ def test_a_rank_started_by_hand_ends_with_its_own_exit_code(tmp_path: Path) -> N
     failure = read_rank_result(folder.result_path(0)).failure
     assert failure is not None
     assert failure.kind == "Interrupted"
-    assert failure.message.startswith("SIGUSR2 after step ")
+    assert failure.message.startswith("stopped after step ")
 
 
 def test_a_trial_is_not_resumed_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

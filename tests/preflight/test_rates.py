@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from harness.preflight.rates import (
     RateCurve,
     RateSearch,
     Suggestion,
+    divergence_limit,
+    has_diverged,
     rate_at,
     read_search,
     suggest,
@@ -100,6 +103,26 @@ def test_a_loss_that_only_rises_suggests_nothing() -> None:
     assert curve.suggestion == Suggestion(peak=None, steepest=None, tenth=None)
     rates_of_cell = CellRates(cell=make_cell(), curves=[curve])
     assert (rates_of_cell.peak, rates_of_cell.steepest, rates_of_cell.tenth) == (None, None, None)
+
+
+@pytest.mark.parametrize("offset", [0.0, 2.0, 3.0, 20.0])
+def test_a_loss_below_zero_has_not_diverged_until_it_has_risen(offset: float) -> None:
+    """From 2.3 down to 0.3 and up again, less the offset; the suggestions do not depend on it."""
+    above_zero = make_curve_of(1e-3, 1e-2)
+    losses = np.asarray(above_zero.losses) - offset
+    steps = np.arange(1, STEPS + 1)
+    diverged_at = [step for step in steps if has_diverged(losses[:step], STEPS)]
+    lowest = int(np.argmin(losses))
+    assert diverged_at
+    assert diverged_at[0] > lowest
+    curve = replace(above_zero, losses=losses[: diverged_at[0]].tolist(), diverged=True)
+    assert curve.suggestion.steepest == pytest.approx(1e-3, rel=0.5)
+    assert curve.suggestion.tenth == pytest.approx(1e-3, rel=0.6)
+
+
+def test_a_loss_above_zero_has_diverged_at_four_times_its_start() -> None:
+    losses = np.array([2.0] * 20 + [0.5] * 20)
+    assert divergence_limit(losses, STEPS) == 8.0
 
 
 def test_the_spread_is_over_the_seeds() -> None:

@@ -49,6 +49,7 @@ from tests.support.running import LINE, line_sweep
 from tests.support.training import SINGLE_RANK
 
 STEPS, STEPS_PER_EPOCH, STEPS_BETWEEN_EVALUATIONS = 20, 8, 5  # 256 samples in batches of 32
+FROZEN = LINE.replace("line.py:LineFit", "frozen.py:FrozenFit")
 PLAIN: dict[str, Any] = {"options": {"dropout": 0.3}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "adam": PLAIN,
@@ -59,11 +60,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp16": PLAIN | {"axes": {"precision": "fp16", "batch_size": 4, "lr": 0.001}},
     "grad_accum_steps": PLAIN | {"axes": {"grad_accum_steps": 2}},
     "tree": PLAIN | {"axes": {"reduction": "tree", "grad_accum_steps": 4}},
+    "tree, noise": {
+        "options": {"noise": 0.1},
+        "axes": {"reduction": "tree", "grad_accum_steps": 4, "num_workers": 2},
+    },
     "keyed": PLAIN | {"axes": {"order": "keyed"}},
     "memory": {"options": {"memory": True}},
     "average": {"options": {"average": 0.9}},
     "noise": {"options": {"noise": 0.1}},
     "noise, workers": {"options": {"noise": 0.1}, "axes": {"num_workers": 2}},
+    "frozen": {"uses": FROZEN, "options": {"dropout": 0.3}},
+    # Before the first interruption: only the checkpoint tells the next attempt.
+    "thawed": {"uses": FROZEN, "options": {"dropout": 0.3, "thaw_at": 2}},
 }
 # Its best evaluation is the first, after 5 steps, and the third is the second that is no better.
 STOPPED: dict[str, Any] = {
@@ -154,7 +162,7 @@ def run_trial(
     assignment = load_assignment(folder, entry, checkpoint)
     trial_folder = TrialFolder(folder / "trial")
     for stop in stops:
-        with pytest.raises(Interrupted, match=f"^SIGUSR2 after step {stop} of {STEPS}$"):
+        with pytest.raises(Interrupted, match=f"^stopped after step {stop} of {STEPS}$"):
             attempt(trial_folder, assignment, stop)
         if between is not None:
             between(trial_folder)
@@ -208,7 +216,7 @@ def test_an_interrupted_evaluation_is_made_up_for(tmp_path: Path) -> None:
     trial_folder = TrialFolder(folder / "trial")
     step = STEPS_BETWEEN_EVALUATIONS
     for _ in range(2):
-        with pytest.raises(Interrupted, match=f"^SIGUSR2 after step {step} of {STEPS}$"):
+        with pytest.raises(Interrupted, match=f"^stopped after step {step} of {STEPS}$"):
             attempt(trial_folder, assignment, step + 1, passes_between_checks=1)
     assert outcome_of(attempt(trial_folder, assignment, None)) == whole
 
@@ -481,7 +489,7 @@ CONNECTION_LOST = Failure(
 
 def interrupted(rank: int) -> Failure:
     """Return what an interrupted rank leaves."""
-    return Failure(kind="Interrupted", message="SIGUSR2 after step 3 of 9", rank=rank, at=5.0)
+    return Failure(kind="Interrupted", message="stopped after step 3 of 9", rank=rank, at=5.0)
 
 
 @pytest.fixture
@@ -524,7 +532,7 @@ def assemble_record(tmp_path: Path) -> Assemble:
 def test_an_interrupted_trial_has_not_failed(assemble_record: Assemble) -> None:
     record = assemble_record({0: interrupted(0), 1: interrupted(1)}, {0: 75, 1: 75})
     assert record.status == "interrupted"
-    assert str(record.failure) == "rank 0: Interrupted: SIGUSR2 after step 3 of 9"
+    assert str(record.failure) == "rank 0: Interrupted: stopped after step 3 of 9"
 
 
 def test_whatever_ends_ranks_after_their_checkpoint_is_not_the_cause(
@@ -556,6 +564,6 @@ def test_a_rank_that_the_signal_ends_before_it_can_block_it(assemble_record: Ass
     record = assemble_record({0: CONNECTION_LOST}, {0: 1, 1: -signal.SIGUSR2})
     assert record.status == "interrupted"
     assert record.failure is not None
-    assert (record.failure.message, record.failure.rank) == ("ended by SIGUSR2", 1)
+    assert (record.failure.message, record.failure.rank) == ("stopped before the first step", 1)
     record = assemble_record({0: CONNECTION_LOST}, {0: 1, 1: -signal.SIGKILL})
     assert record.status == "failed"
