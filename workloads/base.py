@@ -150,7 +150,8 @@ class Turn:
 
     name: str
     optimizer: Optimizer  # of the parameters that this turn trains; the others stay as they are
-    # The mean loss over a batch, a scalar. Under DDP and FSDP2, `model` must be called once for it.
+    # The mean loss over a batch, a scalar, as of `Workload.loss`. Under DDP and FSDP2, `model` must
+    # be called once for it.
     loss: Callable[[nn.Module, Batch], Tensor]
 
 
@@ -191,7 +192,21 @@ class Workload(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss over the batch: a scalar with a gradient."""
+        """Return the mean loss over the batch: a scalar with a gradient.
+
+        It is a mean over samples, or over what `loss_weight` counts.
+        """
+
+    def loss_weight(self, batch: Batch) -> Tensor | float:
+        """Return the number that `loss` divides by, such as the number of target tokens in the batch.
+
+        The loss of a global batch is the mean of its parts' by these weights, however it is cut into
+        micro-batches and ranks; this holds for all `turns`. By default, samples weigh the same.
+
+        It must follow from the batch alone: a loss that draws which tokens count would draw others.
+        Return a tensor as it is, because `item()` would wait for the device in every step.
+        """
+        return float(len(batch[0]))
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -12,16 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.preflight.advice import describe
 from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed, without_dropout
 from harness.preflight.report import ParameterNorms
 from harness.training.optimization import make_optimizer
-from workloads.base import Batch
+from harness.training.ranks import seed_everything
+from workloads.base import Batch, Workload
 
 # The loss of a new model, as a multiple of that of a guess. Initializations scatter by much less.
 LOWEST_START = 0.6
 HIGHEST_START = 1.5
 HIGHEST_START_BEYOND = 0.5  # nats, which count where there are few classes
+PART_TOLERANCE = 1e-3  # of the gradients of a batch's parts, which are summed up in another order
+UNDECLARED = (
+    "return the mean over samples, or define loss_weight(batch) as what the loss divides by, such as"
+    " the number of target tokens: without it, gradients depend on micro-batches and ranks; those of"
+    " a loss that compares samples with each other always do"
+)
+DECLARED = "loss_weight(batch) has to return what loss(model, batch) divides its sum by"
 LEARNED = 0.05  # of the loss at the start: a batch is known by heart
 MAX_STEPS = 300
 MAX_SECONDS = 60.0
@@ -72,7 +81,10 @@ def check_start(probe: Probe) -> Outcome:
 
 
 def check_mean(probe: Probe) -> Outcome:
-    """Check that the loss is a mean over samples: twice the same samples cost the same."""
+    """Check that the loss of a batch is the mean of its parts', weighted by `loss_weight`.
+
+    Otherwise gradients depend on how a batch is cut into micro-batches and ranks.
+    """
     model = probe.build()
     doubled: Batch = tuple(torch.cat([tensor, tensor]) for tensor in probe.batch)
     with without_dropout(model):
@@ -84,7 +96,72 @@ def check_mean(probe: Probe) -> Outcome:
             "return the mean over samples: a sum makes the learning rate depend on the batch size,"
             " and DDP's mean over ranks wrong",
         )
-    return passed("the loss is a mean over samples")
+    # Batch norm uses the whole batch in training mode.
+    model.eval()
+    try:
+        whole = _gradients(probe, model, probe.batch)
+    except Exception as error:  # some models have no loss in evaluation mode
+        return skipped(f"the loss can't be computed in evaluation mode: {describe(error)}")
+    seed_everything(probe.seed, 1)
+    if _mean_error(probe, model, whole, [probe.batch], [1.0]) > PART_TOLERANCE:
+        return skipped("the loss draws random numbers")
+    return _judge_parts(probe, model, whole)
+
+
+def _judge_parts(probe: Probe, model: nn.Module, whole: Tensor) -> Outcome:
+    """Judge whether `whole` is the weighted mean of gradients over parts of the batch."""
+    is_weighted = type(probe.workload).loss_weight is not Workload.loss_weight
+    weighed_by = "what loss_weight() counts" if is_weighted else "samples"
+    cut = probe.cut_parts()
+    weights = [torch.as_tensor(probe.workload.loss_weight(part)) for part in cut]
+    for weight in weights:
+        if weight.numel() != 1 or not 0 <= weight.item() < math.inf:
+            return problem(f"loss_weight() returned {weight.tolist()}", DECLARED)
+    shares = torch.stack([weight.double().reshape(()) for weight in weights])
+    shares /= shares.sum()
+    error = _mean_error(probe, model, whole, probe.fetched_parts() or cut, shares.tolist())
+    if error <= PART_TOLERANCE:
+        return passed(f"the loss is a mean over {weighed_by}")
+    measured = (
+        f"the gradient of a batch is {error:.2%} off its parts' mean, weighted by {weighed_by}"
+    )
+    if _mean_error(probe, model, whole, cut, shares.tolist()) <= PART_TOLERANCE:
+        return problem(
+            f"{measured}, if each part is padded by itself",
+            "leave out padding in the model and in the loss: ranks pad to their own longest sample",
+        )
+    return problem(measured, DECLARED if is_weighted else UNDECLARED)
+
+
+def _mean_error(
+    probe: Probe, model: nn.Module, whole: Tensor, parts: Sequence[Batch], shares: Sequence[float]
+) -> float:
+    """Return how far the weighted mean of the parts' gradients is from `whole`.
+
+    It is relative to the mean norm of the parts' gradients. Parts with a share of 0 are left out: a
+    mean over nothing is NaN.
+    """
+    mean, scale = torch.zeros_like(whole), 0.0
+    for part, share in zip(parts, shares, strict=True):
+        if share:
+            gradients = _gradients(probe, model, part)
+            mean += share * gradients
+            scale += share * float(gradients.norm())
+    error = float((mean - whole).norm())
+    if error == 0:
+        return 0.0
+    return error / scale if scale else math.inf
+
+
+def _gradients(probe: Probe, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the gradients of the loss of a batch in fp64, flattened, shape (parameters,)."""
+    model.zero_grad(set_to_none=True)
+    probe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    gradients = []
+    for parameter in model.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients.append(gradient.double().flatten())
+    return torch.cat(gradients)
 
 
 def parameter_norms(probe: Probe) -> list[ParameterNorms]:

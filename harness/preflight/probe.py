@@ -21,6 +21,7 @@ from harness.training.ranks import seed_everything
 from workloads.base import Batch, Samples, Splits, Workload
 
 BATCH_SIZE = 8  # samples of the batch that most checks use
+PARTS = 3  # that the batch is cut into, of 3, 3 and 2 samples
 CANDIDATES = 128  # samples that the batch is chosen from
 
 
@@ -85,15 +86,44 @@ class Probe:
         return build_model(self.workload, self.axes, self.device)
 
     @cached_property
-    def batch(self) -> Batch:
+    def indices(self) -> list[int]:
         """Up to BATCH_SIZE training samples, no two of which have the same inputs."""
         generator = torch.Generator().manual_seed(self.seed)
         shuffled: list[int] = torch.randperm(len(self.splits.train), generator=generator).tolist()
         candidates = shuffled[:CANDIDATES]
         digests = row_digests(self.splits.train.batch(candidates))
         by_digest = dict(zip(digests, candidates, strict=True))
-        chosen = list(by_digest.values())[:BATCH_SIZE]
-        return place_batch(self.splits.train.batch(chosen), self.axes, self.device)
+        return list(by_digest.values())[:BATCH_SIZE]
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The samples of `indices`."""
+        return self._fetch(self.indices)
+
+    def cut_parts(self) -> list[Batch]:
+        """Return the batch cut into PARTS, which differ in size."""
+        parts = min(PARTS, len(self.indices))
+        return list(zip(*(tensor.tensor_split(parts) for tensor in self.batch), strict=True))
+
+    def fetched_parts(self) -> list[Batch]:
+        """Return the same parts as ranks fetch them, each by itself.
+
+        There are none where samples are drawn anew whenever they are fetched, as by augmentation.
+        """
+        seed_everything(self.seed, 1)
+        again = self._fetch(self.indices)
+        if not all(torch.equal(a, b) for a, b in zip(self.batch, again, strict=True)):
+            return []
+        parts, position = [], 0
+        for part in self.cut_parts():
+            indices = self.indices[position : position + len(part[0])]
+            parts.append(self._fetch(indices))
+            position += len(indices)
+        return parts
+
+    def _fetch(self, indices: Sequence[int]) -> Batch:
+        """Return training samples on the device, in the model's type."""
+        return place_batch(self.splits.train.batch(indices), self.axes, self.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the workload's loss of a batch; `calls` are then its cross-entropies."""

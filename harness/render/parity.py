@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.distance import TensorDistance
+from harness.analysis.distance import MOST_ROUNDING, TensorDistance
 from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference, SeedEvidence
 from harness.core.text import counted
 from harness.render.format import MISSING, cell_name
+from harness.reproduce.causes import UNEXPLAINED
 from harness.spec.cell import Cell
 
 UNKNOWN = "can't tell"
@@ -127,4 +128,15 @@ def rule_lines(parity: Parity) -> list[str]:
         f" both after steps {steps}",
         f"equivalent: over seeds, the target metrics differ by less than {parity.margin:g}, shown by"
         " TOST at 5%",
+    ]
+
+
+def hints(parity: Parity) -> list[str]:
+    """Return what to do about causes that are unknown."""
+    if not any(UNEXPLAINED.name in cell.causes for cell in parity.cells):
+        return []
+    return [
+        f"{UNEXPLAINED.name}: more than {MOST_ROUNDING} times beyond the fp64 rule. Where batches are cut"
+        " into other ranks or micro-batches, the loss may be no mean over samples: harness check"
+        " finds that, and loss_weight() mends it"
     ]

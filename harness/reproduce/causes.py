@@ -2,6 +2,7 @@
 
 A setting can only be the cause if the two cells differ in it, and if it can change what is computed
 in the phase in which they part. An earlier phase would have parted first; a later one has not come yet.
+Nor can it be one if the difference is too large: another order of sums changes roundings only.
 """
 
 from __future__ import annotations
@@ -24,19 +25,24 @@ class Cause:
 
     name: str
     phases: Sequence[str]  # in which it can show first
+    only_rounds: bool = False  # whether all that it changes is how results are rounded
 
 
-REDUCTION_ORDER = Cause("reduction order", SHARING)
+REDUCTION_ORDER = Cause("reduction order", SHARING, only_rounds=True)
 # An evaluation adds up what each rank has counted on its part of the test set.
-RANKS = Cause("reduction order", (*SHARING, "evaluation"))
-BUCKET_LAYOUT = Cause("bucket layout", SHARING)
+RANKS = Cause("reduction order", (*SHARING, "evaluation"), only_rounds=True)
+BUCKET_LAYOUT = Cause("bucket layout", SHARING, only_rounds=True)
 COMPRESSION = Cause("compressed gradients", SHARING)
-SPLIT_PRODUCTS = Cause("split products", ("forward", "buffers", "backward"))
+SPLIT_PRODUCTS = Cause("split products", ("forward", "buffers", "backward"), only_rounds=True)
+# Random numbers of compiled dropout are others.
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
 # Initial parameters are drawn by vectorized kernels too.
 ISA = Cause("ISA", ("parameters", *COMPUTING))
-THREADS = Cause("threads", COMPUTING)
+THREADS = Cause("threads", COMPUTING, only_rounds=True)
 RNG = Cause("RNG", ("random", "forward", "buffers", "backward"))
+# Of batch norm: each rank has its own, and each micro-batch.
+BATCH_STATISTICS = Cause("batch statistics", ("forward", "buffers", "backward"))
+UNEXPLAINED = Cause("not explained by rounding", PHASES)
 # By axis. One that is not here explains a difference by its own name, in any phase.
 CAUSES = {
     "precision": Cause("dtype", ("parameters", *COMPUTING)),
@@ -52,7 +58,7 @@ CAUSES = {
     "fullgraph": COMPILER,
     "cache": COMPILER,
     "channels_last": Cause("memory format", COMPUTING),
-    "activation_checkpointing": Cause("recomputed activations", ("backward",)),
+    "activation_checkpointing": Cause("recomputed activations", ("backward",), only_rounds=True),
     "strategy": REDUCTION_ORDER,
     "world_size": RANKS,
     "shard_size": REDUCTION_ORDER,
@@ -67,7 +73,7 @@ CAUSES = {
     "static_graph": BUCKET_LAYOUT,
     "fsdp_wrap": BUCKET_LAYOUT,
     "reshard_after_forward": BUCKET_LAYOUT,
-    "optimizer_impl": Cause("optimizer implementation", OPTIMIZER),
+    "optimizer_impl": Cause("optimizer implementation", OPTIMIZER, only_rounds=True),
     "num_workers": Cause("RNG", ("data",)),
 }
 # The axes that decide which rank, or which micro-step, computes which samples.
@@ -84,24 +90,44 @@ def splits_differently(a: Cell, b: Cell) -> bool:
     return any(name in SPLITTING for name in differing_axes(a, b))
 
 
-def likely_causes(a: Cell, b: Cell, phase: str, *, draws_random: bool) -> list[str]:
+def likely_causes(
+    a: Cell,
+    b: Cell,
+    phase: str,
+    *,
+    draws_random: bool,
+    uses_batch_statistics: bool,
+    is_beyond_rounding: bool,
+) -> list[str]:
     """Return what can explain that two cells part in `phase`, the names of causes.
 
-    `draws_random` is whether ranks draw random numbers while they train. Where ranks have different
-    samples, phases before the all-reduce can't be compared, so that whatever shows in them shows in
-    the all-reduce.
+    `draws_random` is whether ranks draw random numbers while they train, `uses_batch_statistics` is
+    whether the model's buffers follow its batches, and `is_beyond_rounding` is whether the cells are
+    farther apart than roundings can bring them. Where ranks have different samples, phases before the
+    all-reduce can't be compared, so that whatever shows in them shows in the all-reduce.
     """
-    axes = differing_axes(a, b)
     is_split = splits_differently(a, b)
-    causes = [CAUSES.get(axis, Cause(axis, PHASES)) for axis in axes]
-    if draws_random and is_split:
-        causes.append(RNG)  # each rank has a stream of its own
+    candidates = [CAUSES.get(axis, Cause(axis, PHASES)) for axis in differing_axes(a, b)]
+    if is_split:
+        candidates += _causes_of_split(draws_random, uses_batch_statistics)
     if a.axes.tensor_parallel_size != b.axes.tensor_parallel_size:
-        causes.append(SPLIT_PRODUCTS)
-    names = [cause.name for cause in causes if _shows_in(cause, phase, is_split=is_split)]
-    if phase == "random" and RNG.name not in names:
-        names.append(RNG.name)
-    return list(dict.fromkeys(names))
+        candidates.append(SPLIT_PRODUCTS)
+    if phase == "random":
+        candidates.append(RNG)
+    causes = [cause for cause in candidates if _shows_in(cause, phase, is_split=is_split)]
+    if is_beyond_rounding:
+        causes = [cause for cause in causes if not cause.only_rounds] or [UNEXPLAINED]
+    return list(dict.fromkeys(cause.name for cause in causes))
+
+
+def _causes_of_split(draws_random: bool, uses_batch_statistics: bool) -> list[Cause]:
+    """Return what differs between ranks or micro-batches, and so with the way batches are cut."""
+    causes = []
+    if draws_random:
+        causes.append(RNG)  # each rank has a stream of its own
+    if uses_batch_statistics:
+        causes.append(BATCH_STATISTICS)
+    return causes
 
 
 def _shows_in(cause: Cause, phase: str, *, is_split: bool) -> bool:

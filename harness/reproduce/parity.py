@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.compare import matching_key
+from harness.analysis.distance import is_beyond_rounding
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
@@ -199,8 +200,14 @@ class _Ladder:
         gaps = distances(run.folder, self._run.folder, exact_folder)
         causes = []
         if difference is not None:
-            draws_random = self.reference.draws_random
-            causes = likely_causes(reference, run.cell, difference.phase, draws_random=draws_random)
+            causes = likely_causes(
+                reference,
+                run.cell,
+                difference.phase,
+                draws_random=self.reference.draws_random,
+                uses_batch_statistics=_changes_buffers(self._run.traces),
+                is_beyond_rounding=is_beyond_rounding(gaps),
+            )
             if self.reference.control is not None:
                 causes.append("not deterministic")
         return CellParity(
@@ -251,6 +258,15 @@ def _first_difference(comparison: Comparison) -> FirstDifference | None:
 def _random_states(traces: Traces) -> list[list[str]]:
     """Return the digests of the generators' states before each forward, by rank."""
     return [[mark.digest for mark in marks if mark.phase == "random"] for marks in traces]
+
+
+def _changes_buffers(traces: Traces) -> bool:
+    """Return whether a forward has changed the model's buffers, as batch norm's does."""
+    for marks in traces:
+        digests = {mark.digest for mark in marks if mark.phase == "buffers"}
+        if len(digests) > 1:
+            return True
+    return False
 
 
 def _draws_random(traces: Traces) -> bool:

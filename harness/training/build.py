@@ -31,6 +31,7 @@ from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler
 from harness.training.loader import Fetched, epoch_order, make_loader
+from harness.training.loss_weights import weights_of
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, check_training_mode, place_batch
@@ -169,6 +170,7 @@ def build_trial(
             "clock": clock,
             "grad_accum_steps": axes.grad_accum_steps,
             "max_grad_norm": axes.max_grad_norm,
+            "loss_weights": weights_of(workload, mesh, clock),
         }
         if type(workload).after_step is not Workload.after_step:
             step_parts["after_step"] = partial(workload.after_step, model)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.measure.clock import Phase, StepClock
+from harness.training.loss_weights import LossWeights, weighted
 from harness.training.precision import Scaler
 from harness.training.strategies.base import Strategy
 from workloads.base import Batch
@@ -35,7 +36,7 @@ class StepObserver:
         """Look at the batch, on the device, and at what the forward will draw random numbers from."""
 
     def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
-        """Look at the mean loss of the micro-batch, before it is divided or scaled."""
+        """Look at the mean loss of the micro-batch, before it is weighted, divided or scaled."""
 
     def after_backward(self, step: int, micro_step: int) -> None:
         """Look at what the backward has left."""
@@ -62,16 +63,19 @@ class TrainStep:
     clock: StepClock
     grad_accum_steps: int  # micro-steps of an optimizer step
     max_grad_norm: float | None  # of all gradients together; None for no limit
+    loss_weights: LossWeights | None = None  # None: all micro-batches count the same
     after_step: Callable[[], None] | None = None  # the workload's own, after the optimizer
     observer: StepObserver | None = None  # None costs no time
     step: int = 0  # optimizer steps done; set at the start of each segment
     first_micro_step: int = 0  # the number of the first one, for observers
+    loss_factors: Tensor | None = None  # of the micro-batches of the step, by `loss_weights`
 
     def run(self, batch: Batch) -> Tensor:
         """Train on this rank's share of a global batch.
 
         Returns the mean loss over the share: a detached scalar on the device, as to read it would
-        wait for the device.
+        wait for the device. With weights of micro-batches, it is what the share contributes: the
+        mean over all ranks is the weighted mean of the global batch.
         """
         loss = self.update(batch)
         if self.after_step is not None:
@@ -100,6 +104,7 @@ class TrainStep:
         ranks share them in the last part only. Returns the mean of the parts' losses.
         """
         parts = self.grad_accum_steps
+        self.weigh(batch)
         if parts == 1:
             return self.micro_step(batch, number=0, divisor=1)
         losses = []
@@ -107,6 +112,12 @@ class TrainStep:
             with self.strategy.gradient_sync(number == parts - 1):
                 losses.append(self.micro_step(micro_batch, number, divisor=parts))
         return torch.stack(losses).mean()
+
+    def weigh(self, batch: Batch) -> None:
+        """Set the factors of the batch's micro-batches, if the workload weighs them."""
+        if self.loss_weights is not None:
+            self.clock.enter(Phase.forward)
+            self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
 
     def compute_all_gradients(self, batch: Batch) -> None:
         """Compute all gradients of a step, and drop them."""
@@ -120,7 +131,8 @@ class TrainStep:
     def micro_step(self, batch: Batch, number: int, divisor: int) -> Tensor:
         """Add the gradients of a batch's loss over `divisor` to those of the parameters.
 
-        `number` counts the micro-steps of an optimizer step. Returns the loss itself, detached.
+        `number` counts the micro-steps of an optimizer step. Returns the loss itself, detached, times
+        its factor if there are any.
         """
         if self.observer is not None:
             self.observer.before_forward(self.step, self.first_micro_step + number, batch)
@@ -128,6 +140,8 @@ class TrainStep:
         loss = self.loss(self.module, batch)
         if self.observer is not None:
             self.observer.after_forward(self.step, self.first_micro_step + number, loss)
+        if self.loss_factors is not None:
+            loss = weighted(loss, self.loss_factors[number])
         self.clock.enter(Phase.backward)
         if self.loss_hook is not None:
             self.loss_hook(loss)

@@ -39,6 +39,7 @@ class TreeStep(TrainStep):
         """
         losses = []
         tree = GradientTree()
+        self.weigh(batch)
         for number, micro_batch in enumerate(self.micro_batches(batch)):
             self._seed_micro_batch(number)
             with self._first_buffers(number):

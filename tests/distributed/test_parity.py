@@ -10,6 +10,7 @@ import pytest
 
 from harness.analysis.parity import read_parity
 from harness.core.paths import Results
+from tests.support import tokens
 from tests.support.commands import harness
 from tests.support.running import line_sweep
 
@@ -44,3 +45,23 @@ def test_two_ranks_compute_what_one_does_but_for_the_order_of_sums(
     assert (parity.references[0].control, parity.references[0].fp64_problem) == (None, None)
     assert parity.cells[0].cell.id == cell["id"]
     assert not list(tmp_path.glob("harness-parity-*"))
+
+
+def test_rounding_does_not_explain_a_loss_over_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    entries = {}
+    for name in ("Unweighted", "Weighted"):
+        entries[name] = {"uses": f"{tokens.__file__}:{name}"}
+    cells = [{"strategy": "single"}, {"strategy": "single", "grad_accum_steps": 4}]
+    path = line_sweep(tmp_path, entries, include=cells, length={"steps": 4})
+    ended = harness("parity", str(path), "--results", str(tmp_path / "results"))
+    assert ended.code == 3, ended.err
+    unweighted, weighted = [
+        line for line in ended.out.splitlines() if line.startswith("grad_accum_steps=4")
+    ]
+    assert "not explained by rounding" in unweighted
+    assert "reduction order" in weighted
+    assert "fp64 rule" in weighted
+    assert "harness check finds that" in ended.out

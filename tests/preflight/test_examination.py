@@ -13,12 +13,14 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
 from harness.preflight.examination import FURTHER, REHEARSED, REQUIRED, examine
-from harness.preflight.report import WorkloadReport
+from harness.preflight.report import Finding, WorkloadReport
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.sweep import load_sweep, ready_sweeps
 from harness.training.worker import load_workload
+from tests.support import tokens
+from tests.support.tokens import Unweighted, Weighted
 from workloads import Classifier, Settings, Splits, Target, TensorSamples
 from workloads.base import Batch
 
@@ -370,6 +372,82 @@ PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "nothing to learn": (ShuffledLabels, "one batch", "goes from"),
     "a metric of the wrong direction": (WrongDirection, "direction", "while the batch is learned"),
 }
+
+
+class LongSentences(Unweighted):
+    """Pads to the longest sentence of a batch, and counts padding as samples' words."""
+
+    def splits(self) -> Splits:
+        sound = super().splits()
+        assert isinstance(sound.train, TensorSamples)
+        return replace(sound, train=CutSamples(sound.train.tensors))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        words, targets = batch
+        return functional.cross_entropy(model(words), targets.flatten().clamp(min=0))
+
+
+class CutSamples(TensorSamples):
+    """Sentences without the columns that none of them needs."""
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        words, targets = super().batch(indices)
+        width = int((targets != tokens.PAD).sum(1).max())
+        return words[:, :width], targets[:, :width]
+
+
+class VectorOfWeights(Unweighted):
+    def loss_weight(self, batch: Batch) -> Tensor:
+        return (batch[1] != tokens.PAD).sum(1)
+
+
+class DrawsItsTargets(Unweighted):
+    """As a masked language model does that draws its masks in the loss."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model, batch) + functional.cross_entropy(
+            model(batch[0]), torch.randint(tokens.WORDS, (batch[1].numel(),))
+        )
+
+
+def mean_loss_finding(workload_class: type[Unweighted], **options: Any) -> Finding:
+    """Return what is found of the loss of a language model."""
+    workload = workload_class(tokens.Options(**options), Settings())
+    report = examine("tokens", workload, Axes(batch_size=32), 0, CPU)
+    return next(finding for finding in report.findings if finding.check == "mean loss")
+
+
+@pytest.mark.parametrize(
+    ("workload_class", "options", "measured", "advice"),
+    [
+        (Unweighted, {}, "mean, weighted by samples", "define loss_weight(batch)"),
+        (Weighted, {"weight": "wrong"}, "weighted by what loss_weight() counts", "divides its sum"),
+        (LongSentences, {}, "if each part is padded by itself", "leave out padding"),
+        (VectorOfWeights, {}, "loss_weight() returned [", "divides its sum by"),
+    ],
+)
+def test_a_loss_that_is_no_weighted_mean_is_named(
+    workload_class: type[Unweighted], options: dict[str, Any], measured: str, advice: str
+) -> None:
+    finding = mean_loss_finding(workload_class, **options)
+    assert finding.status == "problem"
+    assert measured in finding.measured
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("workload_class", "options", "status"),
+    [
+        (Weighted, {}, "passed"),
+        (Weighted, {"weight": "fraction", "empty": True}, "passed"),
+        (Weighted, {"batch_norm": True}, "passed"),
+        (DrawsItsTargets, {}, "skipped"),
+    ],
+)
+def test_weights_that_a_loss_divides_by_are_accepted(
+    workload_class: type[Unweighted], options: dict[str, Any], status: str
+) -> None:
+    assert mean_loss_finding(workload_class, **options).status == status
 
 
 def examine_class(workload_class: type[Sound], seed: int = 0) -> WorkloadReport:

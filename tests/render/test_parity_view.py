@@ -77,3 +77,9 @@ def test_a_reference_that_can_not_be_trusted_says_so() -> None:
         "not deterministic: run twice, it parts in step 1, all-reduce;"
         " nothing was held against fp64: rank 0: out of memory"
     )
+
+
+def test_a_cause_that_is_unknown_has_a_hint() -> None:
+    assert texts.hints(make_parity()) == []
+    (hint,) = texts.hints(make_parity(causes=["not explained by rounding"]))
+    assert "harness check" in hint

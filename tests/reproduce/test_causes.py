@@ -42,14 +42,48 @@ DDP = {"strategy": "ddp", "world_size": 4}
 def test_causes(
     a: dict[str, Any], b: dict[str, Any], phase: str, draws_random: bool, causes: list[str]
 ) -> None:
-    named = likely_causes(make_cell(**a), make_cell(**b), phase, draws_random=draws_random)
-    assert sorted(named) == sorted(causes)
+    assert sorted(causes_of(a, b, phase, draws_random=draws_random)) == sorted(causes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "phase", "facts", "causes"),
+    [
+        ({}, DDP, "all-reduce", {}, ["not explained by rounding"]),
+        ({}, {"grad_accum_steps": 2}, "all-reduce", {}, ["not explained by rounding"]),
+        ({}, {"num_threads": 2}, "forward", {}, ["not explained by rounding"]),
+        ({}, {**DDP, "precision": "bf16"}, "all-reduce", {}, ["dtype"]),
+        ({}, DDP, "all-reduce", {"draws_random": True}, ["RNG"]),
+        ({}, DDP, "all-reduce", {"uses_batch_statistics": True}, ["batch statistics"]),
+        (DDP, {**DDP, "comm_hook": "bf16"}, "all-reduce", {}, ["compressed gradients"]),
+        # Random numbers of a compiled dropout are others.
+        ({}, {"execution": "compile"}, "forward", {}, ["compiler"]),
+    ],
+)
+def test_a_large_difference_has_no_cause_that_only_rounds(
+    a: dict[str, Any], b: dict[str, Any], phase: str, facts: dict[str, bool], causes: list[str]
+) -> None:
+    assert causes_of(a, b, phase, is_beyond_rounding=True, **facts) == causes
+
+
+def causes_of(a: dict[str, Any], b: dict[str, Any], phase: str, **facts: bool) -> list[str]:
+    """Return what is named, with all facts false that are not given."""
+    unset = {"draws_random": False, "uses_batch_statistics": False, "is_beyond_rounding": False}
+    return likely_causes(make_cell(**a), make_cell(**b), phase, **{**unset, **facts})
 
 
 @pytest.mark.parametrize("phase", ["parameters", "forward"])
 def test_an_instruction_set_draws_other_parameters_too(phase: str) -> None:
     limited = replace(make_cell(), environment={"ATEN_CPU_CAPABILITY": "default"})
-    assert likely_causes(make_cell(), limited, phase, draws_random=False) == ["ISA"]
+    for is_beyond_rounding in (False, True):
+        named = likely_causes(
+            make_cell(),
+            limited,
+            phase,
+            draws_random=False,
+            uses_batch_statistics=False,
+            is_beyond_rounding=is_beyond_rounding,
+        )
+        assert named == ["ISA"]
 
 
 def test_every_cause_is_of_an_axis_and_of_phases() -> None:

@@ -43,7 +43,7 @@ def show_audit(console: Console, parity: Parity, taxes: Sequence[Tax]) -> None:
         if cell.failure is not None:
             line = f"{cell.cell.label} failed: {cell.failure}"
             console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
-    for line in texts.rule_lines(parity)[:1]:
+    for line in [*texts.rule_lines(parity)[:1], *texts.hints(parity)]:
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     for tax in taxes:
         console.print(escape(tax_line(tax)), soft_wrap=True)

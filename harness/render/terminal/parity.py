@@ -67,7 +67,7 @@ def show_parity(console: Console, parity: Parity) -> None:
                 table.add_row(texts.name(reference.cell, cell.cell), *_row(cell))
         show_table(console, table)
         console.print()
-    for line in texts.rule_lines(parity):
+    for line in [*texts.rule_lines(parity), *texts.hints(parity)]:
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 

@@ -65,6 +65,9 @@ class FSDP2(Strategy):
             self.tree_collective = TreeReduceScatter()
             for module in sharded_modules(model):
                 module.set_custom_reduce_scatter(self.tree_collective)
+                if self.axes.precision == "fp64":
+                    # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
+                    module.set_gradient_divide_factor(1.0)
         if self.mesh.device.type == "cpu":
             # On GPUs, collectives overlap with computing, so the time in them is no time lost.
             self._reduce_scatter = time_collectives(model, clock, self.tree_collective)
