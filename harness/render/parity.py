@@ -136,7 +136,7 @@ def hints(parity: Parity) -> list[str]:
     if not any(UNEXPLAINED.name in cell.causes for cell in parity.cells):
         return []
     return [
-        f"{UNEXPLAINED.name}: more than {MOST_ROUNDING} times beyond the fp64 rule. Where batches are cut"
-        " into other ranks or micro-batches, the loss may be no mean over samples: harness check"
-        " finds that, and loss_weight() mends it"
+        f"{UNEXPLAINED.name}: parameters, or gradients of step 1, are more than {MOST_ROUNDING} times"
+        " beyond the fp64 rule. If batches are cut differently, the loss may be no mean over samples:"
+        " harness check finds that, and loss_weight() mends it"
     ]

@@ -29,7 +29,7 @@ from harness.reproduce.causes import differing_axes, likely_causes, splits_diffe
 from harness.reproduce.divergence import Comparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedTrial, Tracer
-from harness.reproduce.trajectory import distances
+from harness.reproduce.trajectory import distances, gradient_distances
 from harness.spec.axes import RECIPE_AXES
 from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
 from harness.spec.sweep import Sweep
@@ -200,13 +200,15 @@ class _Ladder:
         gaps = distances(run.folder, self._run.folder, exact_folder)
         causes = []
         if difference is not None:
+            # Gradients too: with a small learning rate, parameters hardly show how far they are off.
+            gradient_gaps = gradient_distances(run.folder, self._run.folder, exact_folder)
             causes = likely_causes(
                 reference,
                 run.cell,
                 difference.phase,
                 draws_random=self.reference.draws_random,
                 uses_batch_statistics=_changes_buffers(self._run.traces),
-                is_beyond_rounding=is_beyond_rounding(gaps),
+                is_beyond_rounding=is_beyond_rounding([*gaps, *gradient_gaps]),
             )
             if self.reference.control is not None:
                 causes.append("not deterministic")

@@ -42,6 +42,11 @@ def snapshot_path(folder: Path, step: int) -> Path:
     return folder / f"snapshot{step}.safetensors"
 
 
+def gradients_path(folder: Path) -> Path:
+    """Return where the gradients of the first step are written."""
+    return folder / "gradients.safetensors"
+
+
 def list_snapshots(folder: Path) -> dict[int, Path]:
     """Return the snapshots in a trial's folder by step, ascending."""
     paths = {}
@@ -51,7 +56,7 @@ def list_snapshots(folder: Path) -> dict[int, Path]:
 
 
 class SnapshotRecorder(Recorder):
-    """Takes snapshots besides the trace."""
+    """Takes snapshots besides the trace, and keeps the gradients of the first step."""
 
     def __init__(
         self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
@@ -59,6 +64,7 @@ class SnapshotRecorder(Recorder):
         super().__init__(parts, state, recording, path)
         elements = sum(tensor.numel() for _, tensor in _named_tensors(parts))
         self._snapshot_steps = snapshot_steps(parts.total_steps, elements)
+        self._first_gradients: dict[str, Tensor] = {}
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the next step with a snapshot, if it comes before `stop`."""
@@ -69,6 +75,21 @@ class SnapshotRecorder(Recorder):
         super().after_segment(state, segment)
         if state.step in self._snapshot_steps:
             self._take_snapshot(state.step)
+
+    def before_optimizer(self, step: int) -> None:
+        super().before_optimizer(step)
+        if step > 0:
+            return
+        for name, gradient in self._gradients():  # of the turn that is under way
+            self._first_gradients[name] = gradient.contiguous().clone()
+
+    def after_optimizer(self, step: int) -> None:
+        super().after_optimizer(step)
+        if step > 0:
+            return
+        if self._parts.mesh.ranks.is_rank_0:
+            save_file(self._first_gradients, gradients_path(self._path.parent))
+        self._first_gradients.clear()
 
     def _take_snapshot(self, step: int) -> None:
         """Write the unsharded tensors at rank 0; every rank must take part."""

@@ -6,6 +6,7 @@ One tensor is read at a time, so that the memory needed does not grow with the m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from harness.analysis.distance import TensorDistance
 from harness.core.errors import HarnessError
-from harness.reproduce.snapshot import list_snapshots
+from harness.reproduce.snapshot import gradients_path, list_snapshots
 from harness.reproduce.values import INTEGERS, differing_elements, ulp_distance
 
 
@@ -41,6 +42,19 @@ def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorD
     return measured
 
 
+def gradient_distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorDistance]:
+    """Return the distances of the first step's gradients, of all parameters that have one.
+
+    The arguments are those of `distances`.
+    """
+    path, reference_path = gradients_path(folder), gradients_path(reference)
+    exact_path = None if exact is None else gradients_path(exact)
+    in_all = set(tensor_names(path)) & set(tensor_names(reference_path))
+    if exact_path is not None:
+        in_all &= set(tensor_names(exact_path))
+    return _distances_between(1, sorted(in_all), path, reference_path, exact_path)
+
+
 def _distances_at(
     step: int, path: Path, reference_path: Path, exact_path: Path | None
 ) -> list[TensorDistance]:
@@ -48,6 +62,13 @@ def _distances_at(
     names = tensor_names(path)
     if names != tensor_names(reference_path):
         raise HarnessError(f"step {step}: found other tensors than the reference has")
+    return _distances_between(step, names, path, reference_path, exact_path)
+
+
+def _distances_between(
+    step: int, names: Sequence[str], path: Path, reference_path: Path, exact_path: Path | None
+) -> list[TensorDistance]:
+    """Return the distances of the tensors with these names in three files."""
     measured = []
     for name in names:
         exact = None if exact_path is None else read_tensor(exact_path, name)
