@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,17 +52,20 @@ def test_rounding_does_not_explain_a_loss_over_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
     for name in ("Unweighted", "Weighted"):
         entries[name] = {"uses": f"{tokens.__file__}:{name}"}
+    # Parameters hardly move then; their gradients tell.
+    entries["slow"] = {**entries["Unweighted"], "axes": {"lr": 1e-5}}
     cells = [{"strategy": "single"}, {"strategy": "single", "grad_accum_steps": 4}]
     path = line_sweep(tmp_path, entries, include=cells, length={"steps": 4})
     ended = harness("parity", str(path), "--results", str(tmp_path / "results"))
     assert ended.code == 3, ended.err
-    unweighted, weighted = [
+    unweighted, weighted, slow = [
         line for line in ended.out.splitlines() if line.startswith("grad_accum_steps=4")
     ]
     assert "not explained by rounding" in unweighted
+    assert "not explained by rounding" in slow
     assert "reduction order" in weighted
     assert "fp64 rule" in weighted
     assert "harness check finds that" in ended.out
