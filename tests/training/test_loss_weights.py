@@ -33,7 +33,8 @@ def trainer_of(
 def first_gradients(trainer: Trainer) -> Tensor:
     """Return the gradients of the first batch, flattened."""
     parts = trainer.parts
-    batch = parts.splits.train.batch(range(parts.axes.batch_size))
+    parts.order.seek(0)
+    _, _, batch = next(iter(parts.loader))
     parts.train_step.compute_gradients(batch)
     gradients = []
     for parameter in parts.model.parameters():
