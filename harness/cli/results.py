@@ -109,6 +109,7 @@ def show(
     """
     from harness.core.paths import Results
     from harness.records.store import read_recorded_sweep, select_recorded
+    from harness.render.terminal.plan import conflict_lines
     from harness.render.terminal.run import show_results
 
     results_folder = Results(results)
@@ -128,6 +129,8 @@ def show(
 
         show_pivot(recorded.sweep, recorded.records, across.split(","))
     else:
+        for line in conflict_lines(recorded.sweep.whole()):
+            print(line)
         show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose)
 
 

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
+from harness.records.store import write_spec
 from harness.render.terminal import plan
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.run import RunView
+from harness.render.terminal.submit import show_prepared
+from harness.slurm import submission as submissions
+from harness.slurm.packing import Packing
+from harness.slurm.submit import PreparedSubmission
+from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
+from tests.support.commands import harness
 
 SWEEP = """
 name: wide
@@ -40,6 +49,45 @@ def test_every_cell_and_every_point_left_out_has_a_line(
     rows = len(re.findall(r"^mlp-[0-9a-f]{10} ", text, re.MULTILINE))
     left_out = len(re.findall(r"^left out by ", text, re.MULTILINE))
     assert rows + left_out == 8 * sizes
+
+
+def test_run_submit_and_show_say_which_combinations_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP % "2, 4, 6", encoding="utf-8")
+    sweep = load_sweep(path)
+    (found,) = plan.conflict_lines(sweep)
+    assert found.startswith("5 of 24 combinations left out: ")
+    assert found.endswith("(5); harness plan lists them")
+    results = Results(tmp_path / "results")
+
+    view = RunView(sweep, results, None)
+    view.on_plan(sweep.trials(), [])
+    view.on_plan(sweep.trials(), [])  # a further repeat
+    assert capsys.readouterr().out.splitlines().count(found) == 1
+
+    packing = Packing(arrays=[], remarks=[])
+    submission = submissions.new(sweep, Profile(), packing, {})
+    show_prepared(
+        TerminalConsole(),
+        PreparedSubmission(submission=submission, finished_trials=0, live_trials=0, remarks=[]),
+    )
+    assert capsys.readouterr().out.splitlines().count(found) == 1
+
+    write_spec(sweep, results.sweep_folder("wide"))
+    ended = harness("show", "wide", "--results", str(results.path))
+    assert ended.out.splitlines().count(found) == 1
+
+
+def test_what_an_exclude_names_needs_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    text = (
+        "name: a\nworkloads: {mlp: {}}\nmatrix: {batch_size: [2, 4]}\nexclude: [{batch_size: 2}]\n"
+    )
+    path.write_text(text, encoding="utf-8")
+    assert plan.conflict_lines(load_sweep(path)) == []
 
 
 def test_many_cells_are_counted_by_axis_and_reason(

@@ -26,12 +26,13 @@ from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, plan_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Cell, Fingerprints, level_reader
-from harness.spec.matrix import ExcludedPoint
+from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
 MOST_ROWS = 200  # cells that are listed one by one, and points that are left out
 ENDS = 5  # cells at the beginning and at the end that a summary shows
 MOST_VALUES = 12  # of an axis that a summary shows
+MOST_CONFLICTS = 2  # whose reasons a line on them gives
 MOST_REASONS = 20  # for leaving out points that a summary shows
 
 
@@ -104,6 +105,24 @@ def _excluded_lines(excluded: Sequence[ExcludedPoint], *, in_full: bool) -> list
         axes = changed_axes(dict(point.axes))
         lines.append(f"left out by {point.rule}: {point.workload} {axes} ({point.reason})")
     return lines
+
+
+def conflict_lines(sweep: Sweep) -> list[str]:
+    """Return a line on the combinations that make no sense, none if there are none.
+
+    Those that an `exclude` of the sweep names do not count: whoever wrote it knows of them.
+    """
+    reasons = Counter(point.reason for point in sweep.excluded if point.rule == CONFLICT)
+    if not reasons:
+        return []
+    combinations = len(sweep.cells) + len(sweep.excluded)
+    shown = [f"{reason} ({count:,})" for reason, count in reasons.most_common(MOST_CONFLICTS)]
+    if len(reasons) > MOST_CONFLICTS:
+        shown.append(f"{counted(len(reasons) - MOST_CONFLICTS, 'other reason')}")
+    return [
+        f"{reasons.total():,} of {combinations:,} combinations left out: {'; '.join(shown)};"
+        " harness plan lists them"
+    ]
 
 
 def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from harness.render.format import (
 )
 from harness.render.roofline import with_measured_peaks
 from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.plan import conflict_lines
 from harness.render.terminal.roofline import roofline_lines
 from harness.render.terminal.table import marks_legend, result_table
 from harness.render.terminal.table import show as show_table
@@ -128,6 +129,9 @@ class RunView:
         cells = counted(len(self.sweep.cells), "cell")
         already_done = f", {len(finished)} already there" if finished else ""
         self._print(f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}")
+        if self.planned_count == len(pending):  # not again for further repeats
+            for line in conflict_lines(self.sweep.whole()):
+                self._print(escape(line))
         folder = self.results.sweep_folder(self.sweep.name)
         other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
         for line in other_code_lines(self.sweep, other_code):

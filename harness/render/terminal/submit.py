@@ -16,7 +16,7 @@ from harness.core.text import counted
 from harness.launch.sweep import Redo
 from harness.render.format import duration
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.plan import estimate_cells
+from harness.render.terminal.plan import conflict_lines, estimate_cells
 from harness.render.terminal.table import make_table, show
 from harness.slurm import submit
 from harness.slurm.submission import JobArray, Submission
@@ -70,6 +70,8 @@ def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
     if prepared.live_trials:
         line += f"; {prepared.live_trials} are in the queue already"
     console.print(line, soft_wrap=True)
+    for line in conflict_lines(prepared.submission.sweep):
+        console.print(line, markup=False, soft_wrap=True)
     for remark in prepared.remarks:
         console.print(remark, style="yellow", markup=False, soft_wrap=True)
 
