@@ -79,6 +79,8 @@ def _path(results: Results, cell: CellResult) -> Path:
     code = cell.conditions["code"]
     if len(code) > 1:
         raise BadInput(f"{label}: found trials of code {' and '.join(code)}; allowed: one")
+    for name, values in cell.mixed.items():
+        raise BadInput(f"{label}: found trials of {name} {' and '.join(values)}; allowed: one")
     return results.baselines / hardware[0] / f"{cell.cell.settings_id}.json"
 
 

@@ -645,14 +645,21 @@ def _trials(count: int, status: str) -> str:
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
     """Return what a reader should know about a match.
 
-    That its sides were not measured in turn or had other company, that trials were unsteady, and
-    that trials are left out of the means because their measurement is invalid.
+    That its sides were not measured in turn or had other company, that trials of one side ran under
+    different versions, that trials were unsteady, and that trials are left out of the means because
+    their measurement is invalid.
     """
     notes = []
     if speed is not None and not speed.question.estimate.paired:
         notes.append(_not_interleaved(drifts((match.a, match.b), rules.drift)))
     if match.a.has_unsteady_trials or match.b.has_unsteady_trials:
         notes.append(f"{match.b.cell.label}: some trials never reached a steady state")
+    for letter, side in match.sides:
+        for name, values in side.mixed.items():
+            listed = " and ".join(map(shown, values))
+            notes.append(
+                f"{match.b.cell.label}: trials of {letter} are of different {name}: {listed}"
+            )
     if speed is None:
         return notes
     if match.has_other_company:

@@ -40,6 +40,8 @@ UNCOMPARED = re.compile(
     r"hardware\.(cores|cpu|cpu_version|gpus|memory_bytes|usable_cores)"
     r"|software\.(platform|packages\.(mlflow|submitit))|installed|mlflow|repository\.(dirty|diff)"
 )
+# Fields of environments that all trials of a cell must share, or their mean is that of nothing.
+SHARED_FIELDS = ("software.", "settings.", "harness.training", "hardware.driver")
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
 STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # of trials, the worst first
 
@@ -145,6 +147,17 @@ class CellResult:
     def companies(self) -> list[str]:
         """The company that its measured trials had, each kind once."""
         return sorted({trial.company for trial in self.measured_trials})
+
+    @cached_property
+    def mixed(self) -> Mapping[str, Sequence[str]]:
+        """Return what its trials should have had in common and did not, each with its values."""
+        shared = {"hardware": self.conditions.get("hardware", [])}
+        if not self.environment:  # as in an old baseline
+            shared["software"] = self.conditions.get("software", [])
+        for name, values in self.environment.items():
+            if name.startswith(SHARED_FIELDS):
+                shared[name] = values
+        return {name: sorted(values) for name, values in shared.items() if len(values) > 1}
 
     @property
     def has_unsteady_trials(self) -> bool:

@@ -423,6 +423,9 @@ def verify(
     what commands leave beside them: fingerprints, checkpoints, exported models, parity, the results
     of check and find-lr. Without SWEEP, also measured peaks, certificates and baselines.
 
+    A seal has no secret: it proves that nothing was damaged or edited by hand, and not who wrote
+    it. Whoever can write to the folder can seal other numbers that agree with each other.
+
     Exit code 2 if anything is damaged, which is named.
     """
     from harness.core.paths import Results
@@ -451,6 +454,7 @@ def verify(
         f"{counted(records, 'record')} of {counted(len(names), 'sweep')} are whole, with the series"
         f" of {counted(ranks, 'rank')}; so are {counted(files - records, 'other file')}"
     )
+    print("that is no proof against someone who can write to the folder: seals have no secret")
 
 
 @app.command(epilog=examples("harness mllog mnist", "harness mllog mnist --check"))

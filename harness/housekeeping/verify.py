@@ -21,6 +21,7 @@ from harness.core.paths import Results, TrialFolder
 from harness.hardware import certificate, machine
 from harness.preflight.rates import read_search
 from harness.preflight.report import read_preflight
+from harness.records.consistency import evaluation_count_problem
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
 from harness.serving.exporting import check_files
@@ -103,6 +104,9 @@ def verify_record(path: Path) -> Verified:
                 )
     except BadInput as error:
         return Verified(path=path, is_record=True, problem=str(error))
+    problem = evaluation_count_problem(record)
+    if problem is not None:
+        return Verified(path=path, is_record=True, problem=f"{path}: {problem}")
     return Verified(path=path, is_record=True, ranks=len(ranks))
 
 

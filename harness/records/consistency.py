@@ -195,6 +195,26 @@ def _evaluation_problem(record: Record) -> str | None:
     return _first_difference(record.summary, figures)
 
 
+def evaluation_count_problem(record: Record) -> str | None:
+    """Return the first step of a complete record after which its cell wants an evaluation it lacks.
+
+    Also one that it has and the cell does not want: every so many steps, and after the last one.
+    """
+    if record.rank0 is None or record.loss is None:
+        return None
+    steps = record.loss.count
+    between = record.trial.cell.evaluate.in_steps(record.rank0.steps_per_epoch)
+    expected = sorted({*range(between, steps + 1, between), steps})
+    evaluated = [evaluation.step for evaluation in record.rank0.evaluations]
+    if evaluated == expected:
+        return None
+    differing = sorted({*evaluated} ^ {*expected}) or evaluated
+    return (
+        f"rank0.evaluations: found {len(evaluated)}; allowed: the {len(expected)} of its cell; the"
+        f" first other one is of step {differing[0]}"
+    )
+
+
 def _confusion_problem(record: Record) -> str | None:
     """Return which counts of classes do not fit each other."""
     assert record.rank0 is not None

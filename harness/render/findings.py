@@ -7,12 +7,15 @@ renderer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.compare import Row
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
+from harness.core.text import counted
+from harness.records.differences import shown
 from harness.render import format as fmt
 from harness.spec.cell import Cell
 from harness.statistics.verdict import ALPHA
@@ -54,6 +57,7 @@ def _finding(result: SweepResult, workload: str, name: CellName) -> Finding:
     sentences += _accuracy_sentences(result, winner)
     sentences += _verdict_sentences(result, workload)
     sentences += _effect_sentences(result, workload)
+    sentences += mixture_sentences(result.workloads[workload])
     return Finding(
         workload=workload, winner=name(winner.cell), is_certain=is_certain, sentences=sentences
     )
@@ -155,3 +159,15 @@ def _effect_sentences(result: SweepResult, workload: str) -> list[str]:
     if not clauses:
         return []
     return [f"On average over the other axes, {'; '.join(clauses[:MAX_NAMES])}."]
+
+
+def mixture_sentences(cells: Sequence[CellResult]) -> list[str]:
+    """Say of how many cells the trials ran under different versions, settings or hardware."""
+    counts: Counter[str] = Counter()
+    for cell in cells:
+        for name, values in cell.mixed.items():
+            counts[f"{name}: {' and '.join(map(shown, values))}"] += 1
+    return [
+        f"The means of {counted(count, 'cell')} are over trials of different {text}."
+        for text, count in counts.items()
+    ]

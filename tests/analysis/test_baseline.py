@@ -61,6 +61,10 @@ def test_saving_the_same_again_changes_nothing(results: Results) -> None:
         (make_result([], left_out={"failed": 3}), r"\(3 failed\)"),
         (make_result([1.0], conditions={"hardware": ["a", "b"]}), "found trials of a and b"),
         (make_result([1.0], conditions={"hardware": ["unknown"]}), "one known hardware"),
+        (
+            replace(make_result([1.0]), environment={"software.torch": ["2.11.0", "2.13.0"]}),
+            r"found trials of software\.torch 2\.11\.0 and 2\.13\.0; allowed: one",
+        ),
         (make_result([1.0], conditions={"code": ["a", "b"]}), "found trials of code a and b"),
     ],
 )

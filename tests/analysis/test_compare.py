@@ -17,6 +17,7 @@ from harness.analysis.result import CellResult, TrialResult
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
 from harness.records.company import Company, Lane
+from harness.render.findings import mixture_sentences
 from harness.spec.cell import Trial
 from harness.statistics.estimate import Drift
 from tests.factories import make_cell
@@ -208,6 +209,28 @@ def test_other_data_is_refused() -> None:
     with pytest.raises(BadInput, match="--across data"):
         compare_cells(make_result(STEADY), other)
     assert compare_cells(make_result(STEADY), other, "data").exit_code == 0
+
+
+def test_trials_of_different_versions_in_one_cell_are_named() -> None:
+    environment = {
+        "software.torch": ["2.13.0", "2.11.0"],
+        "software.python": ["3.11.7"],
+        "variables.OMP_NUM_THREADS": ["1", "2"],  # which no trial need share
+        "hardware.driver": ["1", "2"],
+    }
+    mixed = replace(make_result(faster(1.001)), environment=environment)
+    assert mixed.mixed == {"software.torch": ["2.11.0", "2.13.0"], "hardware.driver": ["1", "2"]}
+    # Both sides read the same, and are still no side of one version.
+    comparison = compare_cells(replace(make_result(STEADY), environment=environment), mixed)
+    label = mixed.cell.label
+    assert comparison.differences == []
+    for letter in "AB":
+        note = f"{label}: trials of {letter} are of different software.torch: 2.11.0 and 2.13.0"
+        assert note in comparison.notes
+    assert mixture_sentences([mixed])[0] == (
+        "The means of 1 cell are over trials of different software.torch: 2.11.0 and 2.13.0."
+    )
+    assert mixture_sentences([make_result(STEADY)]) == []
 
 
 def test_an_unknown_difference_is_refused() -> None:

@@ -79,6 +79,18 @@ def test_columns_of_a_record_are_opened_once(
     assert len(opened) == 1
 
 
+def test_an_evaluation_that_was_taken_out_and_sealed_is_missed(folder: SweepFolder) -> None:
+    path = folder.record_paths()[1]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    removed = content["rank0"]["evaluations"].pop(0)
+    path.write_text(sealed_text(content), encoding="utf-8")
+    (problem,) = problems(folder)
+    assert problem == (
+        f"{path}: rank0.evaluations: found 1; allowed: the 2 of its cell; the first other one is of"
+        f" step {removed['step']}"
+    )
+
+
 def test_figure_that_was_sealed_after_a_change_is_found(folder: SweepFolder) -> None:
     """The seal is right, so that only the columns contradict it."""
     path = folder.record_paths()[1]

@@ -26,6 +26,7 @@ from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status, Summary
 from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
+from harness.render.findings import mixture_sentences
 from harness.render.format import (
     duration,
     interruption_note,
@@ -297,6 +298,7 @@ def show_results(
         show_verdicts(console, result)
     _show_parity(console, sweep, records, results)
     remarks = _status_lines(records)
+    remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
     remarks += _steady_state_lines(records, verbose=verbose)
     if trouble:
         command = escape(f"harness collect {shlex.quote(sweep.name)}{results.flag}")
