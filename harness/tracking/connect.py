@@ -32,6 +32,7 @@ SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SQLITE_PREFIX = "sqlite:///"
 SQLITE_DISK_ERROR = re.compile(r"database or disk is full|disk I/O error")
+SQLITE_LOCK = re.compile(r"database (table )?is locked")
 SQLITE_DAMAGE = re.compile("database disk image is malformed|file is not a database")
 CONNECT_TIMEOUT = 2  # seconds for the first answer, and the same again for MLflow's one retry
 REQUEST_TIMEOUT = 15  # seconds for every later answer
@@ -47,6 +48,10 @@ SETTINGS = {  # environment variables that keep MLflow quiet, local and quick to
 
 class TrackerDown(HarnessError):
     """MLflow could not be reached or refused the delivery; the records on disk are safe."""
+
+
+class StoreLocked(TrackerDown):
+    """Another program holds the lock on a local database; it may release it any moment."""
 
 
 def check_uri(uri: str) -> None:
@@ -173,6 +178,8 @@ def errors_in_one_line(
             raise StorageError(f"{message}; {free_space(database)}") from error
         if uri.startswith(SQLITE_PREFIX) and _is_of_damage(error):
             message += "; the file is damaged: move it away, and harness collect fills a new one"
+        if uri.startswith(SQLITE_PREFIX) and _is_of_lock(error):
+            raise StoreLocked(message) from error
         raise error_type(message) from error
 
 
@@ -187,6 +194,11 @@ def _is_of_disk(error: BaseException, database: Path) -> bool:
 def _is_of_damage(error: BaseException) -> bool:
     """Return whether SQLite found its file damaged."""
     return any(SQLITE_DAMAGE.search(str(cause)) for cause in _causes(error))
+
+
+def _is_of_lock(error: BaseException) -> bool:
+    """Return whether another program held the lock on a SQLite database for too long."""
+    return any(SQLITE_LOCK.search(str(cause)) for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results
-from harness.tracking.connect import TrackerDown
+from harness.tracking.connect import StoreLocked, TrackerDown
 from harness.tracking.deliverer import DeliveryRequest
 from harness.tracking.tracker import Delivery, Tracker
 
@@ -45,6 +45,8 @@ def answer(tracker: Tracker, request: DeliveryRequest) -> Delivery | HarnessErro
     """Return what a delivery did, or the error that it has raised."""
     try:
         return tracker.deliver_trials(request.folder, request.trials, in_passing=request.in_passing)
+    except StoreLocked as error:
+        return StoreLocked(error)
     except StorageError as error:
         return StorageError(error)
     except HarnessError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from harness.records.record import Record
 from harness.records.store import read_spec_content
 from harness.tracking.connect import (
     CONNECT_TIMEOUT,
+    StoreLocked,
     TrackerDown,
     check_exists,
     check_uri,
@@ -33,6 +33,7 @@ from harness.tracking.connect import (
     quiet,
 )
 from harness.tracking.contents import TrialOutline, is_complete
+from harness.tracking.origin import origin_id
 from harness.tracking.outlines import SweepOutlines
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from harness.tracking.recall import records_of
@@ -46,6 +47,10 @@ LIBRARIES = (
     "matplotlib.figure",
 )
 LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results folder is waited for
+# Seconds that a local database is waited for which another program has locked, once no trial waits.
+# SQLite itself waits for some 10 s each time. Less than `deliverer.DELIVERY_TIMEOUT`.
+LOCKED_TIMEOUT = 240.0
+LOCKED_PAUSE = 1.0  # seconds between two tries
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -119,6 +124,8 @@ class Tracker:
         was_known = folder.path in self._known
         try:
             return self._deliver(folder, records, in_passing=in_passing)
+        except StoreLocked:
+            raise
         except TrackerDown:
             if not was_known:
                 raise
@@ -126,6 +133,24 @@ class Tracker:
         return self._deliver(folder, records, in_passing=in_passing)
 
     def _deliver(
+        self, folder: SweepFolder, records: Mapping[str, Record | None] | None, *, in_passing: bool
+    ) -> Delivery:
+        """Deliver, once whoever has locked a local database releases it.
+
+        In passing, trials wait for the delivery, and another one follows: then it is not tried again.
+        """
+        deadline = time.monotonic() + (0.0 if in_passing else LOCKED_TIMEOUT)
+        while True:
+            try:
+                return self._deliver_once(folder, records, in_passing=in_passing)
+            except StoreLocked as error:
+                if in_passing:
+                    raise
+                if time.monotonic() > deadline:
+                    raise StoreLocked(f"{error}; waited {LOCKED_TIMEOUT:g} s") from None
+                time.sleep(LOCKED_PAUSE)
+
+    def _deliver_once(
         self, folder: SweepFolder, records: Mapping[str, Record | None] | None, *, in_passing: bool
     ) -> Delivery:
         """Deliver by what is remembered of the runs in MLflow, if anything is.
@@ -322,24 +347,20 @@ class Tracker:
     def _lock(self) -> Iterator[str]:
         """Hold the lock on deliveries from this results folder; yield the folder's id.
 
-        The id is stored in the lock file. Runs carry it as a tag, so that two folders can share a
-        store. The lock keeps two processes from creating the same run: MLflow has no unique names.
+        The id is stored in the lock file (`origin`). Runs carry it as a tag, so that two folders can
+        share a store. The lock keeps two processes from creating the same run: MLflow has no unique names.
         Raises TrackerDown if another process holds it for too long.
         """
         path = Path(f"{self.results.database}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8") as file:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with os.fdopen(handle, "r+", encoding="utf-8") as file:
             if not lock_file(file, LOCK_TIMEOUT):
                 raise TrackerDown(
                     f"MLflow: waited {LOCK_TIMEOUT:g} s for {path}, which another command of this"
                     " results folder holds while it delivers; end that one, or wait for it"
                 )
-            file.seek(0)
-            origin = file.read().strip()
-            if not origin:
-                origin = uuid.uuid4().hex
-                file.write(origin)
-                file.flush()
+            origin = origin_id(file, path)
             self._forget_what_others_changed(file.fileno())
             yield origin
 

@@ -16,6 +16,7 @@ from harness.render.format import interruption_note
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.run import RunView, show_results, trial_line
 from harness.spec.sweep import Sweep
+from harness.tracking.connect import StoreLocked
 from harness.tracking.tracker import Delivery
 from tests.factories import make_record
 from tests.support.benchmarks import SEEDS, records
@@ -186,6 +187,31 @@ class RecordedDeliveries:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def test_a_locked_database_holds_up_no_trial_and_a_later_delivery_brings_all(
+    sweep: Sweep, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LockedAtFirst(RecordedDeliveries):
+        def deliver_trials(
+            self, folder: SweepFolder, trials: Sequence[str], *, in_passing: bool = False
+        ) -> Delivery:
+            delivery = super().deliver_trials(folder, trials, in_passing=in_passing)
+            if in_passing:
+                raise StoreLocked("database is locked")
+            return delivery
+
+    deliveries = LockedAtFirst()
+    view = RunView(sweep, results, None, TerminalConsole(quiet=True))
+    monkeypatch.setattr(view, "deliverer", deliveries)
+    trials = [record.trial.id for record in records(sweep.cells[0])]
+    view.undelivered = trials[:1]
+    view.deliver(view.undelivered, in_passing=True)
+    assert (view.trouble, view.undelivered) == (None, trials[:1])
+    assert not view.pace.is_due(), "the next trials do not wait for it"
+    view.deliver(trials)
+    assert view.undelivered == []
+    assert deliveries.in_passing == [True, False]
 
 
 def test_short_trials_share_deliveries_and_wait_for_no_long_one(

@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 from harness.core.errors import BadInput, StorageError
 from harness.core.redaction import REDACTED
 from harness.tracking.connect import (
+    StoreLocked,
     TrackerDown,
     check_uri,
     connect,
@@ -62,6 +63,18 @@ def test_message_of_a_store_that_fails_repeats_no_password() -> None:
     ):
         raise OSError(f"can't connect to {uri} with hun/ter2")
     assert "ter2" not in str(trouble.value)
+
+
+def test_a_locked_database_is_told_from_a_tracker_that_is_down(tmp_path: Path) -> None:
+    """By the words of SQLite, in whatever MLflow has wrapped them."""
+    error = OSError("a long message of MLflow's")
+    error.__context__ = sqlite3.OperationalError("database is locked")
+    with (
+        pytest.raises(StoreLocked, match=r"mlflow.db did not take the results: "),
+        quiet(),
+        errors_in_one_line(f"sqlite:///{tmp_path / 'mlflow.db'}", "did not take the results"),
+    ):
+        raise error
 
 
 def test_a_full_disk_below_the_local_database_is_told_from_a_tracker_that_is_down(

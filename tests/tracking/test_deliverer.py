@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,10 @@ from harness.core.paths import Results, SweepFolder
 from harness.launch import kept_forkserver
 from harness.tracking import Tracker, TrackerDown, choose_deliverer
 from harness.tracking import deliverer as deliverer_module
+from harness.tracking import tracker as tracker_module
+from harness.tracking.connect import StoreLocked
 from harness.tracking.deliverer import DeliveryProcess
+from harness.tracking.tracker import Delivery
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import by_name, everything
 
@@ -53,6 +57,32 @@ def trials(folder: SweepFolder) -> list[str]:
     records = [make_record(), make_record(seed=1)]
     write_sweep(folder, records)
     return [record.trial.id for record in records]
+
+
+def test_a_database_that_another_program_has_locked_is_waited_for_unless_trials_wait(
+    folder: SweepFolder, trials: list[str], results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(results)
+    deliver_once = tracker._deliver_once
+    locked = 3
+
+    def deliver_unless_locked(*arguments: Any, **keywords: Any) -> Delivery:
+        nonlocal locked
+        locked -= 1
+        if locked >= 0:
+            raise StoreLocked("database is locked")
+        return deliver_once(*arguments, **keywords)
+
+    monkeypatch.setattr(tracker, "_deliver_once", deliver_unless_locked)
+    monkeypatch.setattr(tracker_module, "LOCKED_PAUSE", 0.0)
+    with pytest.raises(StoreLocked):
+        tracker.deliver_trials(folder, trials, in_passing=True)
+    assert locked == 2
+    assert tracker.deliver_trials(folder, trials).delivered == 2
+    locked = 1
+    monkeypatch.setattr(tracker_module, "LOCKED_TIMEOUT", -1.0)
+    with pytest.raises(StoreLocked, match="database is locked; waited"):
+        tracker.deliver_trials(folder, trials)
 
 
 @pytest.fixture

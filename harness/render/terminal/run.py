@@ -219,13 +219,19 @@ class RunView:
 
         `trials` are their ids.
         """
+        from harness.tracking.connect import StoreLocked
+
         if self.trouble or not trials:
             return
         self.progress.update(self.bar, news="recording in MLflow")
         sweep_folder = self.results.sweep_folder(self.sweep.name)
+        started = time.monotonic()
         try:
             delivery = self.deliverer.deliver_trials(sweep_folder, trials, in_passing=in_passing)
         except HarnessError as error:
+            if in_passing and isinstance(error, StoreLocked):
+                self.pace.add(time.monotonic() - started)  # a later delivery brings these too
+                return
             self.disk_failed = isinstance(error, StorageError)
             self._report_trouble(str(error))
         except Exception as error:  # whatever a tracker raises, the trials to come must run
