@@ -222,8 +222,10 @@ def machine_held(profile: Profile, activity: str, *, no_wait: bool) -> Iterator[
     Another command that measures here is waited for, and named on stderr; with `no_wait`, BadInput
     is raised. `activity` is what whoever waits for this one is told.
     """
+    from harness.launch.abandoned import kill_abandoned
     from harness.launch.host_lock import host_lock
 
+    kill_abandoned()
     if profile.validity.contention is None:
         yield
         return

@@ -17,6 +17,7 @@ from signal import SIGKILL
 
 from harness.core.processes import Process, parent_variables, signal_group, start_session
 from harness.core.worktree import Tree
+from harness.launch.abandoned import mark_variables
 from harness.launch.forkserver import ForkRequest
 from harness.launch.stack import ReadyStack, bound_command, harness_path
 
@@ -62,6 +63,7 @@ def start_fresh(requests: Sequence[ForkRequest], tree: StackTree) -> list[Proces
         command = [*tree.stack.module_command(request.module), *request.arguments]
         bound = bound_command(command, request.cores)
         variables = {**tree.stack.variables(request.variables), **parent_variables()}
+        variables.update(mark_variables(request.log))
         processes.append(start_session(bound, variables, Path(request.log), Path(request.folder)))
     return processes
 

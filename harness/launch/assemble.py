@@ -63,19 +63,20 @@ def assemble(
     ended_by: Failure | None,
     rules: ValidityRules,
     observed_failures: Sequence[Failure] = (),
+    launcher_end: str = "its launcher left no word of its end",
     peaks: Mapping[str, Machine] | None = None,
     company: Company | None = None,
 ) -> Record:
     """Return the record of a trial that has ended.
 
     `started` and `ended` are in seconds since the epoch. `ended_by` says why it was ended, if it
-    was; `observed_failures` are those that the launcher saw. A trial that finished and breaks one
-    of `rules` is invalid. `peaks` are measured machines by their key, for the record's MFU;
-    `company` is what ran beside it.
+    was; `observed_failures` are those that the launcher saw, and `launcher_end` says how the
+    launcher ended. A trial that finished and breaks one of `rules` is invalid. `peaks` are measured
+    machines by their key, for the record's MFU; `company` is what ran beside it.
     """
     trial = assignment.trial
     files = read_rank_files(folder, trial.cell.axes.world_size)
-    failure = ended_by or first_cause(folder, files, observed_failures)
+    failure = ended_by or first_cause(folder, files, observed_failures, launcher_end)
     ranks = files.results
     # All of these are only known of a trial that finished.
     summary = None
@@ -183,7 +184,10 @@ def read_rank_files(folder: TrialFolder, world_size: int) -> RankFiles:
 
 
 def first_cause(
-    folder: TrialFolder, files: RankFiles, observed_failures: Sequence[Failure]
+    folder: TrialFolder,
+    files: RankFiles,
+    observed_failures: Sequence[Failure],
+    launcher_end: str,
 ) -> Failure | None:
     """Return the failure that caused all others, None if there is none.
 
@@ -205,7 +209,7 @@ def first_cause(
     for failure in [*reported, *observed_failures]:
         if failure.kind == INTERRUPTED:
             interruptions.append(failure)
-    lost = _lost_ranks(folder, files.missing)
+    lost = _lost_ranks(folder, files.missing, launcher_end)
     for candidates in (interruptions, ended, of_ranks, files.unreadable, disconnected, lost):
         if candidates:
             earliest = min(candidates, key=lambda failure: failure.at)
@@ -224,13 +228,13 @@ def _with_missing(failures: Sequence[Failure], missing: Sequence[int]) -> Sequen
     return [replace(failure, message=failure.message + suffix) for failure in failures]
 
 
-def _lost_ranks(folder: TrialFolder, missing: Sequence[int]) -> list[Failure]:
+def _lost_ranks(folder: TrialFolder, missing: Sequence[int], launcher_end: str) -> list[Failure]:
     """Return a failure for each rank that left no result.
 
-    If nothing else explains it, the last line of the launcher's log may.
+    If nothing else explains it, the launcher's end or the last line of its log may.
     """
     last_line = last_log_line(folder.launch_log)
-    message = f"left no result; the launcher's last words: {last_line}"
+    message = f"left no result; {launcher_end}; the last line of the launcher's log: {last_line}"
     return [Failure(kind="Lost", message=message, rank=rank) for rank in missing]
 
 

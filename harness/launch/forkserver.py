@@ -33,6 +33,7 @@ from harness.core.processes import (
 )
 from harness.core.scratch import ScratchFolder
 from harness.launch import kept_forkserver
+from harness.launch.abandoned import mark_variables
 from harness.launch.kept_forkserver import PROGRAM, Setup, most_servers
 from harness.launch.stack import ReadyStack
 from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
@@ -137,7 +138,7 @@ class ForkServer:
         Raises HarnessError if the forkserver has ended, ForkServerStalled if it does not answer.
         """
         try:
-            self._send([asdict(request) for request in requests])
+            self._send([asdict(_marked(request)) for request in requests])
             self._wait_for_answer()
         except BaseException:
             # The answer to this request must not be taken for the answer to the next.
@@ -260,6 +261,11 @@ class ForkedProcess:
         if self.poll() is None:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, sig)
+
+
+def _marked(request: ForkRequest) -> ForkRequest:
+    """Return the request of a process by whose variables all that it starts is found."""
+    return replace(request, variables={**request.variables, **mark_variables(request.log)})
 
 
 def kill_all(processes: Sequence[ForkedProcess]) -> None:

@@ -8,19 +8,20 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
+from harness.core.oom import oom_kills
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, one_by_one
-from harness.launch.launcher import Launcher, modules_to_preload
+from harness.launch.launcher import Launcher, modules_to_preload, signal_failure
 from harness.launch.logs import scrub_logs
 from harness.launch.occupancy import Occupancy
 from harness.launch.provenance import Provenance, describe_launch
@@ -47,6 +48,7 @@ from harness.spec.sweep import Sweep
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
 COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
+RETRIES = 2  # of a trial that was lost through no fault of its own
 # Failures that say nothing about the trial itself.
 RETRIED_FAILURES = {
     "Lost",
@@ -132,7 +134,9 @@ class Runner:
     # An empty folder in which ranks share decoded data sets, for as long as this object is used.
     shared_data: Path | None = None
     poll_seconds: float = POLL
-    retries: int = 0  # how often a trial runs again that failed by one of RETRIED_FAILURES
+    # How often a trial runs again that failed by one of `retried_failures`.
+    retries: int = 0
+    retried_failures: Collection[str] = frozenset(RETRIED_FAILURES)
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
@@ -212,9 +216,9 @@ class Runner:
         earlier = [failure.kind for failure in record.previous_failures[first_attempt - 1 :]]
         if record.status == "invalid":
             return earlier.count("Invalid") < self.profile.validity.reruns
-        if record.failure is None or record.failure.kind not in RETRIED_FAILURES:
+        if record.failure is None or record.failure.kind not in self.retried_failures:
             return False
-        retried = sum(kind in RETRIED_FAILURES for kind in earlier)
+        retried = sum(kind in self.retried_failures for kind in earlier)
         return retried < self.retries
 
     def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
@@ -280,8 +284,10 @@ class Runner:
         )
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         occupancy.enter(trial.id, started)
+        kills_before = oom_kills()
         try:
             ended_by = yield from self._wait(process, folder, trial, launcher, occupancy)
+            launcher_end = _describe_launcher_end(process.poll(), oom_kills() > kills_before)
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = redact_text(_launcher_output(folder, log_start), self.secrets)
         finally:
@@ -295,6 +301,7 @@ class Runner:
             previous_failures=previous_failures,
             ended_by=ended_by,
             observed_failures=launcher.observed_failures(folder, output),
+            launcher_end=launcher_end,
         )
         record = self._with_stop_reason(record)
         if _last_attempt(folder) != assignment.attempt:
@@ -329,6 +336,7 @@ class Runner:
         previous_failures: Sequence[Failure],
         ended_by: Failure | None,
         observed_failures: Sequence[Failure] = (),
+        launcher_end: str = "its launcher ended with the command",
         company: Company | None = None,
     ) -> Record:
         """Return the record of an attempt that has just ended, and clean its logs of secrets."""
@@ -346,6 +354,7 @@ class Runner:
             ended_by=ended_by,
             rules=self.profile.validity,
             observed_failures=observed_failures,
+            launcher_end=launcher_end,
             peaks=self.peaks,
             company=company,
         )
@@ -398,8 +407,10 @@ class Runner:
         while True:
             try:
                 process.wait(self.poll_seconds / max(1, occupancy.running))
+                _refuse_moved_folder(self.folder, folder)
                 return None
             except subprocess.TimeoutExpired:
+                _refuse_moved_folder(self.folder, folder)
                 progress = read_progress(folder)
                 self.listener.on_trial_progress(trial, progress)
                 yield
@@ -415,6 +426,15 @@ class Runner:
             if verdict is not None:
                 _append_to_launch_log(folder, verdict.reason)
                 return verdict.failure
+
+
+def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None:
+    """Raise HarnessError if the folder of a running trial is gone: nothing can be saved there."""
+    if not folder.path.exists():
+        raise HarnessError(
+            f"{sweep_folder.path}: moved or removed while {folder.path.name} ran, which was ended;"
+            " move it back, or name the results folder that it is in now, and run the same command again"
+        )
 
 
 def _advance(life: Life) -> Record | None:
@@ -452,6 +472,18 @@ def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any], world_siz
     if straggler.heartbeat is None:
         return Failure(kind="Timeout", message=message, rank=straggler.rank)
     return failure_of(straggler.heartbeat, "Timeout", message, folder)
+
+
+def _describe_launcher_end(exit_code: int | None, is_out_of_memory: bool) -> str:
+    """Return how a launcher ended, and whether the kernel killed a process for memory meanwhile."""
+    end = "its launcher still ran"
+    if exit_code is not None:
+        end = f"its launcher exited with code {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        end = f"its launcher was {signal_failure(-exit_code, 0).message}"
+    if is_out_of_memory:
+        end = f"{end}; meanwhile the kernel killed a process for want of memory"
+    return end
 
 
 def _append_to_launch_log(folder: TrialFolder, line: str) -> None:

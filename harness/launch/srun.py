@@ -19,11 +19,11 @@ from typing import Self
 from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
-from harness.core.processes import Process, start_session
+from harness.core.processes import Process, parent_variables, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import assign, exit_failure, rank_variables, signal_failure
-from harness.launch.stack import ReadyStack
+from harness.launch.stack import ReadyStack, bound_command
 from harness.launch.warm_step import TASK_MODULE, StepTrial, WarmSteps, task_arguments
 from harness.records.record import Failure
 from harness.spec.environment import Variables
@@ -188,7 +188,7 @@ class Srun:
         """
         if TASK_MODULE in arguments:
             return self.warm_steps.start(arguments, variables, log, preload)
-        return start_session(arguments, variables, log)
+        return start_session(bound_command(arguments), {**variables, **parent_variables()}, log)
 
     def interrupt(self, process: Process) -> None:
         """Send the signal to srun, which passes it on to all tasks."""

@@ -13,10 +13,11 @@ from harness.core.scratch import ScratchFolder
 from harness.hardware import machine
 from harness.hardware.roofline import device_of
 from harness.launch import forkserver
+from harness.launch.abandoned import kill_abandoned
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
-from harness.launch.runner import Runner, StopRequest, TrialListener, remove_leftovers
+from harness.launch.runner import RETRIES, Runner, StopRequest, TrialListener, remove_leftovers
 from harness.launch.shared_memory import remove_abandoned_blocks
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
@@ -181,6 +182,9 @@ def run(
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),
+            retries=RETRIES,
+            # On one machine, only the workload can be the cause of what ranks report of each other.
+            retried_failures={"Lost"},
             stop_reason=stop.reason,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
@@ -200,6 +204,7 @@ def _remove_leftovers(folder: SweepFolder, planned: Plan) -> None:
 
     Of a trial that will run, the runner does that.
     """
+    kill_abandoned()
     remove_abandoned_blocks()
     remove_temporary_files(folder.path)
     for record in planned.finished:

@@ -27,6 +27,7 @@ from harness.core.processes import (
     start_session,
 )
 from harness.launch import forkserver
+from harness.launch.abandoned import kill_abandoned_of_trial, mark_variables
 from harness.launch.launcher import RENDEZVOUS, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
@@ -125,7 +126,9 @@ class Torchrun:
                 stack=self.stack,
                 while_loading=self.while_loading,
             )
-        return start_session(arguments, {**variables, **parent_variables()}, log)
+        return start_session(
+            arguments, {**variables, **parent_variables(), **mark_variables(log)}, log
+        )
 
     def interrupt(self, process: Process) -> None:
         """Send the signal to the ranks, which are the children of the process in either case.
@@ -156,8 +159,14 @@ class Torchrun:
         return failures
 
     def end(self, process: Process, folder: TrialFolder) -> None:
-        """End the command and all ranks, which are in its process group or end with it."""
+        """End the command and all ranks, which are in its process group or end with it.
+
+        What ranks have started elsewhere, the command ends, unless it was killed.
+        """
         end_process_group(process)
+        exit_code = process.poll()
+        if exit_code is None or exit_code < 0:
+            kill_abandoned_of_trial(folder.launch_log)
 
 
 def _is_rank(command: Sequence[str]) -> bool:

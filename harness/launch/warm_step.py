@@ -18,10 +18,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.core.processes import end_process_group, wait_for_exit
+from harness.core.processes import end_process_group, parent_variables, wait_for_exit
 from harness.launch import controller
 from harness.launch.forkserver import TORCH
 from harness.launch.launcher import modules_to_preload
+from harness.launch.stack import bound_command
 from harness.spec.cell import Cell, Trial
 
 TASK_MODULE = "harness.launch.step_task"
@@ -65,8 +66,8 @@ class WarmStep:
         """Start a step of this name by srun's `command`, whose tasks load the modules `preload`."""
         program, *arguments = command
         process = subprocess.Popen(
-            [program, f"--job-name={name}", *arguments],
-            env=dict(variables),
+            bound_command([program, f"--job-name={name}", *arguments]),
+            env={**variables, **parent_variables()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

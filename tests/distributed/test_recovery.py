@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.core.errors import HarnessError
 from harness.core.paths import Results, TrialFolder
 from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
@@ -96,7 +97,7 @@ class Killer(RecordCollector):
     """A listener that kills something in each trial, once it has reached a step.
 
     `victims` names one for each trial: "rank", "agent" (what has forked the ranks) or "forkserver".
-    Without one, a trial is left alone; then `hold` is removed.
+    Without one, a trial is left alone, and so is one that runs again: then `hold` is removed.
     """
 
     def __init__(self, *victims: str, step: int = 1, hold: Path | None = None) -> None:
@@ -107,8 +108,12 @@ class Killer(RecordCollector):
         self.last_killed = ""  # the trial
 
     def on_trial_start(self, trial: Trial) -> None:
-        if not self.victims and self.hold is not None:
-            self.hold.unlink()
+        if self.hold is None:
+            return
+        if self.victims and trial.id != self.last_killed:
+            self.hold.touch()
+        else:
+            self.hold.unlink(missing_ok=True)
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         has_reached = progress.get("step", 0) >= self.step
@@ -171,7 +176,9 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     sweep = held_sweep(tmp_path, hold, seeds=[0, 1, 2, 3])
 
     run(sweep, listener=Killer("rank", "agent", "forkserver", hold=hold))
-    assert failure_kinds(sweep) == ["Killed", "Lost", "Lost", None]
+    assert failure_kinds(sweep) == ["Killed", None, None, None]
+    (lost,) = read_record(trial_folders(sweep)[1].record_path).previous_failures
+    assert "left no result; its launcher was ended by SIGKILL; the last line of" in lost.message
     hold.touch()
     first = trial_folders(sweep)[0]
 
@@ -220,11 +227,8 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
     (whole,) = run(line_sweep(whole_folder, {"line": {"options": options, "axes": TWO}}, **keys))
     path = line_sweep(cut_folder, {"line": {"options": options, "axes": TWO}}, **keys)
     hold.touch()
-    run(path, listener=Killer("agent", step=30))
-    hold.unlink()
-    assert failure_kinds(path) == ["Lost"]
-    wait_until(lambda: processes_below(cut_folder) == [], 15)
-    (resumed,) = run(path)
+    (resumed,) = run(path, listener=Killer("agent", step=30, hold=hold))
+    assert [failure.kind for failure in resumed.previous_failures] == ["Lost"]
     (taken_up,) = resumed.ranks[0].interruptions
     assert taken_up.signal is None
     assert taken_up.step in (10, 20, 30)
@@ -236,3 +240,30 @@ def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
     metrics = [evaluation.metrics for evaluation in resumed.rank0.evaluations]
     assert metrics == [evaluation.metrics for evaluation in whole.rank0.evaluations]
     assert resumed.rank0.checkpoint == whole.rank0.checkpoint
+
+
+class Mover(RecordCollector):
+    """A listener that moves the results folder once a trial has reached a step."""
+
+    def __init__(self, results: Path, target: Path) -> None:
+        super().__init__()
+        self.results, self.target = results, target
+
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
+        if progress.get("step", 0) > 0 and self.results.exists():
+            self.results.rename(self.target)
+
+
+def test_a_results_folder_that_is_moved_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
+    """Nothing is written where it was, and the same command goes on once it is back."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    sweep = held_sweep(tmp_path, hold)
+    results, moved = tmp_path / "results", tmp_path / "moved"
+    with pytest.raises(HarnessError, match=r"results/runs/line: moved or removed while \S+ ran"):
+        run(sweep, listener=Mover(results, moved))
+    assert not results.exists()
+    moved.rename(results)
+    hold.unlink()
+    (record,) = run(sweep)
+    assert record.status == "done"

@@ -18,6 +18,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
+from harness.launch.abandoned import mark_variables
 from harness.launch.forkserver import ForkRequest, kill_all, shared_server
 from harness.launch.forkserver_process import MADV_COLLAPSE, private_memory
 from harness.launch.kept_forkserver import Setup
@@ -94,7 +95,8 @@ def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
     fresh_log = module.with_name("fresh.log")
     assert start(forked_log, "a b", "c", MINE="1").wait(300) == 7
     command = [sys.executable, "-P", "-m", "program", "a b", "c"]
-    assert start_session(command, {**os.environ, "MINE": "1"}, fresh_log).wait(300) == 7
+    variables = {**os.environ, "MINE": "1", **mark_variables(forked_log)}
+    assert start_session(command, variables, fresh_log).wait(300) == 7
     forked = printed(forked_log)
     fresh = printed(fresh_log)
     assert (forked.pop("torch"), fresh.pop("torch")) == (True, False), "that is the point"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.core.paths import TrialFolder
 from harness.launch.srun import Srun, cancelled_by_user, parse_failures
+from tests.support.running import wait_until
+from tests.support.slurm import install_fake_slurm
+from tests.support.tree import TOP
 
 
 def launcher(**changes: object) -> Srun:
@@ -212,3 +219,38 @@ def test_only_scancel_is_somebodys_wish() -> None:
         if any(cancelled_by_user(c.message) for c in parse_failures(output, 0.0))
     }
     assert wished == {"scancel"}
+
+
+# Starts a step as a leader does, whose srun prints its id and stays.
+LEADER = """
+import os, sys, time
+from pathlib import Path
+from harness.launch.srun import Srun
+from harness.launch.warm_step import WarmStep
+folder = Path(sys.argv[1])
+log, variables = folder / "launch.log", dict(os.environ)
+if sys.argv[2] == "warm":
+    step = WarmStep.start(["srun"], variables, "warm-1", 1, [], log)
+else:
+    Srun(environment={}, ranks_per_node=1, cpus_per_rank=1, python="", prefix=(), address="",
+        free_port=int).start(["srun"], variables, log)
+time.sleep(60)
+"""
+STAYING_SRUN = (
+    '#!/bin/sh\necho $$ >"${0%/*}/pid.new"; mv "${0%/*}/pid.new" "${0%/*}/pid"; exec sleep 60\n'
+)
+
+
+@pytest.mark.parametrize("kind", ["warm", "of its own"])
+def test_srun_ends_with_the_leader(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Slurm has lost the job's processes, nobody else would end it."""
+    slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
+    (slurm.folder / "srun").write_text(STAYING_SRUN, encoding="utf-8")
+    command = [sys.executable, "-c", LEADER, str(tmp_path), kind]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(TOP)}) as leader:
+        wait_until((slurm.folder / "pid").exists)
+        srun = psutil.Process(int((slurm.folder / "pid").read_text(encoding="ascii")))
+        leader.kill()
+    wait_until(lambda: not srun.is_running() or srun.status() == psutil.STATUS_ZOMBIE, 10)

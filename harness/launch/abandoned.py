@@ -1,0 +1,86 @@
+"""Ends what ranks have started in sessions of their own, where their launcher was killed.
+
+A launcher ends everything below it, except when it is killed itself, as it is with its command.
+So all that it starts has a variable that names the command and the trial, and what is left is found
+by that: when the trial ends, or by the next command that measures on this machine.
+
+A process that a forked rank has forked without running another program can't be found: Linux shows
+the variables that a program was started with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+VARIABLE = (
+    "_HARNESS_LAUNCHED_BY"  # records withhold the values of HARNESS_*, and leave this one out
+)
+MARK = re.compile(r"(?P<command>(?P<namespace>\S+) (?P<pid>\d+) \d+) .*", re.ASCII | re.DOTALL)
+NAMESPACE = Path("/proc/self/ns/pid")  # in another one, the same id is another process
+
+
+def mark_variables(log: Path | str) -> dict[str, str]:
+    """Return the variable for what this command starts for a trial, whose launcher writes to `log`."""
+    return {VARIABLE: _mark(log)}
+
+
+def kill_abandoned_of_trial(log: Path | str) -> None:
+    """Kill what a trial of this command, whose launcher wrote to `log`, has left."""
+    mark = _mark(log)
+    _kill_marked(lambda other: other == mark)
+
+
+def kill_abandoned() -> None:
+    """Kill what this user's commands have left that have ended."""
+    _kill_marked(_is_of_ended_command)
+
+
+def _mark(log: Path | str) -> str:
+    """Return the value of the variable."""
+    return f"{_identity(os.getpid())} {log}"
+
+
+def _identity(pid: int) -> str | None:
+    """Return what tells a process from all others on this machine, None if it has ended.
+
+    Its start is in clock ticks since boot, which no change of the clock changes.
+    """
+    if sys.platform != "linux":
+        return f"{sys.platform} {pid} 0"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # `PID (NAME) STATE …`, where the name may hold spaces and parentheses (man proc).
+    fields = stat.rpartition(")")[2].split()
+    state, start = fields[0], fields[19]
+    return None if state == "Z" else f"{NAMESPACE.readlink()} {pid} {start}"
+
+
+def _is_of_ended_command(mark: str) -> bool:
+    """Return whether a mark is that of a command that has ended in this process's namespace."""
+    match = MARK.fullmatch(mark)
+    if match is None or match["namespace"] != str(NAMESPACE.readlink()):
+        return False
+    return _identity(int(match["pid"])) != match["command"]
+
+
+def _kill_marked(is_abandoned: Callable[[str], bool]) -> None:
+    """Kill this user's other processes with a mark that `is_abandoned` says so of."""
+    if sys.platform != "linux":
+        return
+    for process in psutil.process_iter(["uids", "environ"]):
+        mark = (process.info["environ"] or {}).get(VARIABLE)
+        uids = process.info["uids"]
+        if mark is None or uids.real != os.getuid() or process.pid == os.getpid():
+            continue
+        if is_abandoned(mark):
+            with suppress(psutil.Error):  # it has ended meanwhile
+                process.kill()

@@ -1,0 +1,74 @@
+"""Processes that outlived the launcher of the ranks that have started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from harness.launch.abandoned import (
+    VARIABLE,
+    kill_abandoned,
+    kill_abandoned_of_trial,
+    mark_variables,
+)
+from tests.support.running import wait_until
+
+# A command that starts something in a session of its own, and runs until it is killed.
+COMMAND = """
+import os, subprocess, time
+from harness.launch.abandoned import mark_variables
+variables = {**os.environ, **mark_variables("launch.log")}
+child = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def command() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process
+        process.kill()
+
+
+def test_those_of_a_command_that_was_killed_are_found_by_the_next(
+    command: subprocess.Popen[str],
+) -> None:
+    """Its parent may not have noticed yet that it has ended."""
+    assert command.stdout is not None
+    child = psutil.Process(int(command.stdout.readline()))
+    kill_abandoned()
+    assert child.is_running(), "its command runs"
+    command.send_signal(signal.SIGKILL)
+    wait_until(lambda: psutil.Process(command.pid).status() == psutil.STATUS_ZOMBIE)
+    kill_abandoned()
+    wait_until(lambda: not child.is_running(), 10)
+
+
+def test_those_of_one_trial_leave_others_alone() -> None:
+    children = {}
+    for log in ("one.log", "other.log"):
+        variables = {**os.environ, **mark_variables(log)}
+        children[log] = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
+    kill_abandoned_of_trial("one.log")
+    assert children["one.log"].wait(10) == -signal.SIGKILL
+    assert children["other.log"].poll() is None
+    kill_abandoned_of_trial("other.log")
+    assert children["other.log"].wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("mark", ["", "no mark", "pid:[1] 1 1 launch.log"])
+def test_a_mark_of_elsewhere_says_nothing(mark: str) -> None:
+    """In another namespace of process ids, a container for example, the command may run."""
+    variables = {**os.environ, VARIABLE: mark}
+    with subprocess.Popen(["sleep", "60"], env=variables) as child:
+        kill_abandoned()
+        assert child.poll() is None
+        child.kill()
