@@ -41,7 +41,7 @@ from harness.hardware import machine
 from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
-from harness.launch.runner import Runner, StopRequest
+from harness.launch.runner import RETRIES, Runner, StopRequest
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
 from harness.launch.warm_step import WarmSteps
@@ -58,7 +58,6 @@ from harness.training.interruption import SIGNAL
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
 EARLY_SECONDS = 60.0  # that Slurm may send the signal before it is due: man sbatch, --signal
 POLL_SECONDS = 0.5  # between looks at a running trial; its files lie on a shared file system
-RETRIES = 2  # of a trial that was lost through no fault of its own
 # The highest exit code of a leader that has ended as it meant to. After any other, such as 137 of
 # one that was killed, the batch script has the job requeued.
 DECIDED = 1
@@ -249,14 +248,21 @@ def _wait_for_controller(runner: Runner) -> None:
 def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
     """Return whether the job should continue later: after SIGUSR2, or the loss of its nodes.
 
-    A job that got SIGTERM alone was cancelled or has reached its limit without a warning. If the
-    message says that a user has cancelled the step, the job is not wanted any more either.
+    After SIGTERM alone, Slurm is asked whether it ends the job, which was cancelled or has reached
+    its limit without a warning. If not, somebody has sent the signal to the leader. If the message
+    says that a user has cancelled the step, the job is not wanted any more either.
     """
     if SIGNAL in signals:
         return True
-    if signals or interruption is None:
-        return False
-    return not cancelled_by_user(interruption)
+    if signals:
+        return _is_running()
+    return interruption is not None and not cancelled_by_user(interruption)
+
+
+def _is_running() -> bool:
+    """Return whether Slurm has this job as running, which it hasn't of one that it is ending."""
+    command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
+    return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
 
 
 def _nodes_to_exclude(runner: Runner, undone: Sequence[Trial], submission: Submission) -> list[str]:
@@ -317,7 +323,7 @@ def refuse_cancelled(submission: Submission, array: int) -> None:
     if submission.cancelled_at is not None:
         raise JobIsOver("the sweep's jobs were cancelled")
     if submission.arrays[array].is_abandoned:
-        raise JobIsOver("the trials of this job were submitted again before it was in the queue")
+        raise JobIsOver("harness submit gave this job up before it was in the queue")
 
 
 def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
@@ -500,7 +506,7 @@ class JobListener:
         if self.first_signal_at is None:
             return None
         if SIGNAL not in self.signals:
-            return "ended by Slurm"
+            return "SIGTERM"
         if self.first_signal_at > self.signal_due - EARLY_SECONDS:
             return "time limit"
         return "preempted"

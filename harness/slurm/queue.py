@@ -11,7 +11,7 @@ has ended; how its trials ended is in their records.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
@@ -168,15 +168,22 @@ def _expand_array(job_id: str) -> list[str]:
     return [f"{array['array']}_{index}" for index in indices]
 
 
-def query(users: Iterable[str]) -> dict[str, QueuedJob]:
+def query(
+    users: Iterable[str], *, on_wait: Callable[[str], None] | None = None
+) -> dict[str, QueuedJob]:
     """Ask squeue for the jobs of these users, by id. Without users, nothing is asked.
 
-    Raises NoSlurm if this machine has no squeue, SlurmDown if Slurm does not answer.
+    With `on_wait`, a controller that is away is waited for, as `controller.call` does. Raises NoSlurm
+    if this machine has no squeue, SlurmDown if Slurm does not answer.
     """
     names = sorted(set(users))
     if not names:
         return {}
-    completed = controller.run_client(squeue_command(names), ANSWER_SECONDS)
+    command = squeue_command(names)
+    if on_wait is None:
+        completed = controller.run_client(command, ANSWER_SECONDS)
+    else:
+        completed = controller.call(command, on_wait=on_wait)
     if completed.returncode == controller.NOT_INSTALLED:
         raise NoSlurm(one_line(completed.stderr))
     if completed.returncode:
@@ -185,12 +192,14 @@ def query(users: Iterable[str]) -> dict[str, QueuedJob]:
     return parse_squeue(completed.stdout)
 
 
-def query_submitters(submissions: Iterable[Submission]) -> dict[str, QueuedJob]:
+def query_submitters(
+    submissions: Iterable[Submission], *, on_wait: Callable[[str], None] | None = None
+) -> dict[str, QueuedJob]:
     """Ask squeue for the jobs of everybody who made one of these submissions.
 
-    Without submissions, nothing is asked. Raises NoSlurm and SlurmDown as `query` does.
+    Without submissions, nothing is asked. Waits and raises NoSlurm and SlurmDown as `query` does.
     """
-    return query(submission.user for submission in submissions)
+    return query((submission.user for submission in submissions), on_wait=on_wait)
 
 
 def recover_job_ids(

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.launch.runner import RETRIED_FAILURES
+from harness.launch.runner import RETRIED_FAILURES, RETRIES
 from harness.records.record import Failure
-from harness.slurm.leader import RETRIES
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
 # held: its job does not start until somebody does something; unreadable: nobody can say, as its

@@ -54,8 +54,8 @@ class JobArray:
     # The id that sbatch returned. None until then, and for good if whoever submitted was killed
     # before it was written down.
     slurm_id: str | None = None
-    # Whether its trials were submitted again, because sbatch never returned and no job of it was in
-    # the queue. Should Slurm have received it all the same, its jobs end at once.
+    # Whether it was given up, because sbatch failed, or never returned and no job of it was in the
+    # queue. Should Slurm have received it all the same, its jobs end at once.
     is_abandoned: bool = False
 
     def job_id(self, index: int) -> str | None:
@@ -114,7 +114,7 @@ class Submission:
     def jobs(self) -> Iterator[SubmittedJob]:
         """Yield every job of every array, in the order in which they were packed.
 
-        Not those of abandoned arrays, whose trials a later submission has.
+        Not those of abandoned arrays, whose trials a later submission may have.
         """
         for number, array in enumerate(self.arrays):
             if array.is_abandoned:

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,34 +112,44 @@ def submit(
     redo: Redo,
     estimates: Mapping[str, float],
     on_prepared: Callable[[PreparedSubmission], None],
+    on_wait: Callable[[str], None],
 ) -> Submission:
     """Submit the trials that are pending and that no job has.
 
     `redo` says which finished trials run again, `estimates` are seconds by cell id, and
-    `on_prepared` is called before anything is handed to Slurm. Returns the submission, without an
-    array if there was nothing to submit.
+    `on_prepared` is called before anything is handed to Slurm. A controller that is away is waited
+    for, of which `on_wait` gets a line. Returns the submission, without an array if there was
+    nothing to submit.
 
-    Raises BadInput if another process is working on this sweep, HarnessError if Slurm refuses.
+    Raises BadInput if another process is working on this sweep, HarnessError if Slurm refuses, or
+    does not answer for too long.
     """
     with lock(sweep_folder):
-        prepared = prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
+        prepared = prepare(
+            sweep, profile, sweep_folder, redo=redo, estimates=estimates, on_wait=on_wait
+        )
         on_prepared(prepared)
         submission = prepared.submission
         if not submission.arrays:
             return submission
         write_spec(sweep, sweep_folder)
-        settle_earlier(sweep_folder)
+        settle_earlier(sweep_folder, on_wait)
         # Written before the first sbatch, and again after each. Should this process be killed in
         # between, the jobs are still recognized by their names.
         submissions.write(sweep_folder, submission)
         for number in range(len(submission.arrays)):
-            slurm_id = submit_array(sweep_folder, submission, number)
+            try:
+                slurm_id = submit_array(sweep_folder, submission, number, on_wait)
+            except HarnessError:
+                not_submitted = range(number, len(submission.arrays))
+                submissions.write(sweep_folder, submission.abandoned(not_submitted))
+                raise
             submission = submission.with_slurm_id(number, slurm_id)
             submissions.write(sweep_folder, submission)
     return submission
 
 
-def settle_earlier(sweep_folder: SweepFolder) -> None:
+def settle_earlier(sweep_folder: SweepFolder, on_wait: Callable[[str], None]) -> None:
     """Write down what became of earlier calls of sbatch that nobody saw return.
 
     Jobs that are in the queue get their ids. If there are none, Slurm may still be about to receive
@@ -149,7 +160,8 @@ def settle_earlier(sweep_folder: SweepFolder) -> None:
     for submission in submitted:
         if any(array.slurm_id is None and not array.is_abandoned for array in submission.arrays):
             unseen.append(submission)
-    for submission in queues.recover_job_ids(unseen, queues.query_submitters(unseen)):
+    queue = queues.query_submitters(unseen, on_wait=on_wait)
+    for submission in queues.recover_job_ids(unseen, queue):
         without_id = set()
         for number, array in enumerate(submission.arrays):
             if array.slurm_id is None:
@@ -177,8 +189,11 @@ def prepare(
     *,
     redo: Redo,
     estimates: Mapping[str, float],
+    on_wait: Callable[[str], None] | None = None,
 ) -> PreparedSubmission:
     """Decide which trials to submit and pack them into jobs, without starting or writing anything.
+
+    With `on_wait`, a controller that is away is waited for.
 
     Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have
     jobs: a trial must not run in two jobs at once. Raises BadInput for a stack that ranks can't run
@@ -187,7 +202,7 @@ def prepare(
     todo = plan(sweep, sweep_folder, redo)
     refuse_changed_profile(todo, sweep, profile, sweep_folder)
     earlier = submissions.read_all(sweep_folder)
-    live = queues.live_jobs(earlier, queues.query_submitters(earlier))
+    live = queues.live_jobs(earlier, queues.query_submitters(earlier, on_wait=on_wait))
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
     check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
@@ -253,18 +268,38 @@ def _nodes_to_exclude(
     ]
 
 
-def submit_array(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
-    """Call sbatch once, for one array, and return the array's id.
+def submit_array(
+    sweep_folder: SweepFolder,
+    submission: Submission,
+    number: int,
+    on_wait: Callable[[str], None],
+) -> str:
+    """Hand one array to Slurm, and return the array's id.
 
-    Raises HarnessError with sbatch's message.
+    While no controller answers, sbatch is called again, for PATIENCE_SECONDS at most, of which
+    `on_wait` gets a line. Raises HarnessError with sbatch's message.
     """
     executor = array_executor(sweep_folder, submission, number)
-    try:
-        return call_sbatch(executor, leader_lines(sweep_folder, submission, number))
-    except HarnessError as error:
-        raise HarnessError(
-            f"{error}; {number} of {len(submission.arrays)} arrays were submitted"
-        ) from None
+    deadline = time.monotonic() + controller.PATIENCE_SECONDS
+    is_waiting = False
+    while True:
+        try:
+            return call_sbatch(executor, leader_lines(sweep_folder, submission, number))
+        except HarnessError as error:
+            if not controller.is_silent(str(error)) or time.monotonic() > deadline:
+                raise HarnessError(
+                    f"{error}; {number} of {len(submission.arrays)} arrays were submitted"
+                ) from None
+            if not is_waiting:
+                is_waiting = True
+                on_wait(f"{error}; trying again for {controller.PATIENCE_SECONDS:g} s")
+        time.sleep(controller.FIRST_PAUSE)
+        # A controller that did not answer may have received the array all the same.
+        queue = queues.query([submission.user], on_wait=lambda text: None)
+        (seen,) = queues.recover_job_ids([submission], queue)
+        slurm_id = seen.arrays[number].slurm_id
+        if slurm_id is not None:
+            return slurm_id
 
 
 def call_sbatch(executor: SlurmExecutor, command: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, host_lock, watchdog
-from harness.launch.runner import Runner, StopRequest
+from harness.launch.runner import RETRIES, Runner, StopRequest
 from harness.launch.warm_step import WarmSteps
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_record, write_record
@@ -112,7 +112,7 @@ class TestPendingTrials:
         self, runner: Runner
     ) -> None:
         record = leave_record(runner, 0, status="failed", failure=NODE_LOST)
-        for _ in range(leader.RETRIES):
+        for _ in range(RETRIES):
             assert 0 in pending_seeds(runner)
             record = fail_again(runner, record, NODE_LOST)
         assert 0 not in pending_seeds(runner)
@@ -212,7 +212,7 @@ class TestSignals:
 
     def test_that_end_the_job_mean_no_interruption(self, listener: JobListener) -> None:
         listener.on_signal(signal.SIGTERM, None)
-        assert listener.stop_reason() == "ended by Slurm"
+        assert listener.stop_reason() == "SIGTERM"
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -279,11 +279,11 @@ class TestLead:
         with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
 
-    def test_of_a_job_whose_trials_were_submitted_again_starts_nothing(
+    def test_of_a_job_that_was_given_up_starts_nothing(
         self, runner: Runner, submitted: Submission
     ) -> None:
         submission.write(runner.folder, submitted.abandoned({0}))
-        with pytest.raises(JobIsOver, match="were submitted again"):
+        with pytest.raises(JobIsOver, match="gave this job up"):
             self.lead(runner, submitted)
 
     def test_of_a_job_that_is_cancelled_while_it_saves_does_not_requeue(
@@ -300,6 +300,34 @@ class TestLead:
         monkeypatch.setattr(Runner, "run", run)
         with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
+
+    @pytest.mark.parametrize(("state", "is_requeued"), [("RUNNING", True), ("COMPLETING", False)])
+    def test_of_a_job_that_somebody_else_has_sent_sigterm_requeues(
+        self,
+        state: str,
+        is_requeued: bool,
+        runner: Runner,
+        submitted: Submission,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Slurm ends a job that it has cancelled, and goes on with any other."""
+        requeued: list[object] = []
+        slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
+        slurm.set_queue(f"{state}\n")
+        monkeypatch.setattr(leader, "requeue", lambda *arguments: requeued.append(arguments))
+
+        def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
+            signal.raise_signal(signal.SIGTERM)
+            return iter(())
+
+        monkeypatch.setattr(Runner, "run", run)
+        if is_requeued:
+            self.lead(runner, submitted)
+        else:
+            with pytest.raises(JobIsOver, match="left undone: 5 trials"):
+                self.lead(runner, submitted)
+        assert len(requeued) == is_requeued
 
     def test_finishes_what_its_last_start_was_about_to_exclude(
         self,

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 import pytest
 
+from harness.launch.runner import RETRIES
 from harness.records.record import Failure
-from harness.slurm.leader import RETRIES
 from harness.slurm.rules import RULES, JobState, RecordHeader, State, TrialFacts, conclude
 
 NODE_LOST = Failure(kind="NodeFailure", message="n2 died", host="n2")

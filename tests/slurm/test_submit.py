@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from harness.core.paths import Results
+from harness.launch import controller
 from harness.records.record import Failure
 from harness.slurm import submission as submissions
 from harness.slurm.leader import SHELL_VARIABLE
@@ -207,15 +208,55 @@ def test_jobs_that_nobody_saw_are_abandoned_when_their_trials_are_submitted_agai
 def test_what_sbatch_refuses_is_reported_in_its_words(
     slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trials are lost then, and can be submitted again."""
+    """The trials were not submitted then, and can be submitted again."""
     monkeypatch.setenv("MAX_SBATCH_CALLS", "0")
     ended = submit(write(tmp_path), results)
     assert ended.code == 1
     assert "QOSMaxSubmitJobPerUserLimit" in ended.err
     assert ended.err.count("\n") == 1
-    assert "1 lost" in status(results, "demo").out
+    assert "1 missing" in status(results, "demo").out
     monkeypatch.delenv("MAX_SBATCH_CALLS")
     assert "1 trial" in submit(write(tmp_path), results).out
+
+
+# Does not reach the controller until squeue has; its first call is received all the same if the file
+# `receives` says so.
+UNREACHED_SBATCH = """#!/bin/sh
+cd "${0%/*}"
+if [ ! -e reached ]; then
+    touch reached
+    [ -e receives ] && sed -n 's/#SBATCH --job-name=\\(.*\\)/7|PENDING|N\\/A||\\1|Priority/p' "$1" >queue
+    echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2
+    exit 1
+fi
+echo "Submitted batch job 8"
+"""
+
+
+@pytest.mark.parametrize(("is_received", "job"), [(False, "8"), (True, "7")])
+def test_a_controller_that_is_away_is_waited_for(
+    is_received: bool,
+    job: str,
+    slurm: FakeSlurm,
+    results: Results,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have received an array to which it gave no answer, which is then not submitted again."""
+    (slurm.folder / "sbatch").write_text(UNREACHED_SBATCH, encoding="utf-8")
+    if is_received:
+        (slurm.folder / "receives").touch()
+    squeue = slurm.folder / "squeue"
+    squeue.write_text(
+        '#!/bin/sh\ncd "${0%/*}"\n[ -e asked ] && exec cat queue\n'
+        "touch asked; echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    )
+    monkeypatch.setattr(controller, "FIRST_PAUSE", 0.01)
+    ended = submit(write(tmp_path), results)
+    assert ended.code == 0
+    assert "Unable to contact slurm controller; trying again for 900 s\n" in ended.err
+    assert ended.err.count("\n") == 1
+    assert only_submission(results).arrays[0].slurm_id == job
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])

@@ -7,6 +7,7 @@ preparation (`harness.slurm.submit.prepare`), which writes nothing.
 from __future__ import annotations
 
 import shlex
+import sys
 
 from rich.console import Console
 from rich.markup import escape
@@ -53,6 +54,7 @@ def run(sweep: Sweep, profile: Profile, results: Results, *, redo: Redo, dry_run
         estimates=estimates,
         # Printed before Slurm is called, so that the remarks are seen even if sbatch refuses.
         on_prepared=lambda prepared: show_prepared(console, prepared),
+        on_wait=lambda text: print(f"harness: {text}", file=sys.stderr, flush=True),
     )
     if submission.arrays:
         show_jobs(console, submission)
