@@ -83,6 +83,31 @@ def test_what_is_allowed_follows_the_scale_of_the_outputs(scale: float) -> None:
     assert not held_against_eager(changed, net=net).is_equal
 
 
+class MaskedNet(Net):
+    """A net whose last class is masked at every sample."""
+
+    def __init__(self, mask: float) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, points: Tensor) -> Tensor:
+        logits = super().forward(points)
+        mask = torch.finfo(logits.dtype).min if math.isnan(self.mask) else self.mask
+        return torch.cat([logits[:, :2], torch.full_like(logits[:, 2:], mask)], dim=1)
+
+
+@pytest.mark.parametrize("mask", [-math.inf, math.nan])
+def test_masked_logits_are_equal_and_allow_nothing_more(mask: float) -> None:
+    """NaN stands for the lowest number of the type that is computed in."""
+    torch.manual_seed(0)
+    net = MaskedNet(mask).eval()
+    parity = held_against_eager(net, net=net)
+    assert parity.is_equal
+    assert parity.tolerance < 1e-4
+    assert not held_against_eager(perturbed(copy.deepcopy(net)), net=net).is_equal
+    assert not held_against_eager(make_net(), net=net).is_equal  # one without the mask
+
+
 @pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
 def test_a_sample_that_disagrees_is_named_by_its_index(value: float) -> None:
     """The sample 40 is the ninth of the second batch."""
