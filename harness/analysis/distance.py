@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.rungs import FACTOR, FACTOR_OF_FEW, FEW_NUMBERS, MAX_ULP, Rung
+from harness.analysis.rungs import (
+    FACTOR,
+    FACTOR_OF_FEW,
+    FEW_NUMBERS,
+    MAX_ULP,
+    Rung,
+    fp64_excess,
+    fp64_repeats,
+)
 from harness.records.checks import Amount, Number, Ordinal
 
 SeedsShow = Literal["same", "different"]
@@ -47,6 +55,7 @@ class TensorDistance:
     reference_error: Amount | None = None  # of the reference against fp64
     scale: Amount | None = None  # of the values in fp64 themselves
     is_finite: bool = True
+    reference_dtype: str | None = None  # of the reference's tensor; None: the same type
 
     @property
     def elements(self) -> int:
@@ -54,40 +63,38 @@ class TensorDistance:
         return math.prod(self.shape)
 
     @property
-    def allowed_error(self) -> float | None:
-        """Return the largest error by the rule of `torch._dynamo.utils.same`, None without fp64.
-
-        It is `multiplier` times the reference's error, and one rounding of the tensor's own type at
-        the scale of its values. Torch adds 1e-5 instead, whatever the scale: made for outputs near
-        1, it would let pass any bias of 1e-6.
-        """
-        if self.reference_error is None or self.scale is None:
-            return None
-        rounding = EPSILONS.get(self.dtype, 0.0) * self.scale
-        return self.multiplier * self.reference_error + rounding
-
-    @property
     def multiplier(self) -> float:
-        """Return how many times the reference's error is allowed, as torch has it.
+        """Return how many times the smaller error is allowed, as torch has it.
 
         2, and 3 where noise weighs more: in half precision, in small tensors and in 1x1 kernels.
         """
         is_pointwise = len(self.shape) == KERNEL_DIMENSIONS and tuple(self.shape[2:]) == (1, 1)
-        if self.dtype in HALF_TYPES or self.elements < FEW_NUMBERS or is_pointwise:
+        is_half = self.dtype in HALF_TYPES or self.reference_dtype in HALF_TYPES
+        if is_half or self.elements < FEW_NUMBERS or is_pointwise:
             return FACTOR_OF_FEW
         return FACTOR
 
     @property
     def excess(self) -> float | None:
-        """Return the error over the allowed one: the rule holds up to 1. None without fp64."""
+        """Return the larger error over the allowed one: the rule holds up to 1. None without fp64.
+
+        One rounding of the coarser of both types at the scale of the values is allowed besides.
+        Torch adds 1e-5, whatever the scale: made for outputs near 1, it would let pass any bias of
+        1e-6.
+        """
         if not self.is_finite:
             return math.inf
-        allowed = self.allowed_error
-        if self.error is None or allowed is None:
+        if self.error is None or self.reference_error is None or self.scale is None:
             return None
-        if self.error == 0:
-            return 0.0
-        return self.error / allowed if allowed > 0 else math.inf
+        epsilon = EPSILONS.get(self.dtype, 0.0)
+        if self.reference_dtype is not None:
+            epsilon = max(epsilon, EPSILONS.get(self.reference_dtype, 0.0))
+        return fp64_excess(
+            self.error,
+            self.reference_error,
+            factor=self.multiplier,
+            rounding=epsilon * self.scale,
+        )
 
     def is_within_ulp(self, max_ulp: int) -> bool:
         """Return whether no element is more than `max_ulp` floats from the reference's."""
@@ -102,6 +109,18 @@ class TensorDistance:
             return True
         excess = self.excess
         return excess is not None and excess <= 1
+
+    @property
+    def repeats_exactly(self) -> bool:
+        """Return whether this is the distance of two runs in fp64 that can judge others.
+
+        The reference is the one in fp64 as well then.
+        """
+        if self.differing == 0:
+            return True
+        if self.error is None or self.scale is None:
+            return False
+        return fp64_repeats(self.error, self.scale)
 
 
 def assign_rung(

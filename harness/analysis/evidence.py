@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from harness.analysis.result import TrialResult
 from harness.analysis.rungs import (
+    FP32_EPSILON,
     MAX_ULP,
     Rung,
     first_difference,
+    fp64_repeats,
     largest_ulp,
     lowest,
     meets_fp64_rule,
+    root_mean_square,
     same_bytes,
 )
 from harness.records.record import Evaluation, RankFingerprints, RankResult, Record
@@ -37,6 +40,13 @@ AFTER_ALL = 1 << 62  # and of what is known after it
 FORWARD = PHASES.index("forward")  # of a step, in which losses are computed
 EVALUATION = PHASES.index("evaluation")
 
+# What is allowed beside the errors where kernels may differ, a share of a row's scale: initial
+# parameters are rounded by them too, which runs in double precision here share. It is the tolerance
+# of `torch._dynamo.utils.same`.
+OTHER_KERNELS = 1e-4
+RANDOM = "fingerprint of random "  # how the subjects of generators' states begin
+# Why runs in double precision say nothing of rounding errors.
+Fp64Problem = Literal["not deterministic", "other random numbers"]
 Moment = tuple[int, int]  # the step, counted from 1, and the phase of it, by its number in PHASES
 
 
@@ -81,6 +91,7 @@ class Agreement:
     max_ulp: int | None = None  # the largest distance of two numbers; None without numbers
     # The same as a share of the larger number; None too where one is infinite or NaN.
     max_relative: float | None = None
+    fp64_problem: Fp64Problem | None = None  # None too where nothing ran in double precision
 
 
 def evidence_of_record(record: Record) -> Evidence:
@@ -157,27 +168,64 @@ def evidence_of_baseline(trial: TrialResult) -> Evidence:
 
 
 def compare_evidence(
-    recorded: Evidence, again: Evidence, exact: Evidence | None = None
+    recorded: Evidence,
+    again: Evidence,
+    exact: Sequence[Evidence] = (),
+    *,
+    has_other_kernels: bool = False,
 ) -> Agreement:
     """Return how alike two executions are in everything that both have left.
 
-    `exact` is a third one, in double precision: without it, only numbers that are close to each
-    other can be within the fp64 rule.
+    `exact` are two more, in double precision, the second one as a control of the first; without
+    them, nothing is within the fp64 rule. `has_other_kernels` is whether the conditions differ in
+    what decides how operations round.
     """
+    fp64_problem = _find_fp64_problem(again, exact)
+    is_exact = bool(exact) and fp64_problem is None
     common = [key for key in recorded.digests if key in again.digests]
     unequal = [key for key in common if recorded.digests[key] != again.digests[key]]
     rows = [name for name in recorded.rows if name in again.rows]
     unequal_rows = _unequal_rows(recorded, again, rows)
     distances = [_distance(recorded.rows[name], again.rows[name]) for name in rows]
     return Agreement(
-        rung=_rung(recorded, again, exact, rows, is_equal=not unequal and not unequal_rows),
+        rung=_rung(
+            recorded,
+            again,
+            exact[0] if is_exact else None,
+            rows,
+            OTHER_KERNELS if has_other_kernels else FP32_EPSILON,
+            is_equal=not unequal and not unequal_rows,
+        ),
         compared=_subjects(common, rows),
         differing=_subjects(unequal, unequal_rows),
         has_series=_has_series(rows),
         first_difference=_earliest_difference(recorded, again, unequal, unequal_rows),
         max_ulp=_largest([distance.ulp for distance in distances]),
         max_relative=_largest([distance.relative for distance in distances]),
+        fp64_problem=fp64_problem,
     )
+
+
+def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Problem | None:
+    """Return why two runs in double precision say nothing of rounding errors, None if they do.
+
+    Noise that is drawn otherwise in each run would pass for rounding errors of any size, and so
+    would random numbers that are drawn otherwise in another precision.
+    """
+    if not exact:
+        return None
+    first, second = exact
+    for name, row in first.rows.items():
+        control = second.rows.get(name)
+        if control is None or control.numbers.shape != row.numbers.shape:
+            return "not deterministic"
+        error = root_mean_square(row.numbers - control.numbers)
+        if not fp64_repeats(error, root_mean_square(row.numbers)):
+            return "not deterministic"
+    for key, digest in again.digests.items():
+        if key[1].startswith(RANDOM) and first.digests.get(key, digest) != digest:
+            return "other random numbers"
+    return None
 
 
 def _unequal_rows(recorded: Evidence, again: Evidence, rows: Sequence[str]) -> list[str]:
@@ -234,33 +282,65 @@ def _rung(
     again: Evidence,
     exact: Evidence | None,
     rows: Sequence[str],
+    least_rounding: float,
     *,
     is_equal: bool,
 ) -> Rung | None:
-    """Return the rung that holds for everything that was compared."""
+    """Return the rung that holds for everything that was compared.
+
+    `least_rounding` is allowed by the fp64 rule in any case, a share of a row's scale.
+    """
     if is_equal:
         return "bitwise"
     if not _has_series(rows):
         return None  # digests say that something differs, and nothing how far
     rungs: list[Rung] = ["ulp"]  # of digests alone: what numbers there are decide
+    rows = [name for name in rows if name != LAST_METRIC]  # which a series has too
+    rounding = 0.0
+    if exact is not None:
+        rounding = min(_relative_error(trial, exact, rows) for trial in (recorded, again))
     for name in rows:
         exact_row = exact.rows.get(name) if exact is not None else None
         exact_numbers = None if exact_row is None else exact_row.numbers
-        rung = _rung_of_row(recorded.rows[name].numbers, again.rows[name].numbers, exact_numbers)
+        rung = _rung_of_row(
+            recorded.rows[name].numbers,
+            again.rows[name].numbers,
+            exact_numbers,
+            max(rounding, least_rounding),
+        )
         if rung is None:
             return None
         rungs.append(rung)
     return lowest(rungs)
 
 
-def _rung_of_row(recorded: Numbers, again: Numbers, exact: Numbers | None) -> Rung | None:
+def _relative_error(trial: Evidence, exact: Evidence, rows: Sequence[str]) -> float:
+    """Return the root mean square of a trial's errors, each over the scale of its row.
+
+    A row of few numbers may be exact by chance, such as the accuracy of one evaluation. So each is
+    allowed what the trial's numbers as a whole are off.
+    """
+    errors = []
+    for name in rows:
+        row, exact_row = trial.rows[name].numbers, exact.rows.get(name)
+        if exact_row is None or exact_row.numbers.shape != row.shape:
+            continue
+        scale = root_mean_square(exact_row.numbers)
+        if scale > 0:
+            errors.append((row - exact_row.numbers) / scale)
+    return root_mean_square(np.concatenate(errors)) if errors else 0.0
+
+
+def _rung_of_row(
+    recorded: Numbers, again: Numbers, exact: Numbers | None, relative_rounding: float
+) -> Rung | None:
     """Return the rung of one row, None where it is lower than `fp64`."""
     if same_bytes(recorded, again):
         return "bitwise"
     distance = largest_ulp(recorded, again)
     if distance is not None and distance <= MAX_ULP:
         return "ulp"
-    if meets_fp64_rule(recorded, again, exact):
+    if exact is not None and meets_fp64_rule(recorded, again, exact, relative_rounding):
         return "fp64"
     return None
 

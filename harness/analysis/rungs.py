@@ -5,8 +5,9 @@ of each series of losses and of the evaluations, and takes the lowest answer.
 
 1. bitwise: the same bytes.
 2. ulp: at most so many floats lie between corresponding numbers.
-3. fp64: as close to the first trial, or to a run in double precision, as torch demands of a
-   compiled model (`torch._dynamo.utils.same`).
+3. fp64: both are about as far from a run in double precision, so that rounding errors explain
+   their difference. The factors are those that torch allows a compiled model
+   (`torch._dynamo.utils.same`).
 4. equivalent: the target metric over seeds differs by less than a margin (TOST), which
    `harness.statistics.verdict` tests.
 5. different: none of them.
@@ -14,6 +15,7 @@ of each series of losses and of the evaluations, and takes the lowest answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,12 +27,13 @@ from harness.records.series import Numbers
 Rung = Literal["bitwise", "ulp", "fp64", "equivalent", "different"]
 RUNGS: Sequence[Rung] = ("bitwise", "ulp", "fp64", "equivalent", "different")  # most alike first
 MAX_ULP = 4  # floats between two numbers that the rung `ulp` allows
-# The tolerance of `torch._dynamo.utils.same`, absolute and relative, and its factors on the error
-# of the reference: noise weighs more in few numbers.
-TOLERANCE = 1e-4
+# The factors of `torch._dynamo.utils.same` on the smaller error: noise weighs more in few numbers.
 FEW_NUMBERS = 1000
 FACTOR = 2.0
 FACTOR_OF_FEW = 3.0
+# The distance from 1.0 to the next float32, the coarsest type that losses and metrics are recorded
+# in. Two runs in double precision that are farther apart, relatively, are exact for nothing.
+FP32_EPSILON = 2.0**-23
 INCOMPARABLE = 2**63  # the distance of a NaN from a number, more than any two floats have
 # The unsigned type with as many bits as a float.
 UNSIGNED: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -112,29 +115,49 @@ def largest_ulp(a: Numbers, b: Numbers) -> int | None:
     return int(ulp_distances(a, b).max(initial=0))
 
 
-def meets_fp64_rule(reference: Numbers, result: Numbers, exact: Numbers | None) -> bool | None:
-    """Return whether a result is as good as the reference, by the rule of torch's compiler tests.
+def fp64_excess(error_a: float, error_b: float, *, factor: float, rounding: float) -> float:
+    """Return the larger of two errors over what the fp64 rule allows: the rule holds up to 1.
 
-    It is if both are the same within TOLERANCE, or if its error against `exact`, computed in double
-    precision, is at most FACTOR times that of the reference: `same` in `torch._dynamo.utils`. None
-    where only `exact` could tell and there is none.
+    The errors are root mean squares against one run in double precision. The larger one may be
+    `factor` times the smaller, and `rounding` more, as the smaller may be 0 by chance; all are in
+    the same unit. So it does not matter which of the two results is called the reference.
     """
-    if reference.shape != result.shape:
-        return False
-    before, now = reference.astype(np.float64), result.astype(np.float64)
-    if np.allclose(before, now, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
-        return True
-    if exact is None:
-        return None
-    if exact.shape != reference.shape:
-        return False
-    factor = FACTOR_OF_FEW if reference.size < FEW_NUMBERS else FACTOR
-    allowed = factor * _root_mean_square(before - exact) + TOLERANCE / 10
-    return bool(_root_mean_square(now - exact) <= allowed)
-
-
-def _root_mean_square(errors: Numbers) -> float:
-    """Return the root of the mean square, 0 of nothing."""
-    if not errors.size:
+    if not math.isfinite(error_a) or not math.isfinite(error_b):
+        return math.inf
+    larger = max(error_a, error_b)
+    allowed = factor * min(error_a, error_b) + rounding
+    if larger == 0:
         return 0.0
-    return float(np.sqrt(np.mean(np.square(errors))))
+    return larger / allowed if allowed > 0 else math.inf
+
+
+def fp64_repeats(error: float, scale: float) -> bool:
+    """Return whether two runs in double precision agree well enough to judge others by them.
+
+    `error` is the root mean square of their difference, `scale` that of the numbers themselves.
+    """
+    return error <= FP32_EPSILON * scale
+
+
+def meets_fp64_rule(a: Numbers, b: Numbers, exact: Numbers, relative_rounding: float) -> bool:
+    """Return whether rounding errors explain the difference of two rows, by the fp64 rule.
+
+    `relative_rounding` is a share of the row's scale, the root mean square of `exact`. Rows of other
+    lengths meet no rule.
+    """
+    if not a.shape == b.shape == exact.shape:
+        return False
+    excess = fp64_excess(
+        root_mean_square(a - exact),
+        root_mean_square(b - exact),
+        factor=FACTOR_OF_FEW if exact.size < FEW_NUMBERS else FACTOR,
+        rounding=relative_rounding * root_mean_square(exact),
+    )
+    return excess <= 1
+
+
+def root_mean_square(values: Numbers) -> float:
+    """Return the root of the mean square in fp64, 0 of nothing."""
+    if not values.size:
+        return 0.0
+    return float(np.sqrt(np.mean(np.square(values.astype(np.float64)))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.evidence import Agreement, FirstDifference
+from harness.analysis.evidence import Agreement, FirstDifference, Fp64Problem
 from harness.analysis.rungs import Rung
 from harness.core.text import counted
 from harness.records.differences import Difference, shown
@@ -18,6 +18,18 @@ RUNG_TEXTS: Mapping[Rung | None, str] = {
     "equivalent": "statistically equivalent",
     "different": "different",
     None: "beyond rounding errors",
+}
+# Of a trial whose numbers no run in double precision was compared with, or none that counts.
+NOT_JUDGED = "other numbers"
+FP64_PROBLEM_TEXTS: Mapping[Fp64Problem, str] = {
+    "not deterministic": (
+        "two runs in double precision differ by more than rounding errors, so the trial is not"
+        " deterministic"
+    ),
+    "other random numbers": (
+        "the run in double precision draws other random numbers, so it can't tell rounding errors"
+        " from them"
+    ),
 }
 # In the ACM's words, a result in the same set-up is repeated, and one in another is reproduced.
 OUTCOME_TEXTS: Mapping[Outcome, str] = {
@@ -42,7 +54,8 @@ def verdict_line(verdict: Verdict) -> str:
     conditions = conditions_text(verdict)
     if verdict.outcome in ("repeated", "reproduced"):
         return f"{text}, {conditions}"
-    return "; ".join(filter(None, [text, _first_text(decisive), _cause_text(decisive)]))
+    parts = [text, _fp64_text(decisive), _first_text(decisive), _cause_text(decisive)]
+    return "; ".join(filter(None, parts))
 
 
 def _decisive(verdict: Verdict) -> TrialVerdict:
@@ -62,6 +75,8 @@ def rung_text(trial: TrialVerdict) -> str:
     agreement = trial.agreement
     if agreement is None:
         return text
+    if trial.rung is None and (trial.exact is None or agreement.fp64_problem is not None):
+        text = NOT_JUDGED
     if trial.rung == "ulp" and not agreement.max_ulp:
         return "digests differ, and no recorded number does"
     if trial.rung == "ulp":
@@ -88,6 +103,15 @@ def _first_text(trial: TrialVerdict) -> str:
     return f"first in {first_text(trial.agreement.first_difference)}"
 
 
+def _fp64_text(trial: TrialVerdict) -> str:
+    """Return why runs in double precision judge nothing; empty if they do, or none was needed."""
+    if trial.exact_failure is not None:
+        return f"the run in double precision failed: {trial.exact_failure}"
+    if trial.agreement is None or trial.agreement.fp64_problem is None:
+        return ""
+    return FP64_PROBLEM_TEXTS[trial.agreement.fp64_problem]
+
+
 def first_text(difference: FirstDifference) -> str:
     """Return the first difference: `loss of rank 0 at step 3 (0.25, recorded 0.5)`."""
     moment = "" if difference.step is None else f" at step {difference.step}"
@@ -106,7 +130,11 @@ def _cause_text(trial: TrialVerdict) -> str:
     """Return what most likely explains a difference."""
     if trial.cause is not None:
         return f"most likely because of {difference_text(trial.cause)}"
-    if trial.agreement is not None and trial.agreement.first_difference is not None:
+    if trial.agreement is None or trial.agreement.fp64_problem == "not deterministic":
+        return ""
+    if trial.exact is not None and trial.rung is None:
+        return "no recorded condition differs, and runs here agree, so what differs is not recorded"
+    if trial.agreement.first_difference is not None:
         return (
             "no recorded condition differs, so the trial is not deterministic, or what differs is"
             " not recorded"
@@ -225,7 +253,7 @@ def _trial_lines(trial: TrialVerdict) -> list[str]:
     if trial.agreement is None:
         return ["", f"- {trial.failure}"]
     lines = ["", f"- {rung_text(trial)}", f"- compared: {compared_text(trial.agreement)}"]
-    for text in (_first_text(trial), _cause_text(trial)):
+    for text in (_fp64_text(trial), _first_text(trial), _cause_text(trial)):
         if text:
             lines.append(f"- {text}")
     if trial.again != trial.trial:

@@ -4,6 +4,7 @@
       verdict.json, verdict.md      what came of it, for programs and for people
       recorded/<trial>.json         what was on record: records, or what a baseline held
       results/runs/…                the new records, with the logs of their ranks
+      control/runs/…                those of second runs in double precision
       requirements-here.txt         the packages of this environment, pinned
       requirements-recorded.txt     those of the record, as far as it names them
       changes-<commit>.diff         uncommitted changes that were part of the recorded code
@@ -26,6 +27,8 @@ from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.seal import sealed_text
+from harness.reproduce.conditions import has_other_kernels
+from harness.reproduce.verdict import SCHEMA as VERDICT_SCHEMA
 from harness.reproduce.verdict import TrialVerdict, Verdict
 
 VERDICT_FILE = "verdict.json"
@@ -33,10 +36,11 @@ TEXT_FILE = "verdict.md"
 MANIFEST_FILE = "manifest.json"
 RECORDED_FOLDER = "recorded"
 RESULTS_FOLDER = "results"
+CONTROL_FOLDER = "control"
 RECORD_SUFFIX = ".record.json"  # of what was recorded, where it is a record
 SCHEMA = "1.0"
 VERDICT_FORMAT = FileFormat(
-    name="verdict", schema=SCHEMA, remedy="harness reproduce makes it anew", sealed_since=0
+    name="verdict", schema=VERDICT_SCHEMA, remedy="harness reproduce makes it anew", sealed_since=0
 )
 MANIFEST_FORMAT = FileFormat(
     name="manifest of a bundle",
@@ -126,7 +130,7 @@ def _check_agreement(folder: Path, manifest: Manifest, trial: TrialVerdict) -> N
 
     What was on record of a baseline's trial is no record, and is not compared again.
     """
-    names = [trial.source, trial.result, trial.exact]
+    names = [trial.source, trial.result, trial.exact, trial.control]
     for name in names:
         if name is not None and name not in manifest.files:
             raise BadInput(f"{folder / VERDICT_FILE}: found {name}; allowed: files of the bundle")
@@ -134,11 +138,12 @@ def _check_agreement(folder: Path, manifest: Manifest, trial: TrialVerdict) -> N
         return
     evidence = []
     for name in names:
-        evidence.append(None if name is None else evidence_of_record(read_record(folder / name)))
-    recorded, again, exact = evidence
-    assert recorded is not None
-    assert again is not None
-    agreement = compare_evidence(recorded, again, exact)
+        if name is not None:
+            evidence.append(evidence_of_record(read_record(folder / name)))
+    recorded, again, *exact = evidence
+    agreement = compare_evidence(
+        recorded, again, exact, has_other_kernels=has_other_kernels(trial.differences)
+    )
     if asdict(agreement) != asdict(trial.agreement):
         raise BadInput(
             f"{folder / VERDICT_FILE}: {trial.trial}: agreement: found rung"

@@ -52,6 +52,10 @@ COMPUTATION_FIELDS = (
 )
 
 
+# What decides which kernels compute, and so how they round.
+KERNEL_FIELDS = ("software.", "settings.", "variables.", "hardware.")
+
+
 def fields_of_record(record: Record) -> dict[str, Value]:
     """Return all that a record says of what its trial ran with, as one flat table."""
     return _without(record_fields(record), PATHS)
@@ -130,6 +134,11 @@ def is_same_computation(entries: Sequence[Difference]) -> bool:
     Then a run in double precision here is as exact for what was recorded as for what runs here.
     """
     return not any(entry.field.startswith(COMPUTATION_FIELDS) for entry in entries)
+
+
+def has_other_kernels(entries: Sequence[Difference]) -> bool:
+    """Return whether what differs can change how operations round."""
+    return any(entry.field.startswith(KERNEL_FIELDS) for entry in entries)
 
 
 def most_likely_cause(

@@ -15,7 +15,7 @@ from typing import Any
 from harness.core.errors import BadInput
 from harness.records.record import RunSettings
 from harness.records.settings import WITHHELD
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
 from harness.spec.custom import custom_axes_of
 from harness.spec.document import Document
@@ -118,7 +118,8 @@ def rebuild_sweep(
         source=base / Path(settings.sweep_file).name,
         checkpoint=settings.checkpoint,
         timeout=settings.timeout,
-        fingerprints=settings.fingerprints,
+        # At least of the last step: whether a run in another precision draws the same random numbers.
+        fingerprints=settings.fingerprints or Fingerprints(),
     )
 
 

@@ -2,7 +2,8 @@
 
 The conditions are compared before anything runs, so that nothing does if they have to be the same
 and are not. Then all trials run again, and each is compared with what it computed before. Where
-numbers are far apart although the same is computed, a trial runs once more, in double precision.
+numbers differ although the same is computed, a trial runs twice more, in double precision: the
+first run shows how large rounding errors are, the second one whether anything but them varies.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from harness.records.files import write_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.reproduce.bundle import (
+    CONTROL_FOLDER,
     RECORD_SUFFIX,
     RECORDED_FOLDER,
     RESULTS_FOLDER,
@@ -35,6 +37,7 @@ from harness.reproduce.bundle import (
 )
 from harness.reproduce.conditions import (
     fields_of_record,
+    has_other_kernels,
     is_same_computation,
     most_likely_cause,
 )
@@ -104,7 +107,10 @@ def reproduce(
         on_prepared(prepared)
         results = Results(folder / RESULTS_FOLDER)
         again = run_again(prepared, results, make_listener)
-        exact = _run_exactly(prepared, again, demand, results, make_listener)
+        undecided = _find_undecided(prepared, again, demand)
+        exact = [run_again(undecided, results, make_listener)]
+        completed = [entry for entry in undecided if _is_complete(entry, exact[0])]
+        exact.append(run_again(completed, Results(folder / CONTROL_FOLDER), make_listener))
     write_environments(folder, subject.originals)
     return _judge(subject, prepared, again, exact, demand, folder)
 
@@ -118,25 +124,21 @@ def _refuse_differences(prepared: Sequence[Prepared]) -> None:
         )
 
 
-def _run_exactly(
-    prepared: Sequence[Prepared],
-    again: Mapping[str, Record],
-    demand: Demand,
-    results: Results,
-    make_listener: MakeListener,
-) -> dict[str, Record]:
-    """Run in double precision what only that can judge; return the records by the original's id.
+def _find_undecided(
+    prepared: Sequence[Prepared], again: Mapping[str, Record], demand: Demand
+) -> list[Prepared]:
+    """Return the trials that only runs in double precision can judge, in that precision.
 
-    Those are trials whose numbers are too far apart to be called close, if the fp64 rule is enough.
-    Of other code or data, a run in double precision would say nothing about what was recorded.
+    Those are trials whose numbers differ by more than a few ULP, if the fp64 rule is enough. Of
+    other code or data, a run in double precision would say nothing about what was recorded.
     """
     if demand.rung in ("bitwise", "ulp"):
-        return {}
+        return []
     undecided = []
     for entry in prepared:
-        record = again.get(entry.original.trial.id)
-        if record is None or record.status not in COMPLETE:
+        if not _is_complete(entry, again):
             continue
+        record = again[entry.original.trial.id]
         agreement = compare_evidence(entry.original.evidence, evidence_of_record(record))
         if agreement.rung is not None or not agreement.has_series:
             continue
@@ -144,16 +146,20 @@ def _run_exactly(
             axes = replace(entry.trial.cell.axes, precision=EXACT)
             cell = replace(entry.trial.cell, axes=axes)
             undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
-    if not undecided:
-        return {}
-    return run_again(undecided, results, make_listener)
+    return undecided
+
+
+def _is_complete(entry: Prepared, records: Mapping[str, Record]) -> bool:
+    """Return whether a trial has a new record with a result."""
+    record = records.get(entry.original.trial.id)
+    return record is not None and record.status in COMPLETE
 
 
 def _judge(
     subject: Subject,
     prepared: Sequence[Prepared],
     again: Mapping[str, Record],
-    exact: Mapping[str, Record],
+    exact: Sequence[Mapping[str, Record]],
     demand: Demand,
     folder: Path,
 ) -> Verdict:
@@ -162,7 +168,8 @@ def _judge(
     trials = []
     for entry in prepared:
         trial_id = entry.original.trial.id
-        runs = _Runs(entry, again.get(trial_id), exact.get(trial_id))
+        exact_runs = [records[trial_id] for records in exact if trial_id in records]
+        runs = _Runs(entry, again.get(trial_id), exact_runs)
         trials.append(_judge_trial(runs, demand, seeds.get(entry.original.trial.cell.id), folder))
     return Verdict(
         subject=subject.name,
@@ -227,7 +234,7 @@ class _Runs:
 
     prepared: Prepared
     again: Record | None  # None where the run was stopped before it
-    exact: Record | None  # in double precision
+    exact: Sequence[Record]  # in double precision: two, one if it failed, or none
 
 
 def _judge_trial(
@@ -262,22 +269,43 @@ def _judge_trial(
     )
     if again.status not in COMPLETE:
         return replace(finished, failure=str(again.failure))
-    exact = None
-    if runs.exact is not None and runs.exact.status in COMPLETE:
-        finished = replace(finished, exact=_path_of(runs.exact, folder))
-        exact = evidence_of_record(runs.exact)
-    agreement = compare_evidence(original.evidence, evidence_of_record(again), exact)
+    exact = []
+    failure = _exact_failure(runs.exact)
+    if failure is not None:
+        finished = replace(finished, exact_failure=failure)
+    elif runs.exact:
+        first, control = runs.exact
+        finished = replace(
+            finished,
+            exact=_path_of(first, folder),
+            control=_path_of(control, folder, CONTROL_FOLDER),
+        )
+        exact = [evidence_of_record(first), evidence_of_record(control)]
     all_differences = _all_differences(runs.prepared, again)
+    agreement = compare_evidence(
+        original.evidence,
+        evidence_of_record(again),
+        exact,
+        has_other_kernels=has_other_kernels(all_differences),
+    )
     rung = rung_with_seeds(agreement, seeds)
     return replace(
         finished,
-        outcome=outcome_of(agreement, rung, demand.rung, all_differences),
+        outcome=outcome_of(agreement, rung, demand.rung, all_differences, finished.exact_failure),
         rung=rung,
         agreement=agreement,
         differences=all_differences,
         cause=most_likely_cause(all_differences, agreement.first_difference),
         failure=None,
     )
+
+
+def _exact_failure(exact: Sequence[Record]) -> str | None:
+    """Return why runs in double precision judge nothing, None if both ended or none was needed."""
+    for record in exact:
+        if record.status not in COMPLETE:
+            return str(record.failure)
+    return "stopped before the control" if len(exact) == 1 else None
 
 
 def _all_differences(prepared: Prepared, again: Record) -> Sequence[Difference]:
@@ -299,9 +327,9 @@ def _without_run(fields: Mapping[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in fields.items() if not name.startswith("run.")}
 
 
-def _path_of(record: Record, folder: Path) -> str:
-    """Return where the bundle has a new record."""
-    sweep_folder = Results(folder / RESULTS_FOLDER).sweep_folder(record.sweep)
+def _path_of(record: Record, folder: Path, results: str = RESULTS_FOLDER) -> str:
+    """Return where the bundle has a new record, in its folder `results`."""
+    sweep_folder = Results(folder / results).sweep_folder(record.sweep)
     path = sweep_folder.trial_folder(record.trial.id).record_path
     return path.relative_to(folder).as_posix()
 

@@ -96,7 +96,7 @@ def distance(
     return TensorDistance(
         step=step,
         name=name,
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=_name_of(tensor.dtype),
         shape=tuple(tensor.shape),
         differing=differing,
         largest_ulp=largest_ulp,
@@ -104,7 +104,13 @@ def distance(
         reference_error=reference_error,
         scale=scale,
         is_finite=is_finite,
+        reference_dtype=_name_of(reference.dtype) if tensor.dtype != reference.dtype else None,
     )
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """Return what torch calls a type, without `torch.`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _root_mean_square(values: Tensor) -> float:

@@ -19,7 +19,7 @@ from harness.records.differences import Difference
 from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import judge
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"  # 2.0 has the symmetric fp64 rule, and its control
 Outcome = Literal["repeated", "reproduced", "different", "inconclusive", "failed"]
 EXIT_CODES: Mapping[Outcome, int] = {
     "repeated": 0,
@@ -58,7 +58,10 @@ class TrialVerdict:
     seconds: Amount  # that it took to run again
     source: str  # file of the bundle with what was recorded
     result: str | None  # file of the bundle with the new record
-    exact: str | None = None  # and with that of a run in double precision, if there was one
+    # And with those of two runs in double precision, the second one as a control; None for none.
+    exact: str | None = None
+    control: str | None = None
+    exact_failure: str | None = None  # why a run in double precision failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +135,26 @@ def rung_with_seeds(agreement: Agreement, seeds: SeedVerdict | None) -> Rung | N
 
 
 def outcome_of(
-    agreement: Agreement, rung: Rung | None, demanded: Rung, differences: Sequence[Difference]
+    agreement: Agreement,
+    rung: Rung | None,
+    demanded: Rung,
+    differences: Sequence[Difference],
+    exact_failure: str | None = None,
 ) -> Outcome:
     """Return what one trial comes to.
 
     Where nothing but seeds could tell and there are too few of them, numbers that are farther apart
-    than the fp64 rule allows are different if that rule was demanded. Digests alone, as a baseline
-    has them, say nothing about how far numbers are apart.
+    than the fp64 rule allows are different if that rule was demanded. It can't be told where the
+    runs in double precision failed or drew other random numbers. Digests alone, as a baseline has
+    them, say nothing about how far numbers are apart.
     """
     if rung is not None and at_least(rung, demanded):
         return "reproduced" if differences else "repeated"
     if rung is not None or demanded == "bitwise":
         return "different"
+    is_undecided = exact_failure is not None or agreement.fp64_problem == "other random numbers"
+    if demanded == "fp64" and is_undecided:
+        return "inconclusive"
     if demanded != "equivalent" and agreement.has_series:
         return "different"
     return "inconclusive"

@@ -87,6 +87,9 @@ def test_the_bound_on_ulps_is_the_callers() -> None:
         ({"error": 2.1e-6, "shape": (999,)}, True),
         ({"error": 2.1e-6, "shape": (64, 64, 1, 1)}, True),
         ({"error": 2.1e-6, "dtype": "bfloat16"}, True),
+        ({"error": 1e-6, "reference_error": 2.1e-6}, False),  # from the other side too
+        ({"error": 0.0, "reference_error": 1e-8}, True),
+        ({"error": 0.0, "reference_error": 1e-3}, False),
         ({"error": 1e-8, "reference_error": 0.0}, True),  # one rounding: 0.1 times 2^-23
         ({"error": 1e-7, "reference_error": 0.0}, False),
         ({"error": 1e-8, "reference_error": 0.0, "scale": 0.0}, False),
@@ -107,7 +110,10 @@ def test_the_fp64_rule(change: dict[str, Any], passes: bool) -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_the_multiplier_is_torchs(size: int, noise: float, seed: int, dtype: torch.dtype) -> None:
-    """Of values so large that torch's absolute tolerance does not count, torch says the same."""
+    """Of values so large that torch's absolute tolerance does not count, torch says the same.
+
+    It is asked twice, as each of the two is its reference in turn.
+    """
     generator = torch.Generator().manual_seed(seed)
     exact = torch.randn(size, generator=generator, dtype=torch.float64) * 1e6
     step = torch.finfo(dtype).eps * 1e6
@@ -127,7 +133,10 @@ def test_the_multiplier_is_torchs(size: int, noise: float, seed: int, dtype: tor
     excess = distance.excess
     assert excess is not None
     assume(abs(excess - 1) > 1e-6)
-    assert distance.is_within_fp64_rule == same(reference, result, exact, tol=1e-12)
+    of_torch = [
+        same(*pair, exact, tol=1e-12) for pair in ((reference, result), (result, reference))
+    ]
+    assert distance.is_within_fp64_rule == all(of_torch)
 
 
 @pytest.mark.parametrize("name", EPSILONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 from harness.analysis.evidence import (
     Agreement,
-    Evidence,
     FirstDifference,
     compare_evidence,
     evidence_of_baseline,
@@ -54,8 +54,16 @@ def fingerprinted(record: Record, digests: dict[str, str], step: int) -> Record:
     return replace(record, ranks=Ranks.of(ranks))
 
 
-def agreement(again: Record, recorded: Record = RECORD, exact: Evidence | None = None) -> Agreement:
-    return compare_evidence(evidence_of_record(recorded), evidence_of_record(again), exact)
+def agreement(again: Record, recorded: Record = RECORD, exact: Sequence[Record] = ()) -> Agreement:
+    evidence = [evidence_of_record(record) for record in exact]
+    return compare_evidence(evidence_of_record(recorded), evidence_of_record(again), evidence)
+
+
+def scaled(factor: float, record: Record = RECORD) -> Record:
+    """Return a record with the losses of both ranks multiplied by a factor."""
+    for rank in (0, 1):
+        record = with_losses(record, rank, (losses_of(rank) * factor).astype(np.float32))
+    return record
 
 
 def first(again: Record, recorded: Record = RECORD) -> FirstDifference:
@@ -76,8 +84,8 @@ def test_equal_bits_are_bitwise() -> None:
     assert "evaluation's accuracy" in found.compared
 
 
-@pytest.mark.parametrize(("times", "rung"), [(1, "ulp"), (4, "ulp"), (5, "fp64")])
-def test_the_distance_decides_the_rung(times: int, rung: str) -> None:
+@pytest.mark.parametrize(("times", "rung"), [(1, "ulp"), (4, "ulp"), (5, None)])
+def test_the_distance_decides_the_rung(times: int, rung: str | None) -> None:
     found = agreement(with_losses(RECORD, 1, next_float(losses_of(1), 7, times)))
     assert (found.rung, found.max_ulp) == (rung, times)
     assert found.first_difference is not None
@@ -85,15 +93,63 @@ def test_the_distance_decides_the_rung(times: int, rung: str) -> None:
 
 
 def test_numbers_that_are_far_apart_need_double_precision() -> None:
-    losses = losses_of(0)
-    coarse = with_losses(RECORD, 0, (losses * np.float32(1.01)).astype(np.float32))
+    coarse = scaled(1.01)
     assert agreement(coarse).rung is None
-    # The reference's own error is as large, so the rule of torch is met.
-    exact = evidence_of_record(
-        with_losses(RECORD, 0, (losses * np.float32(1.0055)).astype(np.float32))
-    )
-    assert agreement(coarse, exact=exact).rung == "fp64"
-    assert agreement(coarse, exact=evidence_of_record(RECORD)).rung is None
+    # The record's own error is as large, so rounding errors explain the difference.
+    middle = scaled(1.0055)
+    assert agreement(coarse, exact=[middle, middle]).rung == "fp64"
+    assert agreement(coarse, exact=[RECORD, RECORD]).rung is None
+
+
+def test_neither_the_record_nor_the_new_run_may_be_farther_off_than_the_other() -> None:
+    near, far, exact = scaled(1.0001), scaled(1.35), scaled(1.0)
+    assert agreement(near, recorded=far, exact=[exact, exact]).rung is None
+    assert agreement(far, recorded=near, exact=[exact, exact]).rung is None
+    assert agreement(near, recorded=scaled(0.9999), exact=[exact, exact]).rung == "fp64"
+
+
+def test_other_kernels_round_initial_parameters_otherwise() -> None:
+    """Runs in double precision begin with the parameters of the machine that they are on."""
+    evidence = [evidence_of_record(record) for record in (RECORD, scaled(1 + 2e-5), *[RECORD] * 2)]
+    recorded, again, *exact = evidence
+    assert compare_evidence(recorded, again, exact).rung is None
+    assert compare_evidence(recorded, again, exact, has_other_kernels=True).rung == "fp64"
+    far = evidence_of_record(scaled(1 + 2e-4))
+    assert compare_evidence(recorded, far, exact, has_other_kernels=True).rung is None
+
+
+def test_small_numbers_are_compared_at_their_own_scale() -> None:
+    tiny, exact = scaled(1e-7), scaled(0.9e-7)
+    assert agreement(exact, recorded=tiny, exact=[exact, exact]).rung is None
+
+
+def test_double_precision_that_does_not_repeat_judges_nothing() -> None:
+    found = agreement(scaled(1.01), exact=[scaled(1.005), scaled(1.006)])
+    assert (found.rung, found.fp64_problem) == (None, "not deterministic")
+
+
+def test_double_precision_with_other_random_numbers_judges_nothing() -> None:
+    drawn, otherwise = ({"random": digest} for digest in "ab")
+    again = fingerprinted(scaled(1.01), drawn, 10)
+    exact = fingerprinted(scaled(1.0055), otherwise, 10)
+    found = agreement(again, exact=[exact, exact])
+    assert (found.rung, found.fp64_problem) == (None, "other random numbers")
+    exact = fingerprinted(exact, drawn, 10)
+    assert agreement(again, exact=[exact, exact]).rung == "fp64"
+
+
+def test_a_single_number_that_is_exact_by_chance_is_allowed_the_error_of_the_losses() -> None:
+    assert RECORD.rank0 is not None
+    (evaluation, *_) = RECORD.rank0.evaluations
+
+    def evaluated(record: Record, accuracy: float) -> Record:
+        metrics = {**evaluation.metrics, "accuracy": accuracy}
+        return changed_report(record, evaluations=[replace(evaluation, metrics=metrics)])
+
+    exact = evaluated(RECORD, 0.9)
+    recorded, again = evaluated(scaled(0.99), 0.9), evaluated(scaled(1.01), 0.905)
+    assert agreement(again, recorded, [exact, exact]).rung == "fp64"
+    assert agreement(evaluated(scaled(1.01), 0.8), recorded, [exact, exact]).rung is None
 
 
 def test_what_is_computed_first_is_named() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.commands import CommandResult, harness
 from tests.support.repository import Repository
-from tests.support.running import local_profile
+from tests.support.running import line_sweep, local_profile
 
 pytestmark = pytest.mark.distributed
 
@@ -66,3 +66,49 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     assert "code.files.own.py" in refused.err
     assert "variables.ATEN_CPU_CAPABILITY" in refused.err
     assert not list(clone.glob("reproduced-*"))  # nothing ran
+
+
+HIDDEN = """
+import os
+import time
+
+import torch
+
+from tests.support.line import LineFit
+
+
+class Hidden(LineFit):
+    def loss(self, model, batch):
+        if "HIDDEN_NOISE" in os.environ:
+            source = torch.Generator().manual_seed(time.time_ns())
+            batch = (batch[0] + 0.1 * torch.randn(batch[0].shape, generator=source), batch[1])
+        return super().loss(model, batch)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=float(os.environ.get("HIDDEN_LR", "0.01")))
+"""
+
+
+def test_what_a_workload_reads_by_itself_does_not_pass_for_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hidden.py").write_text(HIDDEN, encoding="utf-8")
+    workloads = {"hidden": {"uses": "hidden.py:Hidden", "axes": {"batch_size": 32}}}
+    path = line_sweep(tmp_path, workloads, length={"steps": 12}, evaluate={"steps": 6})
+    results, profile = tmp_path / "results", local_profile(tmp_path)
+    arguments = [str(path), "--cluster", str(profile), "--results", str(results)]
+    assert harness("run", *arguments).code == 0
+    (run,) = results.glob("runs/line/*/record.json")
+
+    monkeypatch.setenv("HIDDEN_LR", "0.02")
+    doubled, verdict = reproduce(run, tmp_path / "doubled")
+    assert doubled.code == 1, doubled.err
+    (trial,) = verdict["trials"]
+    assert (trial["rung"], trial["agreement"]["fp64_problem"]) == (None, None)
+    assert trial["agreement"]["max_relative"] > 0.01
+    assert harness("reproduce", str(tmp_path / "doubled"), "--check").code == 0
+
+    monkeypatch.setenv("HIDDEN_NOISE", "1")
+    noisy, verdict = reproduce(run, tmp_path / "noisy")
+    assert noisy.code == 1, noisy.err
+    assert verdict["trials"][0]["agreement"]["fp64_problem"] == "not deterministic"

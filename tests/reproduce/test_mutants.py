@@ -15,6 +15,7 @@ from harness.records.environment import Environment, Gpu, Hardware, Software, To
 from harness.records.record import Record, RunSettings
 from harness.reproduce.conditions import (
     fields_of_record,
+    has_other_kernels,
     is_same_computation,
     most_likely_cause,
 )
@@ -202,3 +203,5 @@ def test_only_what_changes_rounding_errors_leaves_the_computation_as_it_is(field
         "harness.commit", "harness.dirty", "installed", "mlflow"
     )  # fmt: skip
     assert is_same_computation(entries) is expected
+    decides_kernels = section in {"software", "settings", "variables", "hardware"}
+    assert has_other_kernels(entries) is decides_kernels

@@ -61,6 +61,14 @@ def test_outcomes(rung: Rung | None, demanded: Rung, differences: Any, outcome: 
     assert outcome_of(agreement(rung), rung, demanded, differences) == outcome
 
 
+def test_what_runs_in_double_precision_could_not_judge_is_inconclusive() -> None:
+    unjudged = agreement(None, fp64_problem="other random numbers")
+    assert outcome_of(unjudged, None, "fp64", []) == "inconclusive"
+    assert outcome_of(agreement(None), None, "fp64", [], "out of memory") == "inconclusive"
+    random = agreement(None, fp64_problem="not deterministic")
+    assert outcome_of(random, None, "fp64", []) == "different"
+
+
 def test_digests_alone_do_not_say_how_far_numbers_are_apart() -> None:
     assert outcome_of(agreement(None, has_series=False), None, "fp64", []) == "inconclusive"
 
@@ -139,11 +147,23 @@ def test_a_verdict_is_one_line() -> None:
         "reproduced: within 3 ULP, though software.packages.numpy differs"
     )
     assert verdict_line(make_verdict("different", None, differences=[NUMPY], cause=NUMPY)) == (
-        "not reproduced: beyond rounding errors (up to 0.25 relative); first in loss of rank 0 at"
-        " step 3 (0.5, recorded 0.25); most likely because of software.packages.numpy (2.2.0,"
-        " recorded 2.1.0)"
+        "not reproduced: other numbers (up to 0.25 relative); first in loss of rank 0 at step 3 (0.5,"
+        " recorded 0.25); most likely because of software.packages.numpy (2.2.0, recorded 2.1.0)"
     )
-    assert "not deterministic" in verdict_line(make_verdict("different", None))
+    judged = verdict_line(make_verdict("different", None, exact="a", control="b"))
+    assert judged.startswith(
+        "not reproduced: beyond rounding errors (up to 0.25 relative); first in"
+    )
+    assert judged.endswith("and runs here agree, so what differs is not recorded")
+    assert "so the trial is not deterministic, or" in verdict_line(make_verdict("different", None))
+    random = agreement(None, fp64_problem="not deterministic")
+    assert verdict_line(make_verdict("different", None, agreement=random, exact="a")) == (
+        "not reproduced: other numbers (up to 0.25 relative); two runs in double precision differ by"
+        " more than rounding errors, so the trial is not deterministic; first in loss of rank 0 at"
+        " step 3 (0.5, recorded 0.25)"
+    )
+    unjudged = make_verdict("inconclusive", None, exact_failure="rank 0: out of memory")
+    assert "; the run in double precision failed: rank 0: out of memory; " in verdict_line(unjudged)
     failed = make_verdict("failed", None, agreement=None, failure="rank 0: ValueError: no")
     assert verdict_line(failed) == "failed: mlp-0123456789-s0-r0: rank 0: ValueError: no"
 
