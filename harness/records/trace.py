@@ -23,6 +23,7 @@ from harness.records.decode import FileFormat, decode_file
 # What a step does, in its order; from "data" to "backward" it comes once for each micro-batch.
 PHASES = (
     "parameters",
+    "buffers before",
     "samples",
     "data",
     "random",
@@ -33,6 +34,8 @@ PHASES = (
     "optimizer settings",
     "optimizer state",
     "optimizer",
+    "after_step",
+    "workload state",
     "evaluation",
 )
 # Phases whose values are those of the whole trial: the same at all ranks, however many there are.
@@ -42,6 +45,8 @@ GLOBAL_PHASES = (
     "optimizer settings",
     "optimizer state",
     "optimizer",
+    "after_step",
+    "workload state",
     "evaluation",
 )
 RECORDING = "recording.json"
@@ -65,6 +70,11 @@ class Mark:
         return self.step, self.micro_step, PHASES.index(self.phase)
 
     @property
+    def tensor(self) -> str:
+        """Return phase and name, which are those of the same tensor at each step."""
+        return f"{self.phase} {self.name}"
+
+    @property
     def key(self) -> tuple[int, int, str, str]:
         """Return what is the same for marks of two trials that are to be compared."""
         return self.step, self.micro_step, self.phase, self.name
@@ -80,6 +90,7 @@ class Recording:
     tensors: bool = True  # whether each tensor has a mark of its own, or all of a moment one
     values: bool = False  # whether the tensors themselves are kept, of the last step
     snapshots: bool = False  # whether rank 0 keeps parameters and buffers at a few steps
+    left_out: Sequence[str] = ()  # tensors of no mark, each as `Mark.tensor` calls it
 
     def includes(self, step: int) -> bool:
         """Return whether a step, counted from 1, is recorded."""

@@ -15,7 +15,9 @@ from harness.spec.cell import Cell, axis_names
 
 OPTIMIZER = ("optimizer state", "optimizer")
 # Phases of arithmetic on a rank.
-COMPUTING = ("forward", "buffers", "backward", *OPTIMIZER, "evaluation")
+COMPUTING = (
+    "forward", "buffers", "backward", *OPTIMIZER, "after_step", "workload state", "evaluation"
+)  # fmt: skip
 SHARING = ("all-reduce",)
 
 

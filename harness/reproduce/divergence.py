@@ -46,6 +46,14 @@ class Comparison:
     only_a: int  # marks that the other trial does not have
     only_b: int
     divergence: Divergence | None  # None: all that was compared is the same
+    # Of these marks, those of tensors that the other trial does not have at that moment.
+    other_tensors_a: Sequence[Mark] = ()
+    other_tensors_b: Sequence[Mark] = ()
+
+    @property
+    def is_same(self) -> bool:
+        """Return whether both have the same tensors, with the same bits."""
+        return self.divergence is None and not self.other_tensors_a and not self.other_tensors_b
 
 
 def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
@@ -58,6 +66,8 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
     if global_only or len(a) != len(b):
         a, b = _global_part(a), _global_part(b)
     compared = only_a = only_b = 0
+    other_a: list[Mark] = []
+    other_b: list[Mark] = []
     differing: list[RankMark] = []
     agreeing: list[Mark] = []
     for rank, (marks_a, marks_b) in enumerate(zip(a, b, strict=True)):
@@ -66,6 +76,8 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
         compared += len(common)
         only_a += len(marks_a) - len(common)
         only_b += len(marks_b) - len(common)
+        other_a += _other_tensors(marks_a, marks_b)
+        other_b += _other_tensors(marks_b, marks_a)
         for mark in common:
             if digests[mark.key] == mark.digest:
                 agreeing.append(mark)
@@ -76,7 +88,37 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
         only_a=only_a,
         only_b=only_b,
         divergence=_first(differing, agreeing),
+        other_tensors_a=other_a,
+        other_tensors_b=other_b,
     )
+
+
+def tensors_of(marks: Sequence[Mark]) -> list[str]:
+    """Return phases and names of marks, each once."""
+    return list(dict.fromkeys(mark.tensor for mark in marks))
+
+
+def _other_tensors(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
+    """Return the marks of tensors that the other trial does not have at moments that it has.
+
+    Whether a moment was recorded is told by its step and micro-step; not every step is evaluated,
+    and a workload need not have a state. A strategy that flattens local gradients has no names in
+    common with one that does not, which is no difference.
+    """
+    keys = {mark.key for mark in others}
+    micro_steps = {(mark.step, mark.micro_step) for mark in others}
+    moments = {mark.moment for mark in others}
+    named_alike = {mark.moment for mark in marks if mark.key in keys}
+    found = []
+    for mark in marks:
+        is_expected = (mark.step, mark.micro_step) in micro_steps
+        if mark.phase == "evaluation":
+            is_expected = mark.moment in moments
+        elif mark.phase == "backward":
+            is_expected = mark.moment in named_alike
+        if is_expected and mark.key not in keys:
+            found.append(mark)
+    return found
 
 
 def _global_part(traces: Traces) -> Traces:

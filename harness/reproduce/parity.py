@@ -1,7 +1,9 @@
 """Measures the parity of a sweep: runs every cell unmeasured, and holds it against a reference.
 
 Of each reference there are three runs: one that the others are held against, one more as a control,
-which has to compute the same bits, and one in fp64, which shows how large rounding errors are.
+which has to compute the same bits, and one in fp64, which shows how large rounding errors are. If
+the control computes other bits, there is a control of the run in fp64 too: rounding errors vanish
+in that precision, and whatever else varies does not.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.compare import matching_key
-from harness.analysis.distance import is_beyond_rounding
+from harness.analysis.distance import TensorDistance, is_beyond_rounding
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
@@ -23,6 +25,7 @@ from harness.analysis.parity import (
     tensor_rung,
     worst_by_step,
 )
+from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput, HarnessError
 from harness.records.trace import Recording
 from harness.reproduce.causes import differing_axes, likely_causes, splits_differently
@@ -164,10 +167,11 @@ class _Ladder:
         self._max_ulp = max_ulp
         self._run = self._trace("reference", cell, WITH_SNAPSHOTS)
         control = self._trace("control", cell, WITHOUT_SNAPSHOTS)
-        self._exact, fp64_problem = self._trace_fp64(cell)
+        difference = _first_difference(compare(self._run.traces, control.traces))
+        self._exact, fp64_problem = self._trace_fp64(cell, needs_control=difference is not None)
         self.reference = Reference(
             cell=cell,
-            control=_first_difference(compare(self._run.traces, control.traces)),
+            control=difference,
             steps=list(list_snapshots(self._run.folder)),
             draws_random=_draws_random(self._run.traces),
             fp64_problem=fp64_problem,
@@ -218,9 +222,7 @@ class _Ladder:
             compared=comparison.compared,
             first_difference=difference,
             causes=causes,
-            tensor_rung=tensor_rung(
-                same_bits=difference is None, distances=gaps, max_ulp=self._max_ulp
-            ),
+            tensor_rung=_rung_of(difference, gaps, self._max_ulp),
             largest_ulp=largest_ulp(gaps),
             trajectory=worst_by_step(gaps),
         )
@@ -232,10 +234,13 @@ class _Ladder:
         folder, traces = self._tracer.trace(name, traced, recording)
         return TracedRun(cell=cell, folder=folder, traces=traces)
 
-    def _trace_fp64(self, cell: Cell) -> tuple[TracedRun | None, str | None]:
+    def _trace_fp64(
+        self, cell: Cell, *, needs_control: bool
+    ) -> tuple[TracedRun | None, str | None]:
         """Run a cell in fp64; return the run, or None and why it can't be used.
 
-        It can't if it draws other random numbers: what that changes would pass for rounding errors.
+        It can't if it draws other random numbers, or if a second run as a control is not as good as
+        the same: what that changes would pass for rounding errors.
         """
         exact_cell = replace(cell, axes=replace(cell.axes, precision="fp64"))
         try:
@@ -245,16 +250,47 @@ class _Ladder:
         if _random_states(run.traces) != _random_states(self._run.traces):
             shutil.rmtree(run.folder)
             return None, "it draws other random numbers than the reference"
+        if needs_control and not self._repeats_exactly(run, exact_cell):
+            shutil.rmtree(run.folder)
+            return None, "run twice in fp64, it differs by more than rounding errors"
         return run, None
+
+    def _repeats_exactly(self, run: TracedRun, exact_cell: Cell) -> bool:
+        """Run a cell in fp64 once more, and return whether the numbers are as good as the same."""
+        control = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
+        gaps = distances(control.folder, run.folder, run.folder)
+        shutil.rmtree(control.folder)
+        return all(gap.repeats_exactly for gap in gaps)
+
+
+def _rung_of(
+    difference: FirstDifference | None, gaps: Sequence[TensorDistance], max_ulp: int
+) -> Rung | None:
+    """Return the rung that a cell's tensors reach.
+
+    Rank 0's are kept. Where they are the same and the state of another rank's workload is not,
+    nothing tells how far that is apart.
+    """
+    is_equal = all(gap.differing == 0 for gap in gaps)
+    if difference is not None and difference.phase == "workload state" and is_equal:
+        return None
+    return tensor_rung(same_bits=difference is None, distances=gaps, max_ulp=max_ulp)
 
 
 def _first_difference(comparison: Comparison) -> FirstDifference | None:
-    """Return the first moment at which two trials differ, None if they do not."""
+    """Return the first moment at which two trials differ, None if they do not.
+
+    Where all tensors that both have are the same, it is the first that only one of them has.
+    """
     divergence = comparison.divergence
-    if divergence is None:
+    if divergence is not None:
+        mark = divergence.earliest.mark
+        return FirstDifference(step=mark.step, phase=mark.phase, ranks=divergence.ranks)
+    others = [*comparison.other_tensors_a, *comparison.other_tensors_b]
+    if not others:
         return None
-    mark = divergence.earliest.mark
-    return FirstDifference(step=mark.step, phase=mark.phase, ranks=divergence.ranks)
+    mark = min(others, key=lambda other: other.moment)
+    return FirstDifference(step=mark.step, phase=mark.phase, ranks=[])
 
 
 def _random_states(traces: Traces) -> list[list[str]]:

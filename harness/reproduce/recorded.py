@@ -182,7 +182,8 @@ def _of_all_ranks(record: Record) -> list[Mark]:
             digest = digest_bytes("float64", (), struct.pack("<d", value))
             marks.append(_mark(evaluation.step, "evaluation", name, digest))
     last = record.loss.count
-    marks.append(_mark(last, "optimizer", PARAMETERS, record.rank0.parameter_digest))
+    # The digest includes the workload's own state.
+    marks.append(_mark(last, "workload state", PARAMETERS, record.rank0.parameter_digest))
     if record.order_digest is not None:
         marks.append(_mark(last, "samples", ORDER, record.order_digest))
     return marks

@@ -1,4 +1,4 @@
-"""Snapshots: the parameters and buffers of a trial at a few steps along its way.
+"""Snapshots: parameters, buffers and workload state of a trial at a few steps along its way.
 
 Rank 0 writes one file a step. Steps are spaced evenly on a logarithmic scale, since errors grow the
 fastest at the start, and the last step is always among them.
@@ -101,5 +101,8 @@ class SnapshotRecorder(Recorder):
 
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:
-    """Return the parameters and buffers of a model by name."""
-    return [*parts.model.named_parameters(), *parts.model.named_buffers()]
+    """Return parameters, buffers and the workload's own state by name; every rank must call this."""
+    states = []
+    for name, tensor in parts.workload_state.tensors():
+        states.append((f"workload state {name}", tensor))
+    return [*parts.model.named_parameters(), *parts.model.named_buffers(), *states]

@@ -2,21 +2,22 @@
 
 The first run of each has one mark a moment, of all steps. From the first step at which they differ,
 the second run has a mark for each tensor, and the tensors themselves. So two runs of each are
-enough, however many steps there are.
+enough, however many steps there are. Where one has tensors that the other has not, such as one of
+another name, two more leave these out, so that all others are compared.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Recording, read_traces, values_path, write_recording
-from harness.reproduce.divergence import Comparison, RankMark, Traces, compare
+from harness.reproduce.divergence import Comparison, RankMark, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -33,8 +34,8 @@ class TracedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overview:
-    """A run that was traced with one mark a moment, and what it left."""
+class Run:
+    """A run that was traced, and what it left."""
 
     folder: Path
     traces: Traces
@@ -47,7 +48,15 @@ class Parting:
     steps: Comparison  # of all steps, with one mark a moment
     tensors: Comparison | None = None  # of the first step that differs, with a mark a tensor
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
-    overviews: tuple[Overview, Overview]  # of all steps
+    overviews: tuple[Run, Run]  # of all steps
+    # Tensors that only one of them has, as `Mark.tensor` calls them; nothing else says of them.
+    only_a: Sequence[str] = ()
+    only_b: Sequence[str] = ()
+
+    @property
+    def is_same(self) -> bool:
+        """Return whether both have the same tensors, with the same bits."""
+        return self.steps.is_same and not self.only_a and not self.only_b
 
 
 class Tracer:
@@ -94,26 +103,38 @@ def find_parting(
     Both run up to `last_step` at most. With `snapshots`, rank 0 keeps parameters on the way.
     """
     overview = Recording(last_step=last_step, every=1, tensors=False, snapshots=snapshots)
-    folder_a, traces_a = tracer.trace("a", a, overview)
-    folder_b, traces_b = tracer.trace("b", b, overview)
-    runs = (
-        Overview(folder=folder_a, traces=traces_a),
-        Overview(folder=folder_b, traces=traces_b),
-    )
-    steps = compare(traces_a, traces_b)
+    runs, steps = _trace_both(tracer, a, b, overview)
+    only_a: Sequence[str] = ()
+    only_b: Sequence[str] = ()
+    others = [*steps.other_tensors_a, *steps.other_tensors_b]
+    if others:
+        first_step = min(mark.step for mark in others)
+        _, named = _trace_both(tracer, a, b, Recording(last_step=first_step))
+        only_a, only_b = tensors_of(named.other_tensors_a), tensors_of(named.other_tensors_b)
+        common = replace(overview, snapshots=False, left_out=[*only_a, *only_b])
+        _, steps = _trace_both(tracer, a, b, common)
+    parting = Parting(steps=steps, overviews=runs, only_a=only_a, only_b=only_b)
     if steps.divergence is None:
-        return Parting(steps=steps, overviews=runs)
-    step = steps.divergence.earliest.mark.step
-    detail = Recording(last_step=step, values=True)
-    folder_a, traces_a = tracer.trace("a", a, detail)
-    folder_b, traces_b = tracer.trace("b", b, detail)
-    tensors = compare(traces_a, traces_b)
-    if tensors.divergence is None:
-        return Parting(steps=steps, tensors=tensors, overviews=runs)
+        return parting
+    detail = Recording(last_step=steps.divergence.earliest.mark.step, values=True)
+    (run_a, run_b), tensors = _trace_both(tracer, a, b, detail)
     differences = []
-    for entry in tensors.divergence.together:
-        differences.append(_difference_of(entry, folder_a, folder_b))
-    return Parting(steps=steps, tensors=tensors, differences=tuple(differences), overviews=runs)
+    if tensors.divergence is not None:
+        for entry in tensors.divergence.together:
+            differences.append(_difference_of(entry, run_a.folder, run_b.folder))
+    return replace(parting, tensors=tensors, differences=tuple(differences))
+
+
+def _trace_both(
+    tracer: Tracer, a: TracedTrial, b: TracedTrial, recording: Recording
+) -> tuple[tuple[Run, Run], Comparison]:
+    """Run two trials, and return what they left and the comparison of it."""
+    runs = []
+    for name, traced in (("a", a), ("b", b)):
+        folder, traces = tracer.trace(name, traced, recording)
+        runs.append(Run(folder=folder, traces=traces))
+    run_a, run_b = runs
+    return (run_a, run_b), compare(run_a.traces, run_b.traces)
 
 
 def _difference_of(entry: RankMark, folder_a: Path, folder_b: Path) -> TensorDifference:

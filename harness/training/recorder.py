@@ -42,6 +42,11 @@ from harness.training.step import StepObserver
 from harness.training.train import Hooks, Segment
 from workloads.base import Batch
 
+# What says how an optimizer computes and not what, and what schedules note beside its settings.
+NO_SETTINGS = (
+    "params", "foreach", "fused", "capturable", "differentiable",
+    "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
+)  # fmt: skip
 Named = Iterable[tuple[str, Tensor]]  # tensors and what the model or the optimizer calls them
 
 
@@ -124,6 +129,8 @@ class Recorder(StepObserver, Hooks):
         self._step, self._micro_step = step + 1, 1
         self._phase_digests.clear()
         self._write("parameters", self._parameters())
+        if self._rank == 0:  # DDP's other ranks get its buffers in the forward
+            self._write_if_any("buffers before", self._parts.model.named_buffers())
         self._write("samples", [("sample ids", torch.tensor(indices))])
 
     def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
@@ -156,6 +163,11 @@ class Recorder(StepObserver, Hooks):
     def after_optimizer(self, step: int) -> None:
         self._write("optimizer state", self._optimizer_state())
         self._write("optimizer", self._parameters())
+
+    def after_step(self, step: int) -> None:
+        if self._parts.train_step.after_step is not None:
+            self._write("after_step", self._parameters())
+        self._write_if_any("workload state", self._parts.workload_state.tensors())
         self._file.flush()
         digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
         self._state.fingerprints.append(StepFingerprint(step=self._step, digests=digests))
@@ -210,9 +222,16 @@ class Recorder(StepObserver, Hooks):
             digests.append((name, self._digest(phase, name, tensor)))
         self._write_digests(phase, digests)
 
+    def _write_if_any(self, phase: str, tensors: Named) -> None:
+        """Write the marks of a moment that has tensors in some trainings only."""
+        present = list(tensors)
+        if present:
+            self._write(phase, present)
+
     def _write_digests(self, phase: str, digests: Sequence[tuple[str, str]]) -> None:
         """Write the marks of a moment: one for each tensor, or one for all of them."""
-        digests = sorted(digests)
+        left_out = self._recording.left_out
+        digests = sorted(entry for entry in digests if f"{phase} {entry[0]}" not in left_out)
         combined = combine(digests)
         self._phase_digests.setdefault(phase, xxhash.xxh3_128()).update(repr(combined).encode())
         if not self._recording.tensors:
@@ -294,25 +313,25 @@ def metric_tensors(metrics: Mapping[str, float]) -> list[tuple[str, Tensor]]:
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
-    """Return the fractions that an optimizer computes with, such as its learning rates, by name.
+    """Return the numbers and switches that an optimizer computes with, by name.
 
-    Other settings, such as `foreach`, say how it computes and not what.
+    A number is the same whatever its type, and a switch is 0 or 1.
     """
     settings = []
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            numbers = _fractions(value)
-            if key != "params" and numbers is not None:
+            numbers = _setting_numbers(value)
+            if key not in NO_SETTINGS and numbers is not None:
                 settings.append((f"group {number} ({key})", numbers))
     return settings
 
 
-def _fractions(value: Any) -> Tensor | None:
-    """Return a setting's fractions as a tensor, None for settings of other types."""
+def _setting_numbers(value: Any) -> Tensor | None:
+    """Return a setting's numbers or switches as a tensor, None for one of another type."""
     if isinstance(value, Tensor):
         return value.double()
     numbers = value if isinstance(value, tuple | list) else (value,)  # lists, after a resume
-    if numbers and all(isinstance(number, float) for number in numbers):
+    if numbers and all(isinstance(number, int | float) for number in numbers):
         return torch.tensor(numbers, dtype=torch.float64)
     return None
 

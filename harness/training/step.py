@@ -47,6 +47,9 @@ class StepObserver:
     def after_optimizer(self, step: int) -> None:
         """Look at the parameters and the state of the optimizer."""
 
+    def after_step(self, step: int) -> None:
+        """Look at what the workload's own `after_step` has left."""
+
 
 @dataclass(kw_only=True)
 class TrainStep:
@@ -78,10 +81,12 @@ class TrainStep:
         mean over all ranks is the weighted mean of the global batch.
         """
         loss = self.update(batch)
+        if self.observer is not None:
+            self.observer.after_optimizer(self.step)
         if self.after_step is not None:
             self.after_step()
         if self.observer is not None:
-            self.observer.after_optimizer(self.step)
+            self.observer.after_step(self.step)
         self.step += 1
         return loss
 

@@ -11,7 +11,7 @@ import io
 import pickle
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from harness.core.errors import NotApplied
 from harness.training.fingerprint import add_tensor, full_tensor
 from workloads.base import Workload
 
+MOST_OF_INT64 = 2**63
 PLAIN_TYPES = (bool, int, float, str, type(None))
 SETTINGS = ("options", "data")  # attributes of every workload, which are frozen
 # What pickle can't take, or takes by name, and what is its own state nowhere.
@@ -66,6 +67,13 @@ class WorkloadState:
         digest = hashlib.sha256()
         _add_value(digest.update, state)
         return digest.hexdigest()
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the values of the state by name, other values than tensors as tensors.
+
+        Every rank must call this.
+        """
+        return list(_named_tensors("", self.save()))
 
     def missing_from_checkpoints(self) -> str | None:
         """Return why a trial can't go on from a checkpoint of now, None if it can."""
@@ -199,6 +207,22 @@ def _to_plain(value: Any, path: str) -> Any:
         f"{path}: found {type(value).__name__}; allowed: tensors, numbers, texts, None, and lists,"
         " tuples and dicts of them"
     )
+
+
+def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each value of a state, as `average['weight']` or `queue[0]`."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_tensors(f"{name}[{key!r}]" if name else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _named_tensors(f"{name}[{number}]", item)
+    elif isinstance(value, bool | int | float) and abs(value) < MOST_OF_INT64:
+        yield name, torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64)
+    else:
+        yield name, torch.frombuffer(bytearray(repr(value).encode()), dtype=torch.uint8)
 
 
 def _add_value(update: Callable[[bytes], object], value: Any) -> None:

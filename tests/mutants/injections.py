@@ -171,6 +171,37 @@ def own_batch_norm(random: Random, setting: Setting) -> Injection:
     return Injection("own batch norm", setting, options, step, "evaluation", "error", _all(setting))
 
 
+def average_at_one_rank(random: Random, setting: Setting) -> Injection:
+    """Move the workload's own average of the weights at one rank only, from one step on.
+
+    FSDP2 shards the average as it does the parameters, so that all ranks gather the same.
+    """
+    setting = replace(setting, average=0.9)
+    at, rank = random.randint(2, STEPS), _rank(random, setting)
+    kind = "average at one rank"
+    options = {"mutant": kind, "at": at, "at_rank": rank}
+    ranks = _all(setting)
+    if setting.strategy == "ddp":
+        ranks.remove(rank)
+    tensor = "average['inner.0.weight']"
+    return Injection(kind, setting, options, at, "workload state", tensor, ranks)
+
+
+def after_step(random: Random, setting: Setting) -> Injection:
+    """Have the workload's own after_step change a parameter once."""
+    at = random.randint(1, STEPS)
+    options = {"mutant": "after_step", "at": at}
+    return Injection("after_step", setting, options, at, "after_step", "head.bias", _all(setting))
+
+
+def buffers_in_after_step(random: Random, setting: Setting) -> Injection:
+    """Have the workload's own after_step change a buffer once; rank 0's is looked at by itself."""
+    kind, at = "buffers in after_step", random.randint(1, STEPS - 1)
+    options = {"mutant": kind, "at": at}
+    tensor = "inner.1.running_mean"
+    return Injection(kind, setting, options, at + 1, "buffers before", tensor, [0])
+
+
 KINDS: Sequence[Draw] = (
     worker_seeded_by_time,
     swapped_samples,
@@ -184,6 +215,9 @@ KINDS: Sequence[Draw] = (
     set_epoch_forgotten,
     unordered_reduction,
     own_batch_norm,
+    average_at_one_rank,
+    after_step,
+    buffers_in_after_step,
 )
 
 

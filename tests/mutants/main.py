@@ -112,7 +112,7 @@ class Proof:
 
 def _unsharded(traces: Traces) -> Traces:
     """Return traces without what FSDP2 has another of: flattened gradients, and a rank's buffers."""
-    unalike = ("backward", "buffers")
+    unalike = ("backward", "buffers before", "buffers")
     return [[mark for mark in trace if mark.phase not in unalike] for trace in traces]
 
 

@@ -54,6 +54,7 @@ class Setting:
     execution: str = "eager"
     num_workers: int = 0
     ordered: bool = False
+    average: float = 0.0
     static_graph: bool = False
     samples: int = 1024
     seed: int = 0
@@ -69,7 +70,13 @@ class Setting:
         }
         if self.static_graph:
             axes["static_graph"] = True
-        options = {"dropout": 0.3, "samples": self.samples, "ordered": self.ordered, **options}
+        options = {
+            "dropout": 0.3,
+            "samples": self.samples,
+            "ordered": self.ordered,
+            "average": self.average,
+            **options,
+        }
         if self.num_workers:
             options["noise"] = 0.1
         content = {

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
-from harness.reproduce.divergence import compare
+from harness.reproduce.divergence import compare, tensors_of
 
 STEPS = 4
+FIRST_OF_STEP = PHASES.index("all-reduce")
+OF_MICRO_STEPS = PHASES[PHASES.index("data") : FIRST_OF_STEP]
+OF_STEPS = PHASES[FIRST_OF_STEP:]
 
 
 def trace(micro_steps: int = 2) -> list[Mark]:
@@ -20,9 +23,9 @@ def trace(micro_steps: int = 2) -> list[Mark]:
     marks = []
     for step in range(1, STEPS + 1):
         for micro_step in range(1, micro_steps + 1):
-            for phase in PHASES[2:7]:
+            for phase in OF_MICRO_STEPS:
                 marks.append(make_mark(step, micro_step, phase))
-        for phase in PHASES[7:]:
+        for phase in OF_STEPS:
             marks.append(make_mark(step, AFTER_MICRO_STEPS, phase))
     return marks
 
@@ -69,11 +72,32 @@ def test_all_ranks_and_tensors_of_the_same_moment_are_named() -> None:
 
 
 def test_what_only_one_trial_has_is_counted_and_not_compared() -> None:
-    a = [[make_mark(1, 1, "backward", "weight"), make_mark(1, 1, "backward", "bias")]]
-    b = [[make_mark(1, 1, "backward", "weight (flattened)"), make_mark(1, 1, "backward", "bias")]]
+    a = [[make_mark(1, 1, "backward", "weight"), make_mark(1, 1, "forward", "loss")]]
+    b = [[make_mark(1, 1, "backward", "weight (flattened)"), make_mark(1, 1, "forward", "loss")]]
     comparison = compare(a, b)
-    assert comparison.divergence is None
     assert (comparison.compared, comparison.only_a, comparison.only_b) == (1, 1, 1)
+    assert comparison.is_same  # strategies that flatten gradients name them in their own way
+
+
+@pytest.mark.parametrize("phase", ["parameters", "backward", "optimizer state", "evaluation"])
+def test_tensors_of_other_names_are_a_difference(phase: str) -> None:
+    both = [make_mark(1, 1, phase, "bias"), make_mark(1, 1, phase, "scale")]
+    comparison = compare(
+        [[*both, make_mark(1, 1, phase, "weight")]], [[*both, make_mark(1, 1, phase, "kernel")]]
+    )
+    assert comparison.divergence is None
+    assert not comparison.is_same
+    assert tensors_of(comparison.other_tensors_a) == [f"{phase} weight"]
+    assert tensors_of(comparison.other_tensors_b) == [f"{phase} kernel"]
+
+
+def test_a_phase_that_only_one_trial_has_is_a_difference_and_a_step_is_not() -> None:
+    state = make_mark(1, AFTER_MICRO_STEPS, "workload state", "average")
+    assert not compare([[*trace(), state]], [trace()]).is_same
+    later = make_mark(STEPS + 1, AFTER_MICRO_STEPS, "optimizer")
+    assert compare([[*trace(), later]], [trace()]).is_same
+    evaluation = make_mark(2, AFTER_MICRO_STEPS, "evaluation")
+    assert compare([trace()], [[mark for mark in trace() if mark != evaluation]]).is_same
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward"])
@@ -82,4 +106,4 @@ def test_ranks_of_another_number_are_compared_only_in_what_is_the_trials(phase: 
     two_ranks = [changed(trace(), [position]), trace()]
     comparison = compare([trace()], two_ranks)
     assert comparison.divergence is None
-    assert comparison.compared == STEPS * 5  # all-reduce, all of the optimizer, and evaluation
+    assert comparison.compared == STEPS * len(OF_STEPS)

@@ -51,7 +51,9 @@ class InProcessTracer:
         assignment = Assignment(trial=traced.trial, base_folder="")
         # A cell of two threads stands for one with a defect: it has another dropout.
         dropout = 0.2 if cell.axes.num_threads == 2 else 0.1
-        workload = LineFit(Options(dropout=dropout, samples=64), Settings())
+        # One of three differs in its workload's own state only.
+        average = 0.25 if cell.axes.num_threads == 3 else 0.5
+        workload = LineFit(Options(dropout=dropout, samples=64, average=average), Settings())
         parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
         if self.noise:
             with torch.no_grad():
@@ -91,6 +93,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellParity]:
         "optimizer": {"optimizer_impl": "fused"},
         "bf16": {"precision": "bf16"},
         "defect": {"num_threads": 2},
+        "state": {"num_threads": 3},
         "fails": {"input": "resident"},
         "batch": {"batch_size": 16},
     }
@@ -139,6 +142,15 @@ def test_a_defect_is_beyond_the_fp64_rule(parity: dict[str, CellParity]) -> None
     assert (cell.worst.excess or 0) > 10
 
 
+def test_another_state_of_the_workload_itself_is_seen(parity: dict[str, CellParity]) -> None:
+    cell = parity["state"]
+    assert cell.tensor_rung is None
+    assert cell.first_difference is not None
+    assert (cell.first_difference.step, cell.first_difference.phase) == (2, "workload state")
+    assert cell.worst is not None
+    assert cell.worst.name.startswith("workload state average")
+
+
 def test_a_cell_that_fails_and_one_that_is_meant_to_differ(parity: dict[str, CellParity]) -> None:
     assert parity["fails"].failure == "rank 0: out of memory; log: rank0.log"
     assert parity["batch"].by_design == ["batch_size"]
@@ -151,6 +163,18 @@ def test_a_reference_that_does_not_repeat_is_named(tmp_path: Path) -> None:
     assert reference.control is not None
     assert reference.control.phase == "parameters"
     assert "not deterministic" in measured.cells[0].causes
+    # In fp64 its runs are as far apart, so nothing passes for rounding errors.
+    assert reference.fp64_problem == "run twice in fp64, it differs by more than rounding errors"
+    assert measured.cells[0].tensor_rung is None
+
+
+def test_rounding_errors_that_vary_are_held_against_fp64(tmp_path: Path) -> None:
+    sweep = line(tmp_path, {"optimizer_impl": "fused"})
+    measured = measure(sweep, InProcessTracer(tmp_path, noise=1e-9))
+    (reference,) = measured.references
+    assert reference.control is not None
+    assert reference.fp64_problem is None
+    assert measured.cells[0].tensor_rung in ("ulp", "fp64")
 
 
 def test_cells_of_another_recipe_have_a_reference_of_their_own(tmp_path: Path) -> None:

@@ -123,6 +123,21 @@ class MutantLine(LineFit):
             path.unlink()
             os.kill(os.getpid(), signal.Signals(number))
 
+    def _update_average(self, model: nn.Module) -> None:
+        is_hit = self.step >= self.options.at and this_rank() != self.options.at_rank
+        if self.options.mutant != "average at one rank" or not is_hit:
+            super()._update_average(model)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Shrink one parameter, or change the statistics of batch norm, once."""
+        assert isinstance(model, Net)
+        if self.step != self.options.at:
+            return
+        if self.options.mutant == "after_step":
+            getattr(model.head.bias, "_local_tensor", model.head.bias).detach().mul_(0.5)
+        elif self.options.mutant == "buffers in after_step":
+            model.inner[1].get_buffer("running_mean").add_(1.0)
+
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         is_hit = self.step >= self.options.at and this_rank() == self.options.at_rank
         if self.options.mutant == "dropout in evaluation" and is_hit:

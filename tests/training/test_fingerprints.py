@@ -62,7 +62,8 @@ def test_chosen_steps_and_the_last_are_fingerprinted_and_change_nothing(tmp_path
     fingerprints = result.fingerprints
     assert fingerprints is not None
     assert [fingerprint.step for fingerprint in fingerprints.steps] == [3, 8, 16, STEPS]
-    assert set(fingerprints.steps[0].digests) == set(PHASES) - {"evaluation"}
+    absent = {"buffers before", "after_step", "workload state", "evaluation"}  # the line has none
+    assert set(fingerprints.steps[0].digests) == set(PHASES) - absent
     content = (folder.path / fingerprints.file).read_bytes()
     assert hashlib.sha256(content).hexdigest() == fingerprints.file_digest
     names = {mark.name for mark in marks_of(folder) if mark.phase == "optimizer state"}

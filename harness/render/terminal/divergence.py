@@ -21,6 +21,7 @@ from harness.spec.cluster import Profile
 # What each phase computes, from what the phases before it have left.
 WHAT_PHASES_DO = {
     "parameters": "the parameters are others before the step than after the last one",
+    "buffers before": "the buffers are others before the step than after the last one",
     "samples": "the order asks for other samples",
     "data": "the samples are the same, and the batches have other values",
     "random": "the generators are in another state before the forward",
@@ -31,6 +32,8 @@ WHAT_PHASES_DO = {
     "optimizer settings": "the optimizer has another learning rate, or other settings",
     "optimizer state": "the optimizer makes another state from the same gradients",
     "optimizer": "the optimizer makes other parameters from the same gradients and state",
+    "after_step": "the workload's after_step makes other parameters from the same ones",
+    "workload state": "the parameters are the same, and the workload's own state is not",
     "evaluation": "the same parameters are evaluated differently",
 }
 TENSORS_SHOWN = 10
@@ -63,7 +66,7 @@ def run(
         console = TerminalConsole()
         print_lines(console, [*heading(a.trial, b.trial), *description(a.trial, b.trial, parting)])
         show_differences(console, parting.differences)
-    return parting.steps.divergence is None
+    return parting.is_same
 
 
 def print_lines(console: TerminalConsole, lines: Sequence[str]) -> None:
@@ -115,26 +118,46 @@ def heading(a: Trial, b: Trial) -> list[str]:
 def description(a: Trial, b: Trial, parting: Parting) -> list[str]:
     """Return where two trials part that were run, as lines."""
     steps = parting.steps
+    lines = other_tensors_lines(parting.only_a, parting.only_b)
     if steps.divergence is None:
-        return [f"same bits: {_coverage(steps)}"]
+        subject = "same bits of the tensors that both have" if lines else "same bits"
+        return [*lines, f"{subject}: {_coverage(steps)}"]
     where = parting.tensors or steps
     if where.divergence is None:
         return [
+            *lines,
             f"they part in step {steps.divergence.earliest.mark.step}, and did not when that was run"
-            " once more: one of them is not deterministic"
+            " once more: one of them is not deterministic",
         ]
     return [
+        *lines,
         moment_line(a, b, where.divergence),
         f"before that, {steps.divergence.agreeing} of {steps.compared} moments are the same",
     ]
+
+
+def other_tensors_lines(only_a: Sequence[str], only_b: Sequence[str]) -> list[str]:
+    """Return which tensors only one of two trials has, a line for each that has any."""
+    lines = []
+    for name, tensors in (("A", only_a), ("B", only_b)):
+        if tensors:
+            lines.append(f"only {name} has: {listed(tensors)}")
+    return lines
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    text = ", ".join(names[:TENSORS_SHOWN])
+    hidden = len(names) - TENSORS_SHOWN
+    return f"{text} and {hidden} more" if hidden > 0 else text
 
 
 def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
     """Return where two trials part, and what that means, as a line."""
     mark = divergence.earliest.mark
     explanation = WHAT_PHASES_DO[mark.phase]
-    if mark.phase == "parameters" and mark.step == 1:
-        explanation = "the models begin with other parameters"
+    if mark.step == 1 and mark.phase in ("parameters", "buffers before"):
+        explanation = f"the models begin with other {mark.phase.split()[0]}"
     is_other_number = a.cell.axes.world_size != b.cell.axes.world_size
     if is_other_number and mark.phase == "all-reduce":
         explanation = (
@@ -205,7 +228,9 @@ def to_json(a: Trial, b: Trial, parting: Parting) -> dict[str, Any]:
         "a": {"cell": a.cell.id, "seed": a.seed},
         "b": {"cell": b.cell.id, "seed": b.seed},
         "settings": differing_settings(a.cell, b.cell),
-        "same": parting.steps.divergence is None,
+        "same": parting.is_same,
+        "only_a": list(parting.only_a),
+        "only_b": list(parting.only_b),
         "moments_compared": parting.steps.compared,
         "phases": list(PHASES),
         "first": earliest,

@@ -9,19 +9,20 @@ from typing import Any
 
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.divergence import (
-    TENSORS_SHOWN,
     description,
     entry_to_json,
     heading,
+    listed,
     moment,
     moment_line,
+    other_tensors_lines,
     print_lines,
     save_plot,
     show_differences,
     to_json,
 )
-from harness.reproduce.divergence import Divergence
-from harness.reproduce.recorded import Bounds, RecordedTrial, find_bounds, unlike_record
+from harness.reproduce.divergence import Divergence, tensors_of
+from harness.reproduce.recorded import PARAMETERS, Bounds, RecordedTrial, find_bounds, unlike_record
 from harness.reproduce.tracing import LAST_STEP, Parting, TracedTrial, Tracer, find_parting
 from harness.spec.cluster import Profile
 
@@ -38,9 +39,9 @@ class Findings:
     @property
     def is_same(self) -> bool:
         """Return whether nothing differs, in the records and when run again."""
-        if self.bounds.comparison.divergence is not None:
+        if not self.bounds.comparison.is_same:
             return False
-        return self.again is None or self.again.steps.divergence is None
+        return self.again is None or self.again.is_same
 
 
 def run(
@@ -122,28 +123,30 @@ def _record_lines(findings: Findings) -> list[str]:
     bounds = findings.bounds
     compared = bounds.comparison.compared
     divergence = bounds.comparison.divergence
+    lines = other_tensors_lines(
+        tensors_of(bounds.comparison.other_tensors_a), tensors_of(bounds.comparison.other_tensors_b)
+    )
     if divergence is None:
         extent = "of losses, evaluations and the parameters at the end"
         if bounds.fingerprinted:
             extent = (
                 f"of losses, evaluations and the fingerprints of {len(bounds.fingerprinted)} steps"
             )
-        return [f"same in their records: {compared} digests {extent}"]
+        return [*lines, f"same in their records: {compared} digests {extent}"]
     if bounds.is_exact:
         trials = (findings.a.record.trial, findings.b.record.trial)
-        return [moment_line(*trials, divergence), f"tensors: {_tensors(divergence)}"]
+        return [*lines, moment_line(*trials, divergence), f"tensors: {_tensors(divergence)}"]
     earlier = "nothing is known of the steps before"
     if bounds.equal_up_to:
         earlier = f"everything is the same up to step {bounds.equal_up_to}"
-    return [f"by their records, they differ at {moment(divergence.earliest.mark)}; {earlier}"]
+    mark = divergence.earliest.mark
+    where = f"in {PARAMETERS}" if mark.name == PARAMETERS else f"at {moment(mark)}"
+    return [*lines, f"by their records, they differ {where}; {earlier}"]
 
 
 def _tensors(divergence: Divergence) -> str:
     """Return the names of the tensors that differ first, each once."""
-    names = list(dict.fromkeys(entry.mark.name for entry in divergence.together))
-    text = ", ".join(names[:TENSORS_SHOWN])
-    hidden = len(names) - TENSORS_SHOWN
-    return f"{text} and {hidden} more" if hidden > 0 else text
+    return listed(list(dict.fromkeys(entry.mark.name for entry in divergence.together)))
 
 
 def _rerun_lines(findings: Findings, again: Parting) -> list[str]:
@@ -158,7 +161,7 @@ def _rerun_lines(findings: Findings, again: Parting) -> list[str]:
                 f" harness reproduce {trial.record.trial.id} names what is other here"
             )
     trials = (findings.a.record.trial, findings.b.record.trial)
-    if again.steps.divergence is None and findings.bounds.comparison.divergence is not None:
+    if again.is_same and findings.bounds.comparison.divergence is not None:
         lines.append(
             "run again, both compute the same bits: what parted them is not in their settings"
         )

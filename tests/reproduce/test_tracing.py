@@ -1,0 +1,187 @@
+"""Where two trainings in this process part: what is planted is named by what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from harness.core.paths import TrialFolder
+from harness.records.trace import Recording, read_traces, trace_path
+from harness.render.terminal.divergence import description
+from harness.reproduce.divergence import Traces
+from harness.reproduce.tracing import Parting, TracedTrial, find_parting
+from harness.spec.cell import Trial
+from harness.training.build import build_trial
+from harness.training.recorder import Recorder
+from harness.training.state import TrainingState
+from harness.training.train import Trainer
+from tests.factories import make_cell
+from tests.support.training import SINGLE_MESH, make_assignment
+from workloads import Classifier, Splits, TensorSamples
+from workloads.options import Settings
+
+WORDS = 12
+
+
+class Words(nn.Module):
+    """An embedding and a head, whose weights may be one tensor, with a buffer that scales them."""
+
+    scale: Tensor
+
+    def __init__(self, head: str, *, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(WORDS, 8), nn.LayerNorm(8)
+        self.head_name = head
+        self.add_module(head, nn.Linear(8, WORDS))
+        weight = self.embedding.weight if tied else nn.Parameter(self.embedding.weight.clone())
+        self.get_submodule(head).weight = weight
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.norm(self.embedding(words))
+        logits: Tensor = self.get_submodule(self.head_name)(hidden) * self.scale
+        return logits
+
+
+class Successors(Classifier):
+    """Learns which word follows which; attributes plant what makes two trainings part."""
+
+    tied = False
+    head = "head"
+    scale = 1.0
+    decay: float | None = None  # of a weight after each step
+    count_twice = False
+    make_optimizer: Callable[..., Optimizer] = Adam
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    def splits(self) -> Splits:
+        self.steps = 0
+        words = torch.randint(WORDS, (96,), generator=torch.Generator().manual_seed(1))
+        samples = TensorSamples((words, (words * 5 + 1) % WORDS))
+        return Splits(train=samples, test=samples)
+
+    def build_model(self) -> nn.Module:
+        model = Words(self.head, tied=self.tied)
+        model.scale.fill_(self.scale)
+        return model
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return type(self).make_optimizer(model.parameters(), lr=0.01, **self.settings)
+
+    def after_step(self, model: nn.Module) -> None:
+        self.steps += 2 if self.count_twice and self.steps == 2 else 1
+        if self.decay is not None and self.steps == 3:
+            with torch.no_grad():
+                model.get_parameter("norm.weight").mul_(self.decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+    def flops_per_sample(self) -> float:
+        return 1.0
+
+
+@dataclass
+class InProcessTracer:
+    """Trains one of two workloads in this process instead of starting ranks."""
+
+    folder: Path
+    workloads: Sequence[type[Successors]]  # of the seeds 0 and 1
+    runs: int = 0
+
+    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> tuple[Path, Traces]:
+        """Train up to the last recorded step, and return the folder of the trial and its trace."""
+        self.runs += 1
+        folder = TrialFolder(self.folder / str(self.runs))
+        folder.path.mkdir()
+        workload = self.workloads[traced.trial.seed](Settings(), Settings())
+        assignment = replace(make_assignment(steps=6), trial=replace(traced.trial, seed=0))
+        state = TrainingState()
+        parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
+        with Recorder(parts, state, recording, trace_path(folder.path, 0)) as recorder:
+            Trainer(parts, state, recorder).run(min(recording.last_step, 6))
+        return folder.path, read_traces(folder.path, 1)
+
+
+def part(folder: Path, **changes: Any) -> tuple[Parting, str]:
+    """Return where a training and one with other attributes part, and what is said of it."""
+    other = type("Other", (Successors,), changes)
+    return part_two(folder, Successors, other)
+
+
+def part_two(folder: Path, a: Any, b: Any) -> tuple[Parting, str]:
+    """Return where the trainings of two workloads part, and what is said of it."""
+    cell = replace(make_cell(), length=make_assignment(steps=6).trial.cell.length)
+    first, second = Trial(cell=cell, seed=0), Trial(cell=cell, seed=1)
+    parting = find_parting(
+        InProcessTracer(folder, [a, b]),  # type: ignore[arg-type]
+        TracedTrial(trial=first, base_folder=folder),
+        TracedTrial(trial=second, base_folder=folder),
+    )
+    return parting, "\n".join(description(first, second, parting))
+
+
+def test_the_same_training_is_the_same(tmp_path: Path) -> None:
+    parting, text = part(tmp_path)
+    assert parting.is_same
+    assert text.startswith("same bits: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "moment", "explanation"),
+    [
+        ({"count_twice": True}, "step 3, workload state", "own state is not"),
+        ({"decay": 0.5}, "step 3, after_step", "after_step makes other parameters"),
+        ({"scale": 2.0}, "step 1, buffers before", "the models begin with other buffers"),
+        ({"settings": {"amsgrad": True}}, "step 1, optimizer settings", "other settings"),
+        ({"settings": {"weight_decay": 0.1}}, "step 1, optimizer settings", "other settings"),
+    ],
+)
+def test_what_is_planted_is_named(
+    tmp_path: Path, changes: dict[str, Any], moment: str, explanation: str
+) -> None:
+    parting, text = part(tmp_path, **changes)
+    assert not parting.is_same
+    (where,) = [line for line in text.splitlines() if line.startswith("they part in ")]
+    assert where.startswith(f"they part in {moment}, at rank 0: ")
+    assert explanation in where
+
+
+def test_a_whole_number_is_as_good_a_setting_as_a_fraction(tmp_path: Path) -> None:
+    sgd = {"make_optimizer": SGD}
+    one = type("One", (Successors,), {**sgd, "settings": {"momentum": 1}})
+    same = type("Same", (Successors,), {**sgd, "settings": {"momentum": 1.0}})
+    assert part_two(tmp_path, one, same)[0].is_same
+
+
+def test_tied_weights_part_in_the_first_backward(tmp_path: Path) -> None:
+    parting, text = part(tmp_path, tied=True)
+    only_a, where, *_ = text.splitlines()
+    assert only_a.startswith("only A has: parameters head.weight, backward head.weight")
+    assert where.startswith("they part in step 1, backward, at rank 0: ")
+    assert [entry.at.mark.name for entry in parting.differences] == ["embedding.weight"]
+
+
+def test_all_others_are_compared_where_one_tensor_has_another_name(tmp_path: Path) -> None:
+    parting, text = part(tmp_path, head="output")
+    assert not parting.is_same
+    assert "parameters head.weight" in parting.only_a
+    assert "parameters output.bias" in parting.only_b
+    assert "same bits of the tensors that both have: " in text
+
+
+def test_a_difference_of_others_is_named_where_one_tensor_has_another_name(tmp_path: Path) -> None:
+    parting, text = part(tmp_path, head="output", decay=0.5)
+    assert "parameters head.weight" in parting.only_a
+    assert "they part in step 3, after_step, at rank 0: " in text
+    assert [entry.at.mark.name for entry in parting.differences] == ["norm.weight"]
