@@ -181,9 +181,10 @@ def average_at_one_rank(random: Random, setting: Setting) -> Injection:
     kind = "average at one rank"
     options = {"mutant": kind, "at": at, "at_rank": rank}
     ranks = _all(setting)
+    tensor = "average['inner.0.weight']"
     if setting.strategy == "ddp":
         ranks.remove(rank)
-    tensor = "average['inner.0.weight']"
+        tensor = "average['module.inner.0.weight']"  # the loss gets what DDP has wrapped
     return Injection(kind, setting, options, at, "workload state", tensor, ranks)
 
 
