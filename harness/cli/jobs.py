@@ -34,7 +34,9 @@ from harness.core.errors import BadInput
 from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
+    from harness.core.paths import Results
     from harness.slurm.status import SweepStatus
+    from harness.spec.sweep import Sweep
 
 app = typer.Typer()
 
@@ -124,6 +126,7 @@ def status(
     lost, 2 if a sweep or a record can't be read.
     """
     from harness.core.paths import Results
+    from harness.interface import watching
     from harness.records.store import read_recorded_spec, read_recorded_specs
     from harness.render.terminal import status as view
 
@@ -139,13 +142,43 @@ def status(
     if sweep is None and (as_json or every_trial):
         raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
     if watch:
-        statuses = view.watch(sweeps, results_folder, tracking_uri)
+        statuses = _watch(sweeps, results_folder, tracking_uri)
     elif sweep is None:
-        statuses, errors = view.summary(sweeps, results_folder, errors)
+        if not sweeps and not errors:
+            # No error, but most likely the wrong folder.
+            print(
+                f"no sweeps in {results_folder.runs}; set --results or HARNESS_RESULTS to look"
+                " elsewhere"
+            )
+        statuses, more_errors = watching.readable_statuses(sweeps, results_folder)
+        errors = [*errors, *more_errors]
+        view.show_summary(statuses)
     else:
         with collection_paused(until_exit=True):
-            statuses = [view.show(sweeps[0], results_folder, as_json=as_json, every=every_trial)]
+            statuses = watching.sweep_statuses(sweeps, results_folder)
+            view.show(statuses[0], as_json=as_json, every=every_trial)
     _exit_with_status(statuses, errors)
+
+
+def _watch(
+    sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None
+) -> Sequence[SweepStatus]:
+    """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
+    from harness.interface.watching import watch
+    from harness.records.store import read_recorded_sweep
+    from harness.render.terminal.console import TerminalConsole
+    from harness.render.terminal.run import left_out_lines, show_results
+    from harness.render.terminal.status import status_display
+
+    with status_display() as show_statuses:
+        statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
+    if len(sweeps) == 1:
+        recorded = read_recorded_sweep(results, sweeps[0].name)
+        show_results(recorded.sweep, recorded.records, results, trouble=trouble)
+        console = TerminalConsole()
+        for line in left_out_lines(recorded):
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
+    return statuses
 
 
 def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput]) -> None:

@@ -215,12 +215,12 @@ def run(
         from harness.cli.machine import run_selftest
 
         run_selftest("1,2,4", profile, results_folder)
-    view = RunView(loaded, results_folder, tracking_uri, keep_seconds=profile.keep_forkserver)
     finished = run_sweep(
         loaded,
         profile,
         results_folder,
-        view,
+        RunView(loaded, results_folder),
+        tracking_uri,
         redo=trials_to_redo(force=force, retry_failed=retry_failed),
         fail_fast=fail_fast,
         wait=not no_wait,
@@ -231,7 +231,7 @@ def run(
         finished.sweep.whole(),
         recorded.records,
         results_folder,
-        trouble=view.trouble,
+        trouble=finished.trouble,
         verbose=verbose,
     )
     for line in unreadable_lines(recorded.unreadable):
@@ -240,7 +240,7 @@ def run(
         print(adaptive.describe_precision(goal, finished.sweep, finished.records))
     # True without a goal.
     goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
-    is_complete = not recorded.unreadable and not view.disk_failed
+    is_complete = not recorded.unreadable and not finished.disk_failed
     _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
 
 

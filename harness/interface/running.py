@@ -11,6 +11,7 @@ from harness.analysis.adaptive import Goal
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.interface.data import SweepData, load
+from harness.interface.delivery import RunDelivery
 from harness.interface.folders import Folder, results_folder
 from harness.interface.planning import Data, Settings, data_texts, load_planned, settings_texts
 from harness.launch import sweep as runner
@@ -29,6 +30,8 @@ class FinishedRun:
 
     sweep: Sweep  # with the repeats that it has come to
     records: Sequence[Record]  # of its selected trials, earlier ones included
+    trouble: str | None = None  # what MLflow failed with
+    disk_failed: bool = False  # whether that was a disk of this machine
 
 
 def run_sweep(
@@ -36,6 +39,7 @@ def run_sweep(
     profile: Profile,
     results: Results,
     view: RunView,
+    tracking_uri: str | None,
     *,
     redo: Redo,
     fail_fast: bool = False,
@@ -44,9 +48,10 @@ def run_sweep(
 ) -> FinishedRun:
     """Run the pending trials of a sweep, shown by `view` and delivered to MLflow.
 
-    With a goal, repeats are added until it is reached. Raises BadInput if another process runs the
-    sweep, and where trials ran with another profile before.
+    With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
+    can have, if another process runs the sweep, and if trials ran with another profile before.
     """
+    delivery = RunDelivery(sweep, results, view, tracking_uri, profile.keep_forkserver)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
@@ -55,20 +60,25 @@ def run_sweep(
             sweep,
             profile,
             results.sweep_folder(sweep.name),
-            view,
+            delivery,
             redo="missing" if is_further_repeat else redo,
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
             wait=wait,
-            while_loading=view.deliverer.load,
+            while_loading=delivery.deliverer.load,
         )
 
-    with view:
+    with view, delivery:
         finished, records = adaptive.run_until(goal, sweep, run_pending)
         # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
-        view.deliver([record.trial.id for record in records])
-    return FinishedRun(sweep=finished, records=records)
+        delivery.deliver([record.trial.id for record in records])
+    return FinishedRun(
+        sweep=finished,
+        records=records,
+        trouble=delivery.trouble,
+        disk_failed=delivery.disk_failed,
+    )
 
 
 def trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
@@ -131,9 +141,15 @@ def run(
         profile = with_parallel(profile, str(parallel))
     folder = results_folder(results)
     console = TerminalConsole(quiet=not progress)
-    view = RunView(loaded, folder, tracking_uri, console, keep_seconds=profile.keep_forkserver)
-    redo = trials_to_redo(force=force, retry_failed=retry_failed)
     finished = run_sweep(
-        loaded, profile, folder, view, redo=redo, fail_fast=fail_fast, wait=wait, goal=goal
+        loaded,
+        profile,
+        folder,
+        RunView(loaded, folder, console),
+        tracking_uri,
+        redo=trials_to_redo(force=force, retry_failed=retry_failed),
+        fail_fast=fail_fast,
+        wait=wait,
+        goal=goal,
     )
     return load(finished.sweep.name, folder.path, only=only, cells=cells)

@@ -63,7 +63,7 @@ def test_run_submit_and_show_say_which_combinations_are_left_out(
     assert found.endswith("(5); harness plan lists them")
     results = Results(tmp_path / "results")
 
-    view = RunView(sweep, results, None)
+    view = RunView(sweep, results)
     view.on_plan(sweep.trials(), [])
     view.on_plan(sweep.trials(), [])  # a further repeat
     assert capsys.readouterr().out.splitlines().count(found) == 1

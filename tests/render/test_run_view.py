@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results, SweepFolder
+from harness.interface.delivery import RunDelivery
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Interruption, Ranks, Record
 from harness.render.format import interruption_note
@@ -202,15 +203,16 @@ def test_a_locked_database_holds_up_no_trial_and_a_later_delivery_brings_all(
             return delivery
 
     deliveries = LockedAtFirst()
-    view = RunView(sweep, results, None, TerminalConsole(quiet=True))
-    monkeypatch.setattr(view, "deliverer", deliveries)
+    view = RunView(sweep, results, TerminalConsole(quiet=True))
+    listener = RunDelivery(sweep, results, view, None, 0.0)
+    monkeypatch.setattr(listener, "deliverer", deliveries)
     trials = [record.trial.id for record in records(sweep.cells[0])]
-    view.undelivered = trials[:1]
-    view.deliver(view.undelivered, in_passing=True)
-    assert (view.trouble, view.undelivered) == (None, trials[:1])
-    assert not view.pace.is_due(), "the next trials do not wait for it"
-    view.deliver(trials)
-    assert view.undelivered == []
+    listener.undelivered = trials[:1]
+    listener.deliver(listener.undelivered, in_passing=True)
+    assert (listener.trouble, listener.undelivered) == (None, trials[:1])
+    assert not listener.pace.is_due(), "the next trials do not wait for it"
+    listener.deliver(trials)
+    assert listener.undelivered == []
     assert deliveries.in_passing == [True, False]
 
 
@@ -220,8 +222,9 @@ def test_short_trials_share_deliveries_and_wait_for_no_long_one(
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     deliveries = RecordedDeliveries()
-    view = RunView(sweep, results, None, TerminalConsole(quiet=True))
-    monkeypatch.setattr(view, "deliverer", deliveries)
+    view = RunView(sweep, results, TerminalConsole(quiet=True))
+    listener = RunDelivery(sweep, results, view, None, 0.0)
+    monkeypatch.setattr(listener, "deliverer", deliveries)
     short, long = (records(cell) for cell in sweep.cells)
     short = [replace(record, ended=record.started + 1) for record in short]
     long = [replace(record, ended=record.started + 600) for record in long]
@@ -230,12 +233,12 @@ def test_short_trials_share_deliveries_and_wait_for_no_long_one(
 
     def run(record: Record, seconds: float) -> None:
         nonlocal now
-        view.on_trial_start(record.trial)
+        listener.on_trial_start(record.trial)
         now += seconds
-        view.on_trial_end(record, folder.trial_folder(record.trial.id))
+        listener.on_trial_end(record, folder.trial_folder(record.trial.id))
 
-    with view:
-        view.on_plan([record.trial for record in [*short, long[0]]], long[1:])
+    with view, listener:
+        listener.on_plan([record.trial for record in [*short, long[0]]], long[1:])
         run(short[0], 1.0)
         assert deliveries.trials == [ids[:1]]
         run(short[1], 1.0)
@@ -244,10 +247,10 @@ def test_short_trials_share_deliveries_and_wait_for_no_long_one(
         run(short[3], 3.0)  # five seconds after the last delivery
         assert deliveries.trials == [ids[:1], ids[1:4]]
         run(short[4], 1.0)
-        view.on_trial_start(long[0].trial)  # as earlier ones of its cell have taken ten minutes
+        listener.on_trial_start(long[0].trial)  # as earlier ones of its cell have taken ten minutes
         assert deliveries.trials == [ids[:1], ids[1:4], ids[4:5]]
         now += 600.0
-        view.on_trial_end(long[0], folder.trial_folder(long[0].trial.id))
+        listener.on_trial_end(long[0], folder.trial_folder(long[0].trial.id))
         assert deliveries.in_passing == 3 * [True]  # not the last one, which brings the verdicts
     assert deliveries.trials[3:] == [[long[0].trial.id]]
     assert deliveries.in_passing[3:] == [False]

@@ -29,13 +29,6 @@ LONGEST_VALUE = 50  # characters of a value in the table of conditions; verdict.
 COLORS = {"repeated": "green", "reproduced": "green", "inconclusive": "yellow"}
 
 
-class _Progress(RunView):
-    """Shows trials as `harness run` does, and delivers none of them to MLflow."""
-
-    def deliver(self, trials: Sequence[str], *, in_passing: bool = False) -> None:
-        """Do nothing: a trial that ran again for its bits is no measurement."""
-
-
 class ReproductionView:
     """Shows a reproduction on the terminal; with `quiet`, on stderr, as the output is JSON."""
 
@@ -45,9 +38,9 @@ class ReproductionView:
 
     @contextmanager
     def listener(self, sweep: Sweep) -> Iterator[TrialListener]:
-        """Show the progress of a sweep while the block lasts."""
+        """Show the progress of a sweep while the block lasts, as `harness run` does."""
         results = Results(self._folder / RESULTS_FOLDER)
-        with _Progress(sweep, results, None, self._console) as view:
+        with RunView(sweep, results, self._console) as view:
             yield view
 
     def show_conditions(self, prepared: Sequence[Prepared]) -> None:

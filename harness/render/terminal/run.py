@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from harness.analysis.cells import shown_seeds
 from harness.analysis.stopping import summarize_stops
 from harness.analysis.sweep_result import SweepResult
-from harness.core.errors import HarnessError, StorageError, one_line
+from harness.core.errors import one_line
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
@@ -52,38 +52,17 @@ COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 
 
 class RunView:
-    """Listens to a running sweep, shows it, and delivers its records to MLflow.
-
-    A tracker that fails is reported once and fails no trial: the records are on disk.
-    """
+    """Shows a running sweep: a progress bar, and a line for each trial that has ended."""
 
     def __init__(
         self,
         sweep: Sweep,
         results: Results,
-        tracking_uri: str | None,
         console: TerminalConsole | None = None,
-        keep_seconds: float = 0.0,
     ) -> None:
-        """Prepare to show a sweep and to deliver its records to the MLflow store `tracking_uri`.
-
-        What that loads stays for `keep_seconds`, for later commands. Raises BadInput for a URI that
-        no store can have.
-        """
-        # Here, as what `harness show` prints is in this module too, and needs no tracker.
-        from harness.tracking import choose_deliverer
-        from harness.tracking.pace import pace_of_deliveries
-
         self.sweep = sweep
         self.results = results
         self.console = console or TerminalConsole()
-        # It connects at the first delivery.
-        self.deliverer = choose_deliverer(results, tracking_uri, keep_seconds)
-        self.pace = pace_of_deliveries()
-        self.trial_seconds: dict[str, float] = {}  # that the last trial of a cell took, by its id
-        self.undelivered: list[str] = []  # ids of trials that have ended
-        self.trouble: str | None = None  # what MLflow failed with
-        self.disk_failed = False  # whether that was a disk of this machine
         self.planned_count = 0  # trials to run
         self.started_count = 0
         self.finished_count = 0
@@ -110,12 +89,8 @@ class RunView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Deliver what is left, also after an error, and remove the bar; the trials' lines stay."""
-        try:
-            self.deliver(self.undelivered)
-            self.deliverer.close()
-        finally:
-            self.progress.stop()
+        """Remove the bar; the trials' lines stay."""
+        self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Show how many trials will run, and how many have a record already.
@@ -123,8 +98,6 @@ class RunView:
         With `--until` there is a plan for each further repeat, whose trials are added.
         """
         self.planned_count += len(pending)
-        for record in finished:
-            self.trial_seconds[record.trial.cell.id] = record.ended - record.started
         self.progress.update(self.bar, total=self.planned_count)
         trials = counted(len(pending), "trial")
         cells = counted(len(self.sweep.cells), "cell")
@@ -145,12 +118,7 @@ class RunView:
             )
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Name the trial beside the bar, or in a row of its own below it if others run too.
-
-        Before one that will take long, records are delivered that would have to wait for it.
-        """
-        if self.undelivered and self.trial_seconds.get(trial.cell.id, 0.0) > self.pace.min_seconds:
-            self._deliver_in_passing()
+        """Name the trial next to the bar, or in a row below it if others run too."""
         self.started_count += 1
         if self.started_count > self.planned_count:  # an invalid trial runs again
             self.planned_count = self.started_count
@@ -182,11 +150,7 @@ class RunView:
             self.progress.update(self.bar, news=f"{news} · {time_left}")
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        """Print the trial's line, and deliver its record if it is time to.
-
-        The last one is delivered by whoever ends the sweep, with the verdicts on all cells.
-        """
-        self.trial_seconds[record.trial.cell.id] = record.ended - record.started
+        """Print the trial's line."""
         self.finished_count += 1
         self.progress.advance(self.bar)
         self.shares_done.pop(record.trial.id, None)
@@ -194,9 +158,6 @@ class RunView:
             self.progress.remove_task(self.rows.pop(record.trial.id))
             self._show_rows()
         self._print(trial_line(record, folder, self.finished_count, self.planned_count))
-        self.undelivered.append(record.trial.id)
-        if self.pace.is_due() and self.finished_count < self.planned_count:
-            self._deliver_in_passing()
 
     def _show_rows(self) -> None:
         """Show a row for each running trial if there are several, and none for a single one."""
@@ -210,41 +171,9 @@ class RunView:
         """Print it above the bar."""
         self._print(f"[yellow]{escape(text)}[/]")
 
-    def _deliver_in_passing(self) -> None:
-        """Deliver the records that were held back, between two trials."""
-        self.deliver(self.undelivered, in_passing=True)
-
-    def deliver(self, trials: Sequence[str], *, in_passing: bool = False) -> None:
-        """Deliver trials to MLflow; of those that are there already, it is only asked for runs.
-
-        `trials` are their ids.
-        """
-        from harness.tracking.connect import StoreLocked
-
-        if self.trouble or not trials:
-            return
+    def on_delivery(self) -> None:
+        """Show that records are being delivered."""
         self.progress.update(self.bar, news="recording in MLflow")
-        sweep_folder = self.results.sweep_folder(self.sweep.name)
-        started = time.monotonic()
-        try:
-            delivery = self.deliverer.deliver_trials(sweep_folder, trials, in_passing=in_passing)
-        except HarnessError as error:
-            if in_passing and isinstance(error, StoreLocked):
-                self.pace.add(time.monotonic() - started)  # a later delivery brings these too
-                return
-            self.disk_failed = isinstance(error, StorageError)
-            self._report_trouble(str(error))
-        except Exception as error:  # whatever a tracker raises, the trials to come must run
-            self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
-        else:
-            self.pace.add(delivery.seconds)
-            delivered = set(trials)
-            self.undelivered = [trial for trial in self.undelivered if trial not in delivered]
-
-    def _report_trouble(self, text: str) -> None:
-        """Print what MLflow failed with; nothing is delivered after it."""
-        self.trouble = text
-        self._print(f"[yellow]{escape(text)}[/]")
 
     def _count_untraced(self, records: Sequence[Record]) -> int:
         """Return how many of the trials have left no profiler trace."""

@@ -1,20 +1,12 @@
-"""Shows `harness status`: the trials of a sweep and how far they are.
-
-Once, as a table or as JSON, or with `--watch` until the sweep is over. Only `--watch` delivers the
-records of jobs to MLflow: a job has no access to the tracking server, and whoever looks once should
-not wait for it.
-"""
+"""Shows `harness status`: the trials of a sweep and how far they are, once or until it is over."""
 
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -23,18 +15,13 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from harness.core.errors import BadInput, HarnessError, one_line
-from harness.core.paths import Results
 from harness.core.text import counted
-from harness.records.files import read_record
-from harness.records.store import read_recorded_sweep
 from harness.render.format import duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import STATUS_STYLE, PlainTable, make_table
 from harness.render.terminal.table import show as show_table
 from harness.slurm.rules import OPEN_STATES
-from harness.slurm.status import SweepStatus, TrialState, read_statuses
-from harness.spec.sweep import Sweep
+from harness.slurm.status import SweepStatus, TrialState
 
 STYLE = STATUS_STYLE | {  # Rich's, by the state of a trial
     "running": "cyan",
@@ -52,24 +39,29 @@ ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however la
 MAX_ROWS = 100  # trials that are listed by default
 MIN_PANEL_ROWS = 3  # trials in a panel, however small its share of the terminal is
 PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks, progress
-WATCH_SECONDS = 5.0  # between two looks
-LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
+# Shows the states of sweeps, and why records were not delivered, if so.
+StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
 
 SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
 NUMBER_COLUMNS = ("seed", "repeat", "step", "samples/s", "left")  # aligned to the right
 
 
-def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> SweepStatus:
-    """Print the state of every trial once, and return it.
+def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
+    """Print the state of every trial once.
 
     Of a sweep with more than MAX_ROWS trials, the number of trials is shown by cell, and only those
     are listed that are running or went wrong; unless `every` asks for all. With `as_json`, every
     trial is printed with all that is known of it.
     """
-    status = _read([sweep], results)[0]
     if as_json:
-        print(json.dumps(_as_json(status), indent=1))
-        return status
+        content = {
+            "sweep": status.sweep.name,
+            "slurm_error": status.slurm_error,
+            "bad_nodes": dict(status.bad_nodes),
+            "trials": [asdict(trial) for trial in status.trials],
+        }
+        print(json.dumps(content, indent=1))
+        return
     console = TerminalConsole()
     rows = list(status.trials)
     if len(rows) > MAX_ROWS and not every:
@@ -83,100 +75,13 @@ def show(sweep: Sweep, results: Results, *, as_json: bool, every: bool) -> Sweep
     if rows:
         show_table(console, trial_table(rows))
     console.print(headline(status), soft_wrap=True)
-    return status
 
 
-def _as_json(status: SweepStatus) -> dict[str, object]:
-    """Return the content of `harness status --json`; its trials have the fields of TrialState."""
-    return {
-        "sweep": status.sweep.name,
-        "slurm_error": status.slurm_error,
-        "bad_nodes": dict(status.bad_nodes),
-        "trials": [asdict(trial) for trial in status.trials],
-    }
-
-
-def summary(
-    sweeps: Sequence[Sweep], results: Results, errors: Sequence[BadInput] = ()
-) -> tuple[list[SweepStatus], list[BadInput]]:
-    """Print a line for each sweep, and return their states and the errors of those without one.
-
-    `errors` are of sweeps that are not among `sweeps`, because they can't be read. A folder without
-    sweeps is no error, but most likely the wrong one: the line says where it is.
-    """
+def show_summary(statuses: Sequence[SweepStatus]) -> None:
+    """Print a line for each sweep."""
     console = TerminalConsole()
-    if not sweeps and not errors:
-        folder = escape(str(results.runs))
-        console.print(
-            f"no sweeps in {folder}; set --results or HARNESS_RESULTS to look elsewhere",
-            soft_wrap=True,
-        )
-    statuses, more_errors = _read_each(sweeps, results)
     for status in statuses:
         console.print(headline(status), soft_wrap=True)
-    return statuses, [*errors, *more_errors]
-
-
-def _read_each(
-    sweeps: Sequence[Sweep], results: Results
-) -> tuple[list[SweepStatus], list[BadInput]]:
-    """Return the states of the sweeps whose folders can be read, and an error for each other."""
-    try:
-        return _read(sweeps, results), []
-    except BadInput:
-        pass  # at the price of a call of squeue for each sweep, find out which one it is
-    statuses: list[SweepStatus] = []
-    errors: list[BadInput] = []
-    for sweep in sweeps:
-        try:
-            statuses += _read([sweep], results)
-        except BadInput as error:
-            errors.append(error)
-    return statuses, errors
-
-
-def _read(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
-    """Return the states of the sweeps now, with one call of squeue for all of them."""
-    return read_statuses([(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps])
-
-
-def watch(
-    sweeps: Sequence[Sweep],
-    results: Results,
-    tracking_uri: str | None,
-    *,
-    interval: float = WATCH_SECONDS,
-) -> list[SweepStatus]:
-    """Show the trials until there is nothing left to wait for, and return the last states.
-
-    A terminal shows a panel for each sweep that is under way; elsewhere, as in the log of a job, a
-    line is printed when something has changed. Records that jobs leave are delivered to MLflow as
-    they come. At the end of a single sweep, its results are printed.
-
-    `interval` is the number of seconds between two looks.
-    """
-    console = TerminalConsole()
-    deliverer = RecordDeliverer(results, tracking_uri)
-    patience = LagPatience()
-    with _display(console) as show_statuses:
-        while True:
-            statuses = _read(sweeps, results)
-            under_way = _under_way(statuses)
-            # Shown before the delivery, which may take seconds if the tracking server is slow.
-            show_statuses(statuses, deliverer.error)
-            for status in under_way:
-                deliverer.deliver(status)
-            if patience.is_exhausted(statuses):
-                break
-            time.sleep(interval)
-    if len(sweeps) == 1:
-        from harness.render.terminal.run import left_out_lines, show_results
-
-        recorded = read_recorded_sweep(results, sweeps[0].name)
-        show_results(recorded.sweep, recorded.records, results, trouble=deliverer.error)
-        for line in left_out_lines(recorded):
-            console.print(line, style="yellow", markup=False, soft_wrap=True)
-    return statuses
 
 
 def _under_way(statuses: Sequence[SweepStatus]) -> list[SweepStatus]:
@@ -189,39 +94,14 @@ def _under_way(statuses: Sequence[SweepStatus]) -> list[SweepStatus]:
     return [status for status in statuses if not status.is_over]
 
 
-class LagPatience:
-    """Says when `watch` may stop: at the end of all trials, but later if one seems lost.
-
-    The record of a trial that looks lost may exist, and not be visible yet on a shared file system.
-    """
-
-    def __init__(self) -> None:
-        self.last_live_at = -math.inf  # seconds, by the monotonic clock
-
-    def is_exhausted(self, statuses: Sequence[SweepStatus]) -> bool:
-        """Return whether no trial is left to wait for.
-
-        Nothing is waited for that was over from the start. Call it after each look: it remembers
-        when a sweep was last under way.
-        """
-        now = time.monotonic()
-        is_any_lost = False
-        for status in statuses:
-            if not status.is_over:
-                self.last_live_at = now
-                return False
-            if any(trial.state == "lost" for trial in status.trials):
-                is_any_lost = True
-        return not is_any_lost or now > self.last_live_at + LAG_SECONDS
-
-
-# Shows the states of sweeps, and why records were not delivered, if so.
-StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
-
-
 @contextmanager
-def _display(console: Console) -> Iterator[StatusDisplay]:
-    """Yield what shows statuses: panels that are redrawn on a terminal, lines elsewhere."""
+def status_display() -> Iterator[StatusDisplay]:
+    """Yield a function that shows the states of sweeps, and why records were not delivered, if so.
+
+    A terminal shows a panel for each sweep that is under way; elsewhere, as in the log of a job, a
+    line is printed when something has changed.
+    """
+    console = TerminalConsole()
     if not console.is_terminal:
         yield _line_display(console)
         return
@@ -235,7 +115,7 @@ def _display(console: Console) -> Iterator[StatusDisplay]:
             for status in under_way:
                 parts.append(panel(status, max(MIN_PANEL_ROWS, max_rows)))
             if delivery_error:
-                parts.append(Text.from_markup(delivery_error, style="yellow"))
+                parts.append(Text(delivery_error, style="yellow"))
             live.update(Group(*parts), refresh=True)
 
         yield show_panels
@@ -255,47 +135,6 @@ def _line_display(console: Console) -> StatusDisplay:
             printed = text
 
     return print_changes
-
-
-class RecordDeliverer:
-    """Delivers records that jobs left to MLflow; a `harness run` on this machine delivers its own.
-
-    After the first failure it delivers nothing more: records are on disk, and `harness collect`
-    delivers them later. `error` then says what failed.
-    """
-
-    def __init__(self, results: Results, tracking_uri: str | None) -> None:
-        # Imported here because it takes longer than one look, which does not need it.
-        from harness.tracking import Tracker
-
-        self.results = results
-        self.tracker = Tracker(results, tracking_uri)
-        self.error: str | None = None  # as markup of rich
-        self.delivered: set[Path] = set()  # paths of records, so that each is read only once
-
-    def deliver(self, status: SweepStatus) -> None:
-        """Deliver the records of trials that became final since the last call."""
-        if self.error is not None:
-            return
-        sweep_folder = self.results.sweep_folder(status.sweep.name)
-        new: set[Path] = set()
-        for trial in status.trials:
-            path = sweep_folder.trial_folder(trial.trial).record_path
-            if trial.job and trial.is_final and path not in self.delivered:
-                new.add(path)
-        if not new:
-            return
-        records = []
-        for path in new:
-            with suppress(BadInput):  # it is named at the end, and holds up no other
-                records.append(read_record(path))
-        try:
-            self.tracker.deliver(sweep_folder, records)
-            self.delivered |= new
-        except HarnessError as error:
-            self.error = escape(str(error))
-        except Exception as error:  # whatever MLflow and its HTTP client raise
-            self.error = escape(f"MLflow: {one_line(error)}")
 
 
 def panel(status: SweepStatus, max_rows: int) -> Group:
