@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from harness.core.caches import cached_by_identity
 from harness.core.paths import safe_folder_name, write_atomically
 from harness.records.checks import Amount, Moment, Ordinal
 from harness.records.decode import FileFormat, decode_file
@@ -24,7 +23,6 @@ MACHINE_FORMAT = FileFormat(
     sealed_since=1,
 )
 
-KEPT_KEYS = 1024  # of machines; the records of a sweep share a few
 SATURATION = 0.9  # the share of the peak from which on a product counts as reaching it
 Device = Literal["cpu", "cuda"]
 # The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer
@@ -189,22 +187,12 @@ def machine_key(hardware: Hardware, device: Device) -> str:
     It has the names and the number of the GPUs, or the CPU and its usable cores. A virtual machine
     may hide the model of its CPU; family, model and stepping still tell its generation.
     """
-    return _keys_by_device(hardware)[device]
-
-
-@cached_by_identity(KEPT_KEYS)
-def _keys_by_device(hardware: Hardware) -> dict[Device, str]:
-    """Return the key of a machine's CPU and that of its GPUs."""
-    names = [gpu.name for gpu in hardware.gpus]
-    version = hardware.cpu_version or ""
-    descriptions: dict[Device, str] = {
-        "cpu": f"{hardware.cpu} {version} {hardware.usable_cores} cores",
-        "cuda": " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names))),
-    }
-    keys = {}
-    for device, description in descriptions.items():
-        keys[device] = safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", description)))
-    return keys
+    if device == "cpu":
+        description = f"{hardware.cpu} {hardware.cpu_version or ''} {hardware.usable_cores} cores"
+    else:
+        names = [gpu.name for gpu in hardware.gpus]
+        description = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
+    return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", description)))
 
 
 def write(folder: Path, machine: Machine) -> Path:

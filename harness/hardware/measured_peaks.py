@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.core.cores import usable_cores
-from harness.training.entry import after_torch, before_torch
+from harness.core.processes import end_process
+from harness.training.entry import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -388,12 +388,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         failure = f"{type(error).__name__}: {one_line(error)}"
         result = {"machine": None, "failure": f"rank {ranks.rank}: {failure}"}
     write_atomically(folder.result_path(ranks.rank), json.dumps(result, indent=1) + "\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
     # A regular exit would wait for collectives that a failed rank never joined.
-    os._exit(0 if result["failure"] is None else 1)
+    end_process(0 if result["failure"] is None else 1)
 
 
 if __name__ == "__main__":
-    after_torch()
     main()

@@ -15,10 +15,6 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
-import torch
-
-from harness.training.compile_cache import caching_with_headers
-
 # What torch imports at the first compilation.
 MODULES = (
     "torch._inductor.compile_fx",
@@ -44,11 +40,10 @@ def load() -> None:
     version. Then, and without a compiler, the log of the forkserver says so, and ranks do it all
     themselves.
     """
-    with caching_with_headers(torch.device("cpu")):
-        for name in MODULES:
-            attempt(import_module, name)
-        attempt(look_up_compiler)
-        attempt(list_backends)
+    for name in MODULES:
+        attempt(import_module, name)
+    attempt(look_up_compiler)
+    attempt(list_backends)
     # It notes the files of all modules, by which dynamo names the line that it is called from.
     inspect.getmodule(load.__code__)
 

@@ -7,7 +7,6 @@ namespaces, which a dispatch mode sees.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
+from harness.measure.traffic import leaves
 from harness.records.record import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional")
@@ -51,22 +50,13 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What the collectives that are counted together have in common."""
-
-    operation: str
-    dtype: str
-    ranks: int
-
-
 class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives that this rank takes part in while the counter is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: dict[_Kind, int] = {}
-        self._bytes: dict[_Kind, int] = {}
+        # The bytes of each call, by operation, type and number of ranks.
+        self._sizes: dict[tuple[str, str, int], list[int]] = {}
 
     def __torch_dispatch__(
         self,
@@ -87,28 +77,27 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, operation: str, args: tuple[Any, ...], result: Any) -> None:
         """Add one collective with its tensors."""
-        tensors = [value for value in tree_iter(list(args)) if isinstance(value, Tensor)]
+        tensors = [value for value in leaves(args) if isinstance(value, Tensor)]
         if not tensors:
             return
         # Of a gather, the result is the whole; of a scatter, what goes in; and nothing is larger.
         size = max(_total_bytes(part) for part in (*args, result))
         dtype = DTYPES.get(tensors[0].dtype, str(tensors[0].dtype).removeprefix("torch."))
-        kind = _Kind(operation, dtype, _group_size(args))
-        self._calls[kind] = self._calls.get(kind, 0) + 1
-        self._bytes[kind] = self._bytes.get(kind, 0) + size
+        kind = (operation, dtype, _group_size(args))
+        self._sizes.setdefault(kind, []).append(size)
         _wait_for(result)
 
     def collectives(self) -> list[Collective]:
         """Return what was counted, the kinds with the most bytes first."""
         counted = []
-        for kind, calls in self._calls.items():
+        for (operation, dtype, ranks), sizes in self._sizes.items():
             counted.append(
                 Collective(
-                    operation=kind.operation,
-                    dtype=kind.dtype,
-                    ranks=kind.ranks,
-                    calls=calls,
-                    bytes=self._bytes[kind],
+                    operation=operation,
+                    dtype=dtype,
+                    ranks=ranks,
+                    calls=len(sizes),
+                    bytes=sum(sizes),
                 )
             )
         return sorted(counted, key=lambda collective: -collective.bytes)
@@ -116,13 +105,13 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _total_bytes(part: Any) -> int:
     """Return the bytes of all tensors of an argument or a result, which may be lists of some."""
-    return sum(value.nbytes for value in tree_iter(part) if isinstance(value, Tensor))
+    return sum(value.nbytes for value in leaves(part) if isinstance(value, Tensor))
 
 
 def _group_size(args: tuple[Any, ...]) -> int:
     """Return the ranks of the group that an operator was given, as an object or by its name."""
     for value in args:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value):
             return dist.ProcessGroup.unbox(value).size()
     c10d: Any = distributed_c10d  # what resolves a group's name is not public
     for value in reversed(args):
@@ -137,8 +126,8 @@ def _wait_for(result: Any) -> None:
 
     What a communication hook does after it then runs in this thread, where the counter is entered.
     """
-    for value in tree_iter(result):
-        if isinstance(value, torch.ScriptObject) and "Work" in str(value._type()):
+    for value in leaves(result):
+        if isinstance(value, torch.ScriptObject) and "Work" in str(value):
             dist.Work.unbox(value).wait()
 
 

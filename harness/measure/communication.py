@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.measure.clock import Phase, StepClock
+
+# Torch 2.13 has renamed both, and warns of the names before.
+all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
@@ -27,34 +32,55 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
     loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
 
-def time_collectives(model: nn.Module, clock: StepClock, reduce_scatter: Any = None) -> Any:
-    """Count the collectives of FSDP2 as communication; return the reduce-scatter that does so.
+class ShardCollective:
+    """A collective as FSDP2 calls it: with buffers that it allocates, by names of arguments."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a buffer for the collective."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class AllGather(ShardCollective):
+    """Gathers the shards of all ranks, as FSDP2 does by default."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        """Fill `output_tensor` with the shards of all ranks."""
+        return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class ReduceScatter(ShardCollective):
+    """Sums up gradients over all ranks into the shards of each, as FSDP2 does by default."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Fill `output_tensor` with this rank's shards of the sum or mean."""
+        return reduce_scatter_single(
+            output_tensor, input_tensor, op=op, group=group, async_op=async_op
+        )
+
+
+class TimedCollective(ShardCollective):
+    """A collective of FSDP2 whose calls count as communication.
 
     This is correct where a collective blocks until it is done, as gloo's do on the CPU. With NCCL
-    the call only enqueues work, and its duration would mean nothing. `reduce_scatter` is the one
-    that the model uses, None for FSDP2's own.
+    the call only enqueues work, and its duration would mean nothing.
     """
-    # FSDP2 has no public classes of its default collectives.
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
-        DefaultAllGather,
-        DefaultReduceScatter,
-    )
-
-    all_gather = _Timed(DefaultAllGather(), clock)
-    timed_reduce_scatter = _Timed(reduce_scatter or DefaultReduceScatter(), clock)
-    for module in sharded_modules(model):
-        module.set_custom_all_gather(all_gather)
-        module.set_custom_reduce_scatter(timed_reduce_scatter)
-    return timed_reduce_scatter
-
-
-class _Timed:
-    """A collective of FSDP2 whose calls count as communication."""
 
     def __init__(self, collective: Any, clock: StepClock) -> None:
         self.collective = collective
         self.clock = clock
-        self.allocate = collective.allocate  # which is no communication
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the collective and count its time."""

@@ -42,8 +42,10 @@ class PeakMemory:
     """Measures the peak since it was created; on a GPU that of torch's allocator, too."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch._dynamo  # 80 MiB that every optimizer would otherwise load during training
+        import torch
 
+        # Any optimizer loads the compiler, 80 MiB that would otherwise count as memory of training.
+        torch.optim.SGD([torch.zeros(1)], lr=0.1)
         self.device = device
         _return_freed_memory()
         self.resident_before = _status_bytes("VmRSS")

@@ -8,7 +8,7 @@ bound of what main memory has to move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from workloads.base import Batch, Workload
 
@@ -137,10 +136,19 @@ def _new_results(schema: Any, result: Any) -> list[Any]:
 def size_of(values: Iterable[Any]) -> int:
     """Return the bytes of all tensors among nested values, each tensor counted once."""
     tensors: dict[int, Tensor] = {}
-    for value in tree_iter(list(values)):
+    for value in leaves(list(values)):
         if isinstance(value, Tensor):
             tensors[id(value)] = value
     return sum(tensor_bytes(tensor) for tensor in tensors.values())
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in nested lists and tuples, as arguments and results of operators are."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Sequence
 
 from harness.core.processes import end_process
-from harness.training.entry import after_torch, before_torch
+from harness.training.entry import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -52,5 +52,4 @@ def measure_rank(
 
 
 if __name__ == "__main__":
-    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

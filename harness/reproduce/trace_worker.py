@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.core.processes import end_process
-from harness.training.entry import after_torch, before_torch
+from harness.training.entry import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -55,5 +55,4 @@ def trace_rank(
 
 
 if __name__ == "__main__":
-    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

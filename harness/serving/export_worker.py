@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.core.processes import end_process
-from harness.training.entry import after_torch, before_torch
+from harness.training.entry import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -90,5 +90,4 @@ def export(
 
 
 if __name__ == "__main__":
-    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

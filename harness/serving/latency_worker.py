@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.processes import end_process
-from harness.training.entry import after_torch, before_torch
+from harness.training.entry import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -74,7 +74,6 @@ def measure_groups(
     """
     cell = assignment.trial.cell
     compile_cache.share_cache(cell.workload.uses, device)
-    compile_cache.share_headers(device)
     samples = workload.splits().test
     checkpoint, base_folder = Path(order.checkpoint), Path(assignment.base_folder)
     eager = load_trained(workload, cell, base_folder, checkpoint, device)
@@ -171,5 +170,4 @@ def _compile(eager: nn.Module, batches: Sequence[Inputs]) -> tuple[list[Arm], di
 
 
 if __name__ == "__main__":
-    after_torch()
     end_process(main())  # at once, as `harness.training.worker` does

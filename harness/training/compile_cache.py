@@ -3,7 +3,6 @@
     ~/.cache/distributed-training-harness/compile/
       torch-2.13.0+cpu-9f86d081884c7d65/   of one environment: what torch's own keys leave out
         environment.json                   what that is, for people
-        headers/                           of C++, precompiled for the kernels of all workloads
         mlp/                               graphs and kernels of a workload
         mlp.lock                           locked by ranks that use mlp/; its time is that of their start
 
@@ -27,8 +26,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,19 +48,17 @@ CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 ROOT_VARIABLE = "HARNESS_COMPILE_CACHE"
 LIMIT_VARIABLE = "HARNESS_COMPILE_CACHE_GB"
 DEFAULT_LIMIT = 5.0  # GB
-HEADERS = "headers"
 LOCK_TIMEOUT = 60.0  # seconds that a folder which is being removed is waited for
 COMPILER_TIMEOUT = 30.0  # seconds in which the C++ compiler names its version
 
 # Of this process, as numbers: a process that a forkserver forks has all inherited files closed, and
 # a file object would close whatever has got the same number since.
 _cache_lock: int | None = None
-_headers: Path | None = None  # which the process that has forked this one may have found
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What is removed at once: a workload's folder in one environment, or the headers."""
+class CacheEntry:
+    """A workload's folder in one environment, which is removed as a whole."""
 
     folder: Path
     used_at: float  # seconds since the epoch
@@ -152,43 +149,6 @@ def share_cache(workload: str, device: torch.device) -> None:
         os.environ[variable] = str(folder)
 
 
-def share_headers(device: torch.device) -> None:
-    """Have Inductor keep the headers that it precompiles where no other user can write.
-
-    Its own place for them is in /tmp and is never cleared. A trial with an empty cache shares them
-    too: they take seconds and 150 MB each, and have nothing of its model. Those that the process
-    which has forked this one has found are used as long as they are there.
-    """
-    global _headers
-    if _headers is not None and _headers.is_dir():
-        return
-    from torch._inductor import codecache
-
-    if not hasattr(codecache, "_HEADER_DIR"):  # in another version of torch
-        return
-    _headers = _environment_folder(device) / HEADERS
-    _hold(_headers)
-    codecache._HEADER_DIR = str(_headers)
-    codecache._HEADER_LOCK_DIR = str(_headers / "locks")
-    codecache._precompile_header.cache_clear()
-
-
-@contextmanager
-def caching_with_headers(device: torch.device) -> Iterator[None]:
-    """Let what is compiled in the block, and belongs to no workload, be cached with the headers."""
-    share_headers(device)
-    variable = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(variable)
-    if _headers is not None:
-        os.environ[variable] = str(_headers)
-    try:
-        yield
-    finally:
-        os.environ.pop(variable, None)  # torch sets it to the folder that it uses
-        if before is not None:
-            os.environ[variable] = before
-
-
 def release(*, clear_surplus: bool) -> None:
     """Let go of the workload's folder; with `clear_surplus`, bring `root` below its limit.
 
@@ -203,13 +163,13 @@ def release(*, clear_surplus: bool) -> None:
         clear(root(), size_limit())
 
 
-def list_entries(parent: Path) -> list[Entry]:
+def list_entries(parent: Path) -> list[CacheEntry]:
     """Return what the caches of all environments hold, that which was used longest ago first."""
     entries = []
     for lock in parent.glob("*/*.lock"):
         folder = lock.with_suffix("")
         if folder.is_dir():
-            entries.append(Entry(folder, lock.stat().st_mtime, _size(folder)))
+            entries.append(CacheEntry(folder, lock.stat().st_mtime, _size(folder)))
     return sorted(entries, key=lambda entry: entry.used_at)
 
 

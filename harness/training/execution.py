@@ -39,7 +39,6 @@ class Compiler:
         self, axes: Axes, cold_cache: Path, *, workload: str, device: torch.device
     ) -> None:
         self.axes = axes
-        self.device = device
         self.seconds = 0.0  # spent compiling, so far
         self.recompiles = 0
         self._compile_start = 0.0
@@ -89,7 +88,6 @@ class Compiler:
     def _on_compile_start(self, compilation: Any) -> None:
         """Note when a compilation starts, and whether its code has been compiled before."""
         self._compile_start = time.perf_counter()
-        compile_cache.share_headers(self.device)  # now, as this imports what compiling needs
         # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
         _, _, number = compilation.compile_id.rpartition("/")
         # Parts of a compilation, such as Triton's, report themselves too and are not counted.

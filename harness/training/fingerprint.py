@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.measure.communication import all_gather_single
+
 GATHERED_BYTES = 2**26  # of unsharded tensors, about, that are gathered at once
 
 
@@ -86,7 +88,7 @@ def _gather_rows(
         padded.append(buffer.reshape(-1))
     flat = torch.cat(padded)
     gathered = flat.new_empty(ranks * len(flat))
-    dist.all_gather_into_tensor(gathered, flat, group=group)
+    all_gather_single(gathered, flat, group=group)
     columns = gathered.view(ranks, -1).cpu()
     start = 0
     for (name, tensor), buffer in zip(sharded.items(), padded, strict=True):

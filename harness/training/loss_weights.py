@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.measure.clock import StepClock
+from harness.measure.communication import all_gather_single
 from harness.training.mesh import ParallelMesh
 from workloads.base import Batch, Workload
 
@@ -42,7 +43,7 @@ class LossWeights:
             return weights / weights.mean()
         gathered = weights.new_empty(self.group.size() * len(weights))
         with self.clock.communicating():
-            dist.all_gather_into_tensor(gathered, weights, group=self.group)
+            all_gather_single(gathered, weights, group=self.group)
         # By micro-step, then by rank: the order of `reduction: tree`, whose bits must not depend on
         # the number of ranks.
         in_order = gathered.view(self.group.size(), -1).T.flatten()

@@ -149,9 +149,9 @@ def process_group(
         device_id=device if on_gpu else None,
     )
     yield
-    gc.collect()
     dist.barrier()  # no rank may end while another still needs it
     if on_gpu:
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -17,13 +17,15 @@ shard it is in, so one process, two ranks and four compute the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from harness.measure.communication import ShardCollective, all_gather_single
 
 
 @dataclass
@@ -60,15 +62,10 @@ class GradientTree:
 def _add(earlier: list[Tensor | None], later: list[Tensor | None]) -> list[Tensor | None]:
     """Add the later gradients to the earlier ones in place, and return those."""
     sums: list[Tensor | None] = []
-    targets: list[Tensor] = []
-    addends: list[Tensor] = []
     for first_gradient, second_gradient in zip(earlier, later, strict=True):
         sums.append(second_gradient if first_gradient is None else first_gradient)
         if first_gradient is not None and second_gradient is not None:
-            targets.append(local_part(first_gradient))
-            addends.append(local_part(second_gradient))
-    if targets:
-        torch._foreach_add_(targets, addends)
+            local_part(first_gradient).add_(local_part(second_gradient))
     return sums
 
 
@@ -126,7 +123,7 @@ class TreeAllReduce(TreeCollective):
         padded[: len(flat)] = flat
         own_share = flat.new_empty(share)
         reduce_scatter(own_share, padded, self.group)
-        dist.all_gather_into_tensor(padded, own_share, group=self.group)
+        all_gather_single(padded, own_share, group=self.group)
         flat.copy_(padded[: len(flat)])
         devices = [flat.device] if flat.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
@@ -134,15 +131,11 @@ class TreeAllReduce(TreeCollective):
         return future
 
 
-class TreeReduceScatter(TreeCollective):
+class TreeReduceScatter(TreeCollective, ShardCollective):
     """FSDP2's reduce-scatter: every rank gets its shards of the sum of all ranks' gradients.
 
     The sum is not divided: the training step does that.
     """
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a buffer, as FSDP2 asks for it."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -86,9 +86,10 @@ class TreeStep(TrainStep):
 
     def _set_gradients(self, sums: Sequence[Tensor | None]) -> None:
         """Give each parameter its sum, divided by the number of micro-batches."""
-        present = [local_part(gradient) for gradient in sums if gradient is not None]
-        torch._foreach_div_(present, float(self.dp_size * self.grad_accum_steps))
+        micro_batches = float(self.dp_size * self.grad_accum_steps)
         for parameter, gradient in zip(self._parameters, sums, strict=True):
+            if gradient is not None:
+                local_part(gradient).div_(micro_batches)
             parameter.grad = gradient
 
     @cached_property

@@ -8,7 +8,6 @@ ends the process, the file it leaves says so.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import re
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.processes import end_process
-from harness.training.entry import after_torch, before_torch
+from harness.training.entry import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -143,7 +142,6 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
             result = replace(result, phases=dict(state.phases))
         parts.compiler.release_cache(is_local_rank_0=ranks.local_rank == 0)
         del parts, trainer  # the process group ends after them
-        gc.collect()
     return result
 
 
@@ -169,7 +167,6 @@ def joined(
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
     the environment is not the one that the cell asks for.
     """
-    gc.freeze()  # collections traverse what the trial makes, and not each time all that is loaded
     assignment = read_assignment(folder.assignment_path)
     check_interpreter(assignment)
     check_variables(assignment.trial.cell.environment)
@@ -415,7 +412,6 @@ def _redirect_output(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    after_torch()
     # At once, without ending threads and the process group in order: that would wait for the other
     # ranks, and a rank that has failed must not.
     end_process(main())

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +25,8 @@ from harness.training.strategies.hooks import CommHook, comm_hook
 from harness.training.tree_reduction import TreeAllReduce
 from workloads.base import Workload
 
-DEFAULT_BUCKET_BYTES = 25 * 2**20  # DDP's own cap, for every bucket but the first
+# DDP's own caps: for the first bucket, and for all others.
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 class DDP(Strategy):
@@ -142,16 +142,25 @@ def assign_buckets(model: nn.Module, cap_mb: float | None) -> list[list[int]]:
 
     Parameters that need gradients are counted from the model's last. `cap_mb` is in MiB; None is
     DDP's own rule, by which the first bucket is smaller. Like DDP before its first step, this
-    assumes that gradients become ready in the reverse order of the parameters.
+    assumes that gradients become ready in the reverse order of the parameters. A bucket has
+    gradients of one type, and is full once it has reached its cap.
     """
-    ddp: Any = dist  # what DDP itself calls in torch.distributed has no types
-    gradients = []
-    for parameter in reversed(list(model.parameters())):
-        if parameter.requires_grad:
-            gradients.append(parameter)
-    if cap_mb is None:
-        limits = [ddp._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES]
-    else:
-        limits = [int(cap_mb * 2**20)]
-    buckets: list[list[int]] = ddp._compute_bucket_assignment_by_size(gradients, limits)[0]
-    return buckets
+    caps = [FIRST_BUCKET_BYTES, BUCKET_BYTES] if cap_mb is None else [int(cap_mb * 2**20)]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained.reverse()
+    buckets: list[list[int]] = []
+    for dtype in {parameter.dtype for parameter in trained}:
+        bucket: list[int] = []
+        size = 0
+        full = 0  # buckets of this type
+        for number, parameter in enumerate(trained):
+            if parameter.dtype != dtype:
+                continue
+            bucket.append(number)
+            size += parameter.nbytes
+            if size >= caps[min(full, len(caps) - 1)]:
+                buckets.append(bucket)
+                bucket, size, full = [], 0, full + 1
+        if bucket:
+            buckets.append(bucket)
+    return sorted(buckets)

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
-from harness.measure.communication import sharded_modules, time_collectives
+from harness.measure.communication import (
+    AllGather,
+    ReduceScatter,
+    ShardCollective,
+    TimedCollective,
+    sharded_modules,
+)
 from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
@@ -68,12 +74,19 @@ class FSDP2(Strategy):
                 if self.axes.precision == "fp64":
                     # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
                     module.set_gradient_divide_factor(1.0)
+        self._reduce_scatter = self.tree_collective or ReduceScatter()
         if self.mesh.device.type == "cpu":
-            # On GPUs, collectives overlap with computing, so the time in them is no time lost.
-            self._reduce_scatter = time_collectives(model, clock, self.tree_collective)
-        else:
-            self._reduce_scatter = self.tree_collective or _default_reduce_scatter()
+            # On GPUs, collectives overlap with computing, so the time in them is not lost.
+            self._time_collectives(model, clock)
         return training_module
+
+    def _time_collectives(self, model: nn.Module, clock: StepClock) -> None:
+        """Have `clock` count the collectives of a sharded model as communication."""
+        all_gather = TimedCollective(AllGather(), clock)
+        self._reduce_scatter = TimedCollective(self._reduce_scatter, clock)
+        for module in sharded_modules(model):
+            module.set_custom_all_gather(all_gather)
+            module.set_custom_reduce_scatter(self._reduce_scatter)
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
         """Shard each of the workload's layers, then what is left of the model."""
@@ -174,20 +187,12 @@ class HSDP(FSDP2):
             )
 
 
-def _default_reduce_scatter() -> Any:
-    """Return FSDP2's own reduce-scatter, which has no public class."""
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-
-    return DefaultReduceScatter()
-
-
-class _WatchedReduceScatter:
+class _WatchedReduceScatter(ShardCollective):
     """A reduce-scatter of FSDP2 that shows what goes into it."""
 
     def __init__(self, collective: Any, report: Callable[[Tensor], None]) -> None:
         self._collective = collective
         self._report = report
-        self.allocate = collective.allocate
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Report the gradients, then share them."""
