@@ -1,11 +1,12 @@
-"""What keeps the code in order: who may import whom, what starts without what, and how branched a
-function may be.
+"""What keeps the code in order: who may import whom, what starts without what, which private names
+of other packages are used, and how branched a function may be.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -255,6 +256,55 @@ def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
         "submitit",
     }
     assert packages & heavy == set()
+
+
+# With an underscore, and yet in the documentation of Python.
+DOCUMENTED = {"_exit", "_current_frames", "_replace"}
+PRIVATE = re.compile(r"_[a-z]\w*")
+
+
+def own_members() -> set[str]:
+    """Return the names of all attributes and methods of the project's own classes."""
+    members = set()
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                for statement in node.body:
+                    if isinstance(statement, ast.FunctionDef):
+                        members.add(statement.name)
+                    elif isinstance(statement, ast.AnnAssign):
+                        members.add(ast.unparse(statement.target))
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                members.add(node.attr)
+    return members
+
+
+def private_names(path: Path) -> set[str]:
+    """Return the private names of other packages that a file uses: of modules and of attributes."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        parts: list[str] = []
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts += alias.name.split(".")
+        elif isinstance(node, ast.ImportFrom):
+            parts = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute) and not ast.unparse(node.value).startswith("super("):
+            parts = [node.attr]
+        names.update(part for part in parts if PRIVATE.fullmatch(part))
+    return names - DOCUMENTED
+
+
+def test_private_names_of_other_packages_are_those_of_the_guide() -> None:
+    used: set[str] = set()
+    for path in MODULES.values():
+        used |= private_names(path)
+    used -= own_members()
+    guide = (TOP / "harness" / "guide" / "changing.md").read_text(encoding="utf-8")
+    section = guide.partition("\n## Private interfaces\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE))
+    assert used - listed == set(), "use the public interface, or say why there is none"
+    assert listed - used == set(), "it is gone: take it out of the guide"
 
 
 def branches(function: ast.AST) -> int:
