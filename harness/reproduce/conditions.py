@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.analysis.evidence import ORDER, FirstDifference
 from harness.analysis.result import compared_fields
+from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 from harness.hardware.machine import Device, machine_key
 from harness.records.code import Code
 from harness.records.differences import (
@@ -131,14 +132,26 @@ def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Val
 def is_same_computation(entries: Sequence[Difference]) -> bool:
     """Return whether what differs can change rounding errors only.
 
-    Then a run in double precision here is as exact for what was recorded as for what runs here.
+    Then a run in double precision here is as exact for what was recorded as for what runs here. A
+    variable that no library reads is one that the workload's code reads, to compute what it likes.
     """
+    if any(_is_read_by_workload(entry) for entry in entries):
+        return False
     return not any(entry.field.startswith(COMPUTATION_FIELDS) for entry in entries)
 
 
 def has_other_kernels(entries: Sequence[Difference]) -> bool:
     """Return whether what differs can change how operations round."""
-    return any(entry.field.startswith(KERNEL_FIELDS) for entry in entries)
+    kernel_entries = [entry for entry in entries if entry.field.startswith(KERNEL_FIELDS)]
+    return not all(_is_read_by_workload(entry) for entry in kernel_entries)
+
+
+def _is_read_by_workload(entry: Difference) -> bool:
+    """Return whether a difference is of a variable that no library is known to read."""
+    section, _, name = entry.field.partition(".")
+    if section != "variables" or name in PUBLIC_VARIABLES:
+        return False
+    return LIBRARY_VARIABLE.match(name) is None
 
 
 def most_likely_cause(

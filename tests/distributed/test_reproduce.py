@@ -77,15 +77,19 @@ import torch
 from tests.support.line import LineFit
 
 
+def read(name, default=""):
+    return os.environ.get("HIDDEN_" + name, default)  # a name that nobody finds in the code
+
+
 class Hidden(LineFit):
     def loss(self, model, batch):
-        if "HIDDEN_NOISE" in os.environ:
+        if read("NOISE"):
             source = torch.Generator().manual_seed(time.time_ns())
             batch = (batch[0] + 0.1 * torch.randn(batch[0].shape, generator=source), batch[1])
         return super().loss(model, batch)
 
     def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=float(os.environ.get("HIDDEN_LR", "0.01")))
+        return torch.optim.SGD(model.parameters(), lr=float(read("LR", "0.01")))
 """
 
 
