@@ -429,8 +429,11 @@ class Runner:
 
 
 def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None:
-    """Raise HarnessError if the folder of a running trial is gone: nothing can be saved there."""
-    if not folder.path.exists():
+    """Raise HarnessError if the folder of a running trial is gone: nothing can be saved there.
+
+    A rank may have made it again, to write what it was about to.
+    """
+    if not folder.assignment_path.exists():
         raise HarnessError(
             f"{sweep_folder.path}: moved or removed while {folder.path.name} ran, which was ended;"
             " move it back, or name the results folder that it is in now, and run the same command again"

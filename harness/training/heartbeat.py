@@ -49,10 +49,14 @@ def heartbeats(path: Path, ranks: Ranks, state: TrainingState) -> Iterator[None]
                     position=_position(threading.main_thread()),
                     at=time.time(),
                 )
-                write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
+                if (
+                    path.parent.exists()
+                ):  # the results may have been moved, which the runner notices
+                    write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
             ended.wait(pause)
             pause = period
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:

@@ -40,7 +40,8 @@ class Progress:
 
     def report(self, phase: str, step: int) -> None:
         """Report that `phase` begins or goes on after `step` optimizer steps."""
-        if not self._is_writer:
+        # The results may have been moved, which the runner notices: they are not begun again here.
+        if not self._is_writer or not self._path.parent.exists():
             return
         content = {
             "phase": phase,

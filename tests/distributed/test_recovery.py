@@ -250,7 +250,7 @@ class Mover(RecordCollector):
         self.results, self.target = results, target
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        if progress.get("step", 0) > 0 and self.results.exists():
+        if progress.get("step", 0) > 0 and not self.target.exists():
             self.results.rename(self.target)
 
 
