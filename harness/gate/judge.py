@@ -159,7 +159,8 @@ class SpeedJudge:
         high = _signed_percent(measured.high)
         if measured.is_slower_as_a_whole:
             whole = abs((measured.whole_ratio or 1) - 1)
-            return f"{whole:.1%} slower in whole turns, which its usual steps don't show"
+            low, high = map(_signed_percent, measured.verdict_bounds)
+            return f"{whole:.1%} slower in whole turns ({low} to {high}), not in its usual steps"
         if measured.verdict != "inconclusive":
             change = abs((measured.ratio or 1) - 1)
             return f"{change:.1%} {measured.verdict} ({low} to {high})"

@@ -96,6 +96,7 @@ class PairedResult:
     """How fast arm B trains a cell, as a multiple of arm A's throughput."""
 
     verdict: SpeedVerdict = "inconclusive"
+    by_whole_turns: bool = False  # whether the verdict rests on whole turns, not undisturbed steps
     ratio: float | None = None  # throughput of B over that of A, in undisturbed steps
     # The interval of the ratio, which holds at all looks at once; None where too little has been
     # measured.
@@ -119,9 +120,19 @@ class PairedResult:
     @property
     def is_slower_as_a_whole(self) -> bool:
         """Whether B is slower by its whole turns, which its undisturbed steps don't show."""
-        if self.verdict != "slower" or self.whole_high is None:
-            return False
-        return self.whole_high < 1 and (self.high is None or self.high >= 1)
+        return self.verdict == "slower" and self.by_whole_turns
+
+    @property
+    def verdict_ratio(self) -> float | None:
+        """The ratio of the measurement that the verdict rests on."""
+        return self.whole_ratio if self.by_whole_turns else self.ratio
+
+    @property
+    def verdict_bounds(self) -> tuple[float | None, float | None]:
+        """The interval of the measurement that the verdict rests on."""
+        if self.by_whole_turns:
+            return self.whole_low, self.whole_high
+        return self.low, self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,8 +454,10 @@ def summarize_pairs(
     lows, highs = confidence_sequence(fast, (1 - WHOLE_ALPHA) * budget.alpha)
     whole_lows, whole_highs = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
     windows = sum(len(sample.turn_seconds) for sample in samples)
+    decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
     return PairedResult(
         verdict=verdict,
+        by_whole_turns=VERDICTS[decision] != verdict,
         ratio=math.exp(float(fast.mean())),
         low=_finite_exp(float(lows[-1])),
         high=_finite_exp(float(highs[-1])),

@@ -79,12 +79,13 @@ class Stop:
     sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
 
 
-def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
-    """Return the first look at which the sequence decides, for rows of log ratios (…, n).
+def signs(values: Numbers, min_effect: float, alpha: float = 0.05) -> Numbers:
+    """Return what the sequence decides at each look, for rows of log ratios, both (…, n).
 
-    `min_effect` is the smallest effect of interest, a fraction. A change: the interval leaves out 0
-    and the mean is a ratio of at most 1 - `min_effect`, or of at least 1 + `min_effect`. The same:
-    the interval lies between these. Fewer than three values decide nothing.
+    +1 for up, -1 for down, 0 for the same, NaN for undecided. `min_effect` is the smallest effect of
+    interest, a fraction. A change: the interval leaves out 0 and the mean is a ratio of at most 1 -
+    `min_effect`, or of at least 1 + `min_effect`. The same: the interval lies between these. Fewer
+    than three values decide nothing.
     """
     lower_margin, upper_margin = math.log1p(-min_effect), math.log1p(min_effect)
     low, high = confidence_sequence(values, alpha)
@@ -95,17 +96,23 @@ def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
     is_changed = is_significant & is_large
     is_same = (low > lower_margin) & (high < upper_margin)
     is_decided = (is_changed | is_same) & (number >= FEWEST_VALUES)
-    ever_decided = is_decided.any(axis=-1)
+    return np.where(is_decided, np.where(is_changed, np.sign(mean), 0.0), np.nan)
+
+
+def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
+    """Return the first look at which the sequence decides, for rows of log ratios (…, n)."""
+    sign = signs(values, min_effect, alpha)
+    is_decided = ~np.isnan(sign)
     # argmax of booleans is the index of the first True.
-    index = np.where(ever_decided, is_decided.argmax(axis=-1), values.shape[-1] - 1)
-    changed_then = np.take_along_axis(is_changed, index[..., None], -1)[..., 0]
-    mean_then = np.take_along_axis(mean, index[..., None], -1)[..., 0]
-    sign = np.where(changed_then, np.sign(mean_then), 0.0)
-    return Stop(count=index + 1, sign=np.where(ever_decided, sign, np.nan))
+    index = np.where(is_decided.any(axis=-1), is_decided.argmax(axis=-1), values.shape[-1] - 1)
+    return Stop(count=index + 1, sign=np.take_along_axis(sign, index[..., None], -1)[..., 0])
 
 
 def decide(values: Numbers, min_effect: float, alpha: float = 0.05) -> Decision:
-    """Return what a single row of log ratios shows so far, as `stop` decides it."""
+    """Return what a single row of log ratios shows by the last interval, as `signs` decides it.
+
+    Not by the first interval that decided: what is shown of the measurement is the last one.
+    """
     decisions: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
-    sign = float(stop(values, min_effect, alpha).sign)
+    sign = float(signs(values, min_effect, alpha)[-1])
     return decisions.get(sign, "undecided")

@@ -268,7 +268,14 @@ def test_the_ends_are_measured_until_half_of_the_loss_is_certain(
 
 
 def test_an_end_that_is_slower_as_a_whole_only_is_looked_at_as_a_whole() -> None:
-    whole = PairedResult(verdict="slower", ratio=1.0, high=1.01, whole_ratio=0.9, whole_high=0.95)
+    whole = PairedResult(
+        verdict="slower",
+        by_whole_turns=True,
+        ratio=1.0,
+        high=1.01,
+        whole_ratio=0.9,
+        whole_high=0.95,
+    )
     fast = PairedResult(verdict="slower", ratio=0.9, high=0.95, whole_ratio=0.9, whole_high=0.95)
     for measured, expected in ((whole, True), (fast, False)):
         finding = Finding(mark="bad", description="", measurement=measured)

@@ -25,6 +25,7 @@ from harness.gate.paired import (
     foretell_seconds,
     judge_pairs,
     run_paired,
+    summarize_pairs,
 )
 from harness.statistics.sequential import stop
 from tests.factories import make_cell
@@ -316,3 +317,43 @@ def test_it_is_told_how_long_certainty_takes(mean: float, deviation: float) -> N
 def test_two_pairs_do_not_tell_how_long_certainty_takes() -> None:
     budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
     assert foretell_seconds(samples(2, 0.0, 0.01), budget) is None
+
+
+def contradicts(result: PairedResult, min_effect: float) -> bool:
+    """Whether the interval that is shown says something else than the verdict beside it."""
+    low, high = result.verdict_bounds
+    low, high = low or 0.0, high or math.inf
+    if result.verdict == "slower":
+        return high >= 1
+    if result.verdict == "faster":
+        return low <= 1
+    lies_within = 1 - min_effect < low and high < 1 + min_effect
+    if result.verdict == "same":
+        return not lies_within
+    return lies_within
+
+
+def test_a_verdict_never_contradicts_its_interval() -> None:
+    """Verdicts after every look, of steps and turns that differ by other amounts."""
+    rng = np.random.default_rng(21)
+    seen: Counter[tuple[str, bool]] = Counter()
+    for _ in range(400):
+        budget = Budget(min_effect=0.02, seconds=30.0, alpha=0.05, certain_share=0.5)
+        pairs: list[PairSample] = []
+        fast, whole = rng.choice([0.0, -0.05, 0.05], 2) + rng.normal(0, 0.01, 2)
+        noise = 10 ** rng.uniform(-3, -1)
+        for _ in range(rng.integers(3, 25)):
+            (pair,) = samples(1, fast + rng.normal(0, noise), 0.0)
+            step = STEP * math.exp(-whole - rng.normal(0, 2 * noise))
+            pairs.append(replace(pair, turn_seconds=np.asarray([STEP, step] * 4)))
+            result = summarize_pairs(pairs, judge_pairs(pairs, budget), budget)
+            assert not contradicts(result, budget.min_effect), result
+            seen[result.verdict, result.by_whole_turns] += 1
+    assert set(seen) == {
+        ("slower", False),
+        ("slower", True),
+        ("faster", False),
+        ("same", False),
+        ("inconclusive", False),
+        ("inconclusive", True),
+    }

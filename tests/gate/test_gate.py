@@ -92,7 +92,7 @@ def test_words_for_a_tired_engineer() -> None:
     )
     (line,) = view.lines(outcome(paired("inconclusive", seconds_until_certain=241.6)))
     assert line.endswith("to be certain would take about --budget 242 here, or a quieter machine")
-    whole = {"whole_ratio": 0.88, "whole_low": 0.86, "whole_high": 0.9}
+    whole = {"by_whole_turns": True, "whole_ratio": 0.88, "whole_low": 0.86, "whole_high": 0.9}
     (line,) = view.lines(outcome(paired("slower", 1.0, **whole)))
     assert "trains 12.0% slower as a whole than main (10.0% to 14.0%)" in line
     (line,) = view.lines(outcome(paired("inconclusive", seconds=2.0, low=None, high=None)))
@@ -101,6 +101,27 @@ def test_words_for_a_tired_engineer() -> None:
     assert line.endswith("main measured against itself came out faster")
     (line,) = view.lines(outcome(paired("slower", 0.9), revision=COMMIT))
     assert "slower than f8fea52 (" in line
+
+
+def test_the_interval_beside_a_verdict_is_that_of_the_measurement_it_rests_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = {"by_whole_turns": True, "whole_ratio": 0.88, "whole_low": 0.86, "whole_high": 0.9}
+    found = outcome(paired("slower", 1.0, low=0.9, high=1.1, **whole), paired("same"))
+    view.show_outcome(found)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "-12.0% -14.0% to -10.0% slower (whole turns)" in out
+    assert "change and interval are those of whole turns" in out
+    markdown = view.markdown(found, "sweep")
+    assert "-12.0% | -14.0% to -10.0% | **slower (whole turns)**" in markdown
+    assert "change and interval are those of whole turns" in markdown
+    assert "(10.0% to 14.0%)" in view.junit(found, "sweep")
+    cells = json.loads(view.as_json(found))["cells"]
+    assert [cell["interval"] for cell in cells] == [[0.86, 0.9], [0.99, 1.01]]
+    assert "whole turns" not in view.markdown(outcome(paired("same")), "sweep")
+    whole = {"by_whole_turns": True, "whole_ratio": 0.97, "whole_low": 0.92, "whole_high": 1.02}
+    (line,) = view.lines(outcome(paired("inconclusive", **whole)))
+    assert "whole turns are between 8.0% slower and 2.0% faster than main" in line
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def _add_row(table: PlainTable, label: str, paired: PairedResult) -> None:
     cost = UNKNOWN
     if paired.pairs:
         cost = f"{paired.seconds:.1f} s, {counted(paired.pairs, 'pair')}"
-    styled_verdict = Text(verdict, style=STYLES.get(verdict, ""))
+    styled_verdict = Text(verdict + _turns(paired), style=STYLES.get(verdict, ""))
     table.add_row(
         Text(_printable(label)),
         *_numbers(paired),
@@ -92,6 +92,20 @@ def _caption(outcome: GateOutcome) -> str:
         f" smallest change that matters: {outcome.options.min_effect:.1%};"
         f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
         " however often they are looked at"
+        f"{_whole_turns_caption(outcome)}"
+    )
+
+
+def _whole_turns_caption(outcome: GateOutcome) -> str:
+    """Return what the numbers of a row are whose verdict rests on whole turns, if there is one."""
+    measured = []
+    for cell_outcome in outcome.cells:
+        measured += [cell_outcome.measured, cell_outcome.control]
+    if not any(paired is not None and paired.by_whole_turns for paired in measured):
+        return ""
+    return (
+        "; of a verdict on whole turns, change and interval are those of whole turns by the gate's"
+        " own clock, and all other numbers are of undisturbed steps"
     )
 
 
@@ -230,9 +244,10 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
         return _describe_change(paired, revision)
     if paired.verdict == "same":
         return f"trains as fast as {revision}, to within {outcome.options.min_effect:.1%}"
+    measured = "whole turns are " if paired.by_whole_turns else ""
     return (
         f"inconclusive after {paired.seconds:.0f} s of measuring:"
-        f" {_describe_interval(paired, revision)}; {_describe_remedy(paired)}"
+        f" {measured}{_describe_interval(paired, revision)}; {_describe_remedy(paired)}"
     )
 
 
@@ -247,9 +262,8 @@ def _describe_remedy(paired: PairedResult) -> str:
 def _describe_whole_turns(paired: PairedResult, revision: str) -> str:
     """Return a change that only whole turns show: `… 12.0% slower as a whole than main (…)`."""
     change = abs((paired.whole_ratio or 1) - 1)
-    low, high = sorted(abs(bound - 1) for bound in (paired.whole_low or 1, paired.whole_high or 1))
     return (
-        f"trains {change:.1%} slower as a whole than {revision} ({low:.1%} to {high:.1%}),"
+        f"trains {change:.1%} slower as a whole than {revision} ({_sizes(paired)}),"
         " which its usual steps don't show: some steps take far longer, or time passes beside them"
     )
 
@@ -257,22 +271,32 @@ def _describe_whole_turns(paired: PairedResult, revision: str) -> str:
 def _describe_change(paired: PairedResult, revision: str) -> str:
     """Return a change with its interval: `trains 5.0% slower than main (4.0% to 6.0%): …`."""
     change = abs((paired.ratio or 1) - 1)
-    # The word says the direction, so the sizes are positive; of a slowdown, the lower bound of the
-    # ratio is the larger size.
-    low, high = sorted(abs(bound - 1) for bound in (paired.low or 1, paired.high or 1))
     return (
-        f"trains {change:.1%} {paired.verdict} than {revision} ({low:.1%} to {high:.1%}):"
+        f"trains {change:.1%} {paired.verdict} than {revision} ({_sizes(paired)}):"
         f" {paired.a_rate:,.0f} → {paired.b_rate:,.0f} samples/s"
     )
 
 
+def _sizes(paired: PairedResult) -> str:
+    """Return the interval of a change that is certain: `4.0% to 6.0%`.
+
+    The word says the direction, so the sizes are positive; of a slowdown, the lower bound of the
+    ratio is the larger size. The farther bound may be unknown.
+    """
+    low, high = paired.verdict_bounds
+    near, far = (high, low) if paired.verdict == "slower" else (low, high)
+    assert near is not None  # or the change would not be certain
+    if far is None:
+        return f"{abs(near - 1):.1%} or more"
+    return f"{abs(near - 1):.1%} to {abs(far - 1):.1%}"
+
+
 def _describe_interval(paired: PairedResult, revision: str) -> str:
     """Return an interval in words: `between 3.8% slower and 1.0% faster than main`."""
-    if paired.low is None or paired.high is None:
+    low, high = paired.verdict_bounds
+    if low is None or high is None:
         return "too few measurements for an interval"
-    low = _describe_bound(paired.low)
-    high = _describe_bound(paired.high)
-    return f"between {low} and {high} than {revision}"
+    return f"between {_describe_bound(low)} and {_describe_bound(high)} than {revision}"
 
 
 def _describe_bound(ratio: float) -> str:
@@ -285,8 +309,15 @@ def _numbers(paired: PairedResult) -> list[str]:
     """Return both throughputs, the change and its interval, as the table shows them."""
     if paired.ratio is None:
         return [UNKNOWN] * 4
-    interval = f"{_percent(paired.low)} to {_percent(paired.high)}"
-    return [f"{paired.a_rate:,.0f}", f"{paired.b_rate:,.0f}", _percent(paired.ratio), interval]
+    low, high = paired.verdict_bounds
+    interval = f"{_percent(low)} to {_percent(high)}"
+    change = _percent(paired.verdict_ratio)
+    return [f"{paired.a_rate:,.0f}", f"{paired.b_rate:,.0f}", change, interval]
+
+
+def _turns(paired: PairedResult) -> str:
+    """Return what a verdict on whole turns ends with, nothing for any other."""
+    return " (whole turns)" if paired.by_whole_turns else ""
 
 
 def _percent(ratio: float | None) -> str:
@@ -298,7 +329,8 @@ def as_json(outcome: GateOutcome) -> str:
     """Return all of the outcome as JSON.
 
     Numbers are not rounded: rates are samples/s, ratios are throughput now over that before.
-    `summary` is the sentence that people read.
+    `interval` is that of the ratio that the verdict rests on, and `summary` the sentence that people
+    read.
     """
     cells: list[dict[str, Any]] = []
     for cell_outcome in outcome.cells:
@@ -309,6 +341,7 @@ def as_json(outcome: GateOutcome) -> str:
                 "label": cell_outcome.cell.label,
                 "failed": outcome.has_failed(cell_outcome),
                 "summary": sentence(outcome, cell_outcome),
+                "interval": cell_outcome.measured.verdict_bounds,
                 "measured": asdict(cell_outcome.measured),
                 "control": None if control is None else asdict(control),
                 "accuracy": _as_dictionary(cell_outcome.accuracy),
@@ -362,6 +395,8 @@ def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     """Return the row of a cell; the verdict on one that failed is bold."""
     paired = cell_outcome.measured
     verdict = _verdict(cell_outcome)
+    if verdict == paired.verdict:
+        verdict += _turns(paired)
     if outcome.has_failed(cell_outcome):
         verdict = f"**{verdict}**"
     label = _escape_markdown(cell_outcome.cell.label)
