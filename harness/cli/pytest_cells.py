@@ -480,6 +480,7 @@ def _describe_verdict(row: Row) -> dict[str, Any]:
         "run": row.mean_b,
         "value": metric.back_transform(estimate.value),
         "interval": [row.verdict.low, row.verdict.high] if has_interval else None,
+        "confidence": row.verdict.confidence,
         "count": estimate.count,
         "min_effect": metric.min_effect,
     }

@@ -52,7 +52,7 @@ class AccuracyResult:
     metric: str = ""  # its name
     before: float | None = None  # the mean over seeds of the revision
     now: float | None = None  # and that of the working tree
-    # The interval of the difference for this cell by itself, in the metric's unit.
+    # The interval of the difference that the outcome rests on, in the metric's unit.
     low: float | None = None
     high: float | None = None
     seeds: int = 0
@@ -267,9 +267,16 @@ def judge_accuracy(cells: Sequence[TrainedCell], margin: float) -> list[Accuracy
 
 def _result(difference: MetricDifference, verdict: Verdict, family: int) -> AccuracyResult:
     """Return the result of one of `family` cells."""
+    outcome = _outcome(difference.question, verdict, family)
     interval = verdict.interval
+    if interval and outcome == "not worse":
+        interval = verdict.estimate.interval(_loss_confidence(family))
+    elif interval and outcome == "inconclusive":
+        # The wider one shows that neither a loss is ruled out nor any other outcome certain.
+        wider = max(verdict.confidence, _loss_confidence(family))
+        interval = verdict.estimate.interval(wider)
     return AccuracyResult(
-        outcome=_outcome(difference.question, verdict, family),
+        outcome=outcome,
         metric=verdict.metric.name,
         before=difference.mean_a,
         now=difference.mean_b,
@@ -278,6 +285,11 @@ def _result(difference: MetricDifference, verdict: Verdict, family: int) -> Accu
         seeds=verdict.estimate.count,
         margin=verdict.metric.min_effect,
     )
+
+
+def _loss_confidence(family: int) -> float:
+    """Return the confidence of the interval that has no loss of the margin where one is ruled out."""
+    return 1 - 2 * ALPHA / family
 
 
 def _outcome(question: Question, verdict: Verdict, family: int) -> AccuracyOutcome:

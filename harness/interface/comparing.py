@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TABLE_COLUMNS = [
     "cell", "reference", "b_side", "metric", "higher_is_better", "relative", "a", "b", "value", "low",
-    "high", "count", "paired", "verdict", "outcome", "p_change", "p_same", "min_detectable_effect",
+    "high", "confidence", "count", "paired", "verdict", "outcome", "p_change", "p_same", "min_detectable_effect",
 ]  # fmt: skip
 Names = str | Sequence[str]  # of axes: one, several, or several in a text with commas
 
@@ -80,7 +80,8 @@ class Verdicts:
         | `b_side` | the name of B's side |
         | `metric` | samples/s, the target metric, or the steps to a goal |
         | `a`, `b` | both means, in the metric's unit; geometric for samples/s |
-        | `value`, `low`, `high` | B over A where `relative`, else B - A, with the 95% interval |
+        | `value` | B over A where `relative`, else B - A |
+        | `low`, `high`, `confidence` | its interval, as the test behind the verdict has it |
         | `verdict` | faster, slower, better, worse, same or inconclusive |
         | `outcome` | the same in one word for all metrics: better, worse, same, inconclusive |
         | `p_change`, `p_same` | p-values, corrected for all questions together |

@@ -186,6 +186,8 @@ class SweepData:
     def cells(self) -> pd.DataFrame:
         """The cells, a row each: means with their 95% intervals, and the verdict on throughput.
 
+        The interval of the speedup is that of the test behind the verdict.
+
         | column | meaning |
         | --- | --- |
         | `cell`, `label` | the cell's id, and its axes in words |

@@ -66,8 +66,8 @@ def _finding(result: SweepResult, workload: str, name: CellName) -> Finding:
 def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
     """Say how fast the fastest cell is, and how it compares with the reference.
 
-    The verdict at the end of the sentence is the one of the comparison, over all cells together. It
-    can be inconclusive where the interval of this cell alone leaves out 1.
+    The verdict at the end of the sentence is the one of the comparison, over all cells together, and
+    so is the interval.
     """
     winner, *rivals = result.ranking(workload)
     assert winner.throughput is not None  # a cell without one has no rank
@@ -81,7 +81,7 @@ def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
     interval = ""
     if row.verdict.interval is not None:
         low, high = row.verdict.interval
-        interval = f" (95% interval {fmt.bounds(low, high, digits=2)})"
+        interval = f" (interval {fmt.bounds(low, high, digits=2)})"
     ratio = f"{row.verdict.effect:.2f} times the reference {name(row.a.cell)}{interval}"
     return f"{fastest}, {ratio}: {row.verdict.label}."
 

@@ -221,6 +221,14 @@ def effect_interval(verdict: Verdict) -> str:
     return f"{low:+.4f} to {high:+.4f}"
 
 
+def interval_legend(alpha: float) -> str:
+    """Return what the intervals of verdicts are, for tests that are right with 1 - `alpha`."""
+    return (
+        "an interval is that of the test behind its verdict, corrected likewise:"
+        f" {1 - alpha:.0%} for a change, {1 - 2 * alpha:.0%} for the same"
+    )
+
+
 def mean_values(row: Row) -> tuple[str, str]:
     """Return the means of A and of B that a row compares, in the unit of its metric."""
     if row.metric.relative:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.statistics.interval import exp, student_probability, student_quantile
-from harness.statistics.verdict import ALPHA, holm
+from harness.statistics.verdict import ALPHA, correct_by_holm
 
 Numbers = NDArray[np.float64]
 Levels = Mapping[str, Hashable]  # axis -> one of its values
@@ -109,6 +109,16 @@ class _Design:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Contrast:
+    """The logarithm of an effect, as it was estimated."""
+
+    levels: Levels
+    reference: Levels
+    value: float
+    standard_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Fit:
     """The least squares solution of a design."""
 
@@ -118,7 +128,7 @@ class _Fit:
     degrees_of_freedom: int  # points less columns
 
 
-def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attribution | None:
+def attribute(points: Sequence[Point]) -> Attribution | None:
     """Return main effects and two-way interactions of the axes that vary, with blocks taken out.
 
     A level's reference is the first of its axis in the order of the points. Interactions of three
@@ -133,27 +143,41 @@ def attribute(points: Sequence[Point], *, confidence: float = 0.95) -> Attributi
         fit = _fit(design, np.asarray([point.value for point in points]))
     if fit is None:
         return None
-    effects = []
+    contrasts = []
     for term in design.columns:
-        effects += _effects_of_term(design, fit, term, confidence)
+        contrasts += _contrasts_of_term(design, fit, term)
     return Attribution(
-        effects=_corrected(effects),
+        effects=_effects(contrasts, fit.degrees_of_freedom),
         unknown=design.unknown,
         deviation=math.expm1(fit.deviation),
         degrees_of_freedom=fit.degrees_of_freedom,
     )
 
 
-def _corrected(effects: Sequence[Effect]) -> list[Effect]:
-    """Return the effects with their p-values corrected by Holm over all of them.
+def _effects(contrasts: Sequence[_Contrast], degrees_of_freedom: int) -> list[Effect]:
+    """Return the effects, with p-values and Student's intervals corrected by Holm over all of them.
 
-    Many levels are tested at once, and one of them would be significant by luck.
+    Many levels are tested at once, and one of them would be significant by luck. An interval leaves
+    out 1 exactly where its effect is certain.
     """
-    p_values = holm([effect.p for effect in effects])
-    corrected = []
-    for effect, p in zip(effects, p_values, strict=True):
-        corrected.append(replace(effect, p=p))
-    return corrected
+    p_values = []
+    for contrast in contrasts:
+        p_values.append(_p_value(contrast.value, contrast.standard_error, degrees_of_freedom))
+    effects = []
+    for contrast, test in zip(contrasts, correct_by_holm(p_values, ALPHA), strict=True):
+        quantile = student_quantile(degrees_of_freedom, 1 - test.level / 2)
+        half_width = quantile * contrast.standard_error
+        effects.append(
+            Effect(
+                levels=contrast.levels,
+                reference=contrast.reference,
+                ratio=exp(contrast.value),
+                low=exp(contrast.value - half_width),
+                high=exp(contrast.value + half_width),
+                p=test.p,
+            )
+        )
+    return effects
 
 
 def _design(points: Sequence[Point]) -> _Design:
@@ -257,36 +281,29 @@ def _fit(design: _Design, values: Numbers) -> _Fit | None:
     )
 
 
-def _effects_of_term(design: _Design, fit: _Fit, term: Term, confidence: float) -> list[Effect]:
+def _contrasts_of_term(design: _Design, fit: _Fit, term: Term) -> list[_Contrast]:
     """Return the effect of all levels of a term's axes against the references of the axes.
 
-    Each is a contrast c of the term's weights w, with Student's interval:
-
-        c'w ± t sqrt(c' Cov(w) c).
+    Each is a contrast c of the term's weights w, c'w, with the standard error sqrt(c' Cov(w) c).
     """
     columns = design.columns[term]
     reference = {axis: design.axes[axis][0] for axis in term}
     contrasts = _contrasts(design.axes, term)
     values = contrasts @ fit.weights[columns]
     variances = ((contrasts @ fit.covariance[columns, columns]) * contrasts).sum(axis=1)
-    quantile = student_quantile(fit.degrees_of_freedom, (1 + confidence) / 2)
-    effects = []
+    found = []
     levels_of_axes = [design.axes[axis][1:] for axis in term]  # without the references
     combinations = itertools.product(*levels_of_axes)
     for levels, value, variance in zip(combinations, values, variances, strict=True):
-        standard_error = math.sqrt(variance)
-        half_width = quantile * standard_error
-        effects.append(
-            Effect(
+        found.append(
+            _Contrast(
                 levels=dict(zip(term, levels, strict=True)),
                 reference=reference,
-                ratio=exp(value),
-                low=exp(value - half_width),
-                high=exp(value + half_width),
-                p=_p_value(float(value), standard_error, fit.degrees_of_freedom),
+                value=float(value),
+                standard_error=math.sqrt(variance),
             )
         )
-    return effects
+    return found
 
 
 def _p_value(value: float, standard_error: float, degrees_of_freedom: int) -> float:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from harness.statistics.interval import deviation, student_probability, student_quantile
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 POWER = 0.8  # the chance with which the smallest detectable effect is detected
+QUADRATURE_POINTS = 256
+KEPT_DISTRIBUTIONS = 64
+MAX_NEWTON_STEPS = 20
+NEWTON_TOLERANCE = 1e-4  # of the normal quantile of the power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +86,60 @@ class Estimate:
         """Return the true difference that is detected with a chance of `POWER`.
 
         It is detected where the estimate is significant in a two-sided test at `alpha` and at
-        least `margin`. With s, the standard error, and Student's quantiles t:
-
-            max(t(1 - alpha / 2) s, margin) + t(POWER) s.
-
-        None where the standard error is unknown.
+        least `margin`; see `detectable_errors`. None where the standard error is unknown.
         """
         if self.standard_error is None:
             return None
-        significant = self._quantile(1 - alpha / 2) * self.standard_error
-        return max(significant, margin) + self._quantile(POWER) * self.standard_error
+        if self.standard_error == 0:
+            return margin
+        errors = detectable_errors(self.degrees_of_freedom, alpha, margin / self.standard_error)
+        return errors * self.standard_error
 
     def _quantile(self, probability: float) -> float:
         """Return Student's quantile for the estimate's degrees of freedom."""
         return student_quantile(self.degrees_of_freedom, probability)
+
+
+def detectable_errors(degrees_of_freedom: float, alpha: float, margin: float) -> float:
+    """Return the true difference that is detected with a chance of `POWER`, in standard errors.
+
+    It is detected where the estimate over its own standard error exceeds Student's t(1 - alpha / 2),
+    and the estimate exceeds `margin`. With f degrees of freedom the estimate's own standard error is
+    u = sqrt(chi^2_f / f) times the true one, so that a difference of d has the chance
+
+        E[Phi(d - max(t u, margin))],
+
+    which for a margin of 0 is the noncentral t distribution's. Newton's method solves it for d on
+    the scale of normal quantiles, on which the chance is nearly a straight line.
+    """
+    import numpy as np
+    from scipy.special import ndtr, ndtri
+
+    thresholds = student_quantile(degrees_of_freedom, 1 - alpha / 2) * _error_ratios(
+        degrees_of_freedom
+    )
+    thresholds = np.maximum(thresholds, margin)
+    target = float(ndtri(POWER))
+    difference = float(np.quantile(thresholds, POWER))
+    for _ in range(MAX_NEWTON_STEPS):
+        distances = difference - thresholds
+        reached = float(ndtri(ndtr(distances).mean()))
+        slope = float(np.exp(-(distances**2) / 2).mean()) / math.exp(-(reached**2) / 2)
+        difference += (target - reached) / slope
+        if abs(target - reached) < NEWTON_TOLERANCE:
+            break
+    return difference
+
+
+@lru_cache(KEPT_DISTRIBUTIONS)
+def _error_ratios(degrees_of_freedom: float) -> NDArray[np.float64]:
+    """Return quantiles of sqrt(chi^2_f / f), which stand for equal parts of its distribution."""
+    import numpy as np
+    from scipy.special import chdtri
+
+    parts = (np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS
+    ratios: NDArray[np.float64] = np.sqrt(chdtri(degrees_of_freedom, parts) / degrees_of_freedom)
+    return ratios
 
 
 def paired(differences: Sequence[float]) -> Estimate:

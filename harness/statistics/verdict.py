@@ -64,12 +64,18 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer. p-values are corrected for the family; the interval is of this question only."""
+    """The answer, with p-values that are corrected for the family, and the interval that decided.
+
+    Of a better or worse effect the interval leaves out no effect. Of the same it lies within the
+    smallest effect of interest. Of an inconclusive one it does neither, unless the effect is certain
+    but may be too small.
+    """
 
     question: Question
     outcome: Outcome  # of B against A
     p_change: float  # of the claim that there is a difference
     p_same: float  # of the claim that it is smaller than the smallest effect of interest
+    confidence: float  # of the interval: that of the test that decided, at its corrected level
     low: float  # the lower bound of the effect, as `Metric.back_transform` returns it
     high: float  # and the upper one
     min_detectable_effect: float | None  # as `Metric.effect_size`, at the family's level
@@ -116,39 +122,55 @@ def judge(
     Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all
     alarms.
     """
-    adjust = {"holm": holm, "bh": benjamini_hochberg}[correction]
-    raw_p_change, raw_p_same = [], []
+    correct = {"holm": correct_by_holm, "bh": correct_by_benjamini_hochberg}[correction]
+    changes, sames = [], []
     for question in questions:
-        raw_p_change.append(question.estimate.p_change())
-        raw_p_same.append(question.estimate.p_same(*question.metric.margins))
-    corrected = zip(questions, adjust(raw_p_change), adjust(raw_p_same), strict=True)
+        changes.append(question.estimate.p_change())
+        sames.append(question.estimate.p_same(*question.metric.margins))
+    corrected = zip(questions, correct(changes, alpha), correct(sames, alpha), strict=True)
     verdicts = []
-    for question, p_change, p_same in corrected:
-        verdicts.append(_verdict(question, p_change, p_same, alpha, len(questions)))
+    for question, change, same in corrected:
+        verdicts.append(_verdict(question, change, same, alpha / len(questions)))
     return verdicts
 
 
 def _verdict(
-    question: Question, p_change: float, p_same: float, alpha: float, family: int
+    question: Question, change: CorrectedTest, same: CorrectedTest, smallest_level: float
 ) -> Verdict:
-    """Return the verdict on one of `family` questions, from p-values corrected for all of them."""
+    """Return the verdict on a question, from tests that are corrected for its family."""
     metric, estimate = question.metric, question.estimate
-    low, high = estimate.interval(1 - alpha)
+    outcome = _outcome(question, change, same)
+    confidence = _confidence(outcome, change.level, same.level)
+    low, high = estimate.interval(confidence)
     lower_margin, upper_margin = metric.margins
     margin = max(-lower_margin, upper_margin)
-    detectable = estimate.min_detectable_effect(alpha / family, margin)
+    detectable = estimate.min_detectable_effect(smallest_level, margin)
     return Verdict(
         question=question,
-        outcome=_outcome(question, p_change, p_same, alpha),
-        p_change=p_change,
-        p_same=p_same,
+        outcome=outcome,
+        p_change=change.p,
+        p_same=same.p,
+        confidence=confidence,
         low=metric.back_transform(low),
         high=metric.back_transform(high),
         min_detectable_effect=None if detectable is None else metric.effect_size(detectable),
     )
 
 
-def _outcome(question: Question, p_change: float, p_same: float, alpha: float) -> Outcome:
+def _confidence(outcome: Outcome, change_level: float, same_level: float) -> float:
+    """Return the confidence of the interval that belongs to an outcome.
+
+    TOST at level a finds the same exactly where the interval of confidence 1 - 2a lies within the
+    margins. The wider one of both intervals shows why neither test has found anything.
+    """
+    if outcome in ("better", "worse"):
+        return 1 - change_level
+    if outcome == "same":
+        return 1 - 2 * same_level
+    return 1 - min(change_level, 2 * same_level)
+
+
+def _outcome(question: Question, change: CorrectedTest, same: CorrectedTest) -> Outcome:
     """Return what the p-values and the size of the effect say together.
 
     A significant effect that is too small to matter is neither better nor worse; it is the same
@@ -158,13 +180,61 @@ def _outcome(question: Question, p_change: float, p_same: float, alpha: float) -
     metric, estimate = question.metric, question.estimate
     lower_margin, upper_margin = metric.margins
     matters = not lower_margin < estimate.value < upper_margin
-    if p_change <= alpha and matters:
+    if change.rejects and matters:
         is_higher = estimate.value > 0
         return "better" if is_higher == metric.higher_is_better else "worse"
     is_identical = estimate.standard_error == 0 and estimate.value == 0
-    if p_same <= alpha or is_identical:
+    if same.rejects or is_identical:
         return "same"
     return "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectedTest:
+    """One of many tests, corrected for the others."""
+
+    p: float  # adjusted
+    # What the raw p-value is compared with: the test rejects at this level by itself exactly where
+    # it does after the correction.
+    level: float
+    rejects: bool
+
+
+def correct_by_holm(p_values: Sequence[float], alpha: float) -> list[CorrectedTest]:
+    """Return tests of which at most `alpha` of all families have any false rejection.
+
+    The i-th smallest of n p-values is compared with alpha / (n - i + 1), up to the first that is not
+    rejected; all larger ones stay at its level.
+    """
+    order = np.argsort(p_values, kind="stable")
+    ascending = np.asarray(p_values, dtype=np.float64)[order]
+    levels = alpha / (len(ascending) - np.arange(len(ascending)))
+    accepted = np.flatnonzero(ascending > levels)
+    if len(accepted):
+        levels[accepted[0] :] = levels[accepted[0]]
+    return _corrected_tests(p_values, holm(p_values), _in_original_order(levels, order))
+
+
+def correct_by_benjamini_hochberg(p_values: Sequence[float], alpha: float) -> list[CorrectedTest]:
+    """Return tests of whose rejections a share of at most `alpha` is expected to be false.
+
+    With k rejections among n, all p-values are compared with k alpha / n, and so are the intervals
+    (Benjamini and Yekutieli 2005, doi:10.1198/016214504000001907).
+    """
+    adjusted = benjamini_hochberg(p_values)
+    rejections = sum(p <= alpha for p in adjusted)
+    level = alpha * max(1, rejections) / max(1, len(p_values))
+    return _corrected_tests(p_values, adjusted, [level] * len(p_values))
+
+
+def _corrected_tests(
+    p_values: Sequence[float], adjusted: Sequence[float], levels: Sequence[float]
+) -> list[CorrectedTest]:
+    """Return the tests with these raw and adjusted p-values."""
+    tests = []
+    for p, adjusted_p, level in zip(p_values, adjusted, levels, strict=True):
+        tests.append(CorrectedTest(p=adjusted_p, level=level, rejects=p <= level))
+    return tests
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -23,9 +23,9 @@ NO_BREAK = "&nbsp;"
 PARAGRAPH = "\n\n"  # parts two of them
 MAX_ROWS = (100, 30, 16, 8, 4, 2, 1, 0)  # of each table, tried until a description fits
 WINNER_SENTENCES = 2  # of a finding: which cell is fastest, and whether that is certain
-BOARD_COLUMNS = ("cell", "samples/s", "trials", "against reference", "95% interval", "verdict")
-EFFECT_COLUMNS = ("levels", "reference", "throughput", "95% interval", "certain")
-NOTE_COLUMNS = ("metric", "this cell", "reference", "difference", "95% interval", "verdict")
+BOARD_COLUMNS = ("cell", "samples/s", "trials", "against reference", "interval", "verdict")
+EFFECT_COLUMNS = ("levels", "reference", "throughput", "interval", "certain")
+NOTE_COLUMNS = ("metric", "this cell", "reference", "difference", "interval", "verdict")
 
 
 def describe(description: str, result: SweepResult, max_length: int) -> str:

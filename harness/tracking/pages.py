@@ -21,7 +21,7 @@ VIEW = "harness"
 DESCRIPTION_TAG = "mlflow.note.content"
 OUR_DESCRIPTION_TAG = "harness.description"  # the digests of descriptions that we have written
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
-INTERVAL = ("harness.ci_low", "harness.ci_high", "harness.count")
+INTERVAL = ("harness.ci_low", "harness.ci_high", "harness.ci_count")
 INTERVAL_COLUMN = "tags.`harness.interval`"
 # The answer to which cell is fastest, and whether that is certain. It fits beside the name at 1,280
 # pixels, so that nobody has to scroll for it.

@@ -35,14 +35,15 @@ def mean_metrics(result: CellResult) -> dict[str, float]:
 
 
 def interval_metrics(result: CellResult) -> dict[str, float]:
-    """Return the number of measured trials, and the 95% interval of the mean throughput.
+    """Return the 95% interval of the mean throughput, and how many independent values it rests on.
 
-    `harness.ci_low` and `harness.ci_high` are in samples/s. A single trial has no interval, and a
-    cell that was not measured has no metrics.
+    `harness.ci_low` and `harness.ci_high` are in samples/s; `harness.ci_count` is that of seeds, or
+    of trials where there are too few seeds (`independent_values`). A single trial has no interval,
+    and a cell that was not measured has no metrics.
     """
     if result.throughput is None:
         return {}
-    metrics = {"harness.count": float(len(result.measured_trials))}
+    metrics = {"harness.ci_count": float(result.throughput.count)}
     if result.throughput.bounds is not None:
         metrics["harness.ci_low"], metrics["harness.ci_high"] = result.throughput.bounds
     return _finite(metrics)

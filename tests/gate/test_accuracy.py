@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from harness.analysis.result import CellResult, aggregate
@@ -95,3 +97,27 @@ def test_what_was_learned_decides_and_is_said(now: list[float], code: int, words
     assert outcome.exit_code == code
     assert words in "\n".join(view.lines(outcome))
     assert ("<failure" in view.junit(outcome, "a")) is (code == 1)
+
+
+def test_the_interval_beside_an_outcome_never_contradicts_it() -> None:
+    rng = np.random.default_rng(29)
+    outcomes: Counter[str] = Counter()
+    for _ in range(100):
+        cells = []
+        for _ in range(rng.integers(1, 6)):
+            before, now = rng.normal(0.9, 10 ** rng.uniform(-3.5, -1.5), (2, 5))
+            cells.append(trained(before.tolist(), (now + rng.choice([0, 0.01, -0.03])).tolist()))
+        for result in judge_accuracy(cells, margin=0.01):
+            assert result.low is not None
+            assert result.high is not None
+            outcomes[result.outcome] += 1
+            rules_out_a_loss = result.low > -0.01
+            says = {
+                "better": result.low > 0,
+                "worse": result.high < 0,
+                "same": rules_out_a_loss and result.high < 0.01,
+                "not worse": rules_out_a_loss,
+                "inconclusive": not rules_out_a_loss,
+            }
+            assert says[result.outcome], result
+    assert len(outcomes) == 5

@@ -24,7 +24,7 @@ def test_a_winner_that_every_other_cell_trails_is_certain() -> None:
     won = finding((REFERENCE, [100.0, 101.0, 99.0]), (OTHER, [200.0, 202.0, 198.0]))
     assert (won.winner, won.is_certain) == ("bf16", True)
     assert won.sentences[0].startswith(
-        "Fastest is bf16 with 200 samples/s, 2.00 times the reference fp32 (95% interval "
+        "Fastest is bf16 with 200 samples/s, 2.00 times the reference fp32 (interval "
     )
     assert won.sentences[1] == "That is certain at 95%: the other cell is slower."
     assert "the same as the reference's 0.9000" in won.sentences[2]

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import nctdtr, stdtrit
 
-from harness.statistics.estimate import Drift, Estimate, paired, unpaired
-from harness.statistics.verdict import Metric, Question, Verdict, benjamini_hochberg, holm, judge
+from harness.statistics.estimate import Drift, Estimate, detectable_errors, paired, unpaired
+from harness.statistics.verdict import (
+    CorrectedTest,
+    Correction,
+    Metric,
+    Question,
+    Verdict,
+    benjamini_hochberg,
+    correct_by_benjamini_hochberg,
+    correct_by_holm,
+    holm,
+    judge,
+)
 
 SPEED = Metric(
     name="samples/s",
@@ -165,20 +179,104 @@ def test_without_correction_a_sweep_raises_false_alarms() -> None:
     assert alarms / tries > 0.15
 
 
-@pytest.mark.parametrize(
-    "spread", [0.005, 0.05]
-)  # small, where the size decides, and large, where significance does
-def test_a_slowdown_of_the_detectable_size_is_detected_four_times_of_five(spread: float) -> None:
-    rng, pairs, tries = np.random.default_rng(11), 10, 600
-    effect = make_estimate(0.0, spread / math.sqrt(pairs)).min_detectable_effect(
-        margin=SPEED.margins[1]
-    )
+@pytest.mark.parametrize("pairs", [2, 3, 5, 10])
+# Small, where the size decides, large, where significance does, and in between.
+@pytest.mark.parametrize("spread", [0.002, 0.01, 0.05])
+def test_a_slowdown_of_the_detectable_size_is_detected_four_times_of_five(
+    spread: float, pairs: int
+) -> None:
+    rng, tries = np.random.default_rng(11), 1000
+    estimate = make_estimate(0.0, spread / math.sqrt(pairs), pairs - 1)
+    effect = estimate.min_detectable_effect(margin=-SPEED.margins[0])
     assert effect is not None
     labels = [
         verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).label
         for _ in range(tries)
     ]
-    assert abs(labels.count("slower") / tries - 0.8) < 0.06
+    assert abs(labels.count("slower") / tries - 0.8) < 3.1 * math.sqrt(0.8 * 0.2 / tries)
+
+
+@pytest.mark.parametrize("degrees_of_freedom", [1, 2, 4.5, 30])
+@pytest.mark.parametrize("alpha", [0.05, 0.05 / 12])
+def test_without_a_margin_the_power_is_that_of_the_noncentral_t_distribution(
+    degrees_of_freedom: float, alpha: float
+) -> None:
+    errors = detectable_errors(degrees_of_freedom, alpha, 0.0)
+    critical = stdtrit(degrees_of_freedom, 1 - alpha / 2)
+    assert 1 - nctdtr(degrees_of_freedom, errors, critical) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_values_without_spread_detect_what_matters() -> None:
+    assert make_estimate(0.0, 0.0).min_detectable_effect(margin=0.01) == 0.01
+
+
+def contradicts(judged: Verdict) -> bool:
+    """Whether the interval that is shown says something else than the verdict beside it."""
+    assert judged.interval is not None
+    metric = judged.metric
+    low, high = judged.interval
+    no_effect = metric.back_transform(0.0)
+    smallest, largest = map(metric.back_transform, metric.margins)
+    leaves_out_none = low > no_effect or high < no_effect
+    matters = not smallest < judged.effect < largest
+    is_within = smallest < low and high < largest
+    if judged.outcome == "same":
+        return not is_within
+    if judged.outcome == "inconclusive":
+        return is_within or (leaves_out_none and matters)
+    is_higher = (judged.outcome == "better") == metric.higher_is_better
+    return not (low > no_effect if is_higher else high < no_effect)
+
+
+@pytest.mark.parametrize("correction", ["holm", "bh"])
+def test_a_verdict_never_contradicts_the_interval_beside_it(correction: Correction) -> None:
+    rng = np.random.default_rng(27)
+    outcomes: Counter[str] = Counter()
+    for _ in range(400):
+        questions = []
+        for _ in range(rng.integers(1, 20)):
+            metric = (SPEED, SECONDS, ACCURACY)[rng.integers(3)]
+            effect = rng.choice([0.0, 0.0, 0.5, 1.0, 3.0, -3.0]) * metric.min_effect
+            spread = 10 ** rng.uniform(-1, 1) * metric.min_effect
+            a, b = rng.normal([[0.0], [effect]], spread, (2, rng.integers(2, 12)))
+            estimate = paired((b - a).tolist())
+            if rng.random() < 0.5:
+                estimate = unpaired(a.tolist(), b.tolist())
+            questions.append(Question(metric=metric, estimate=estimate))
+        for judged in judge(questions, correction=correction):
+            assert not contradicts(judged), judged
+            outcomes[judged.outcome] += 1
+    assert min(outcomes[word] for word in ("better", "worse", "same", "inconclusive")) > 50
+
+
+@pytest.mark.parametrize(
+    ("correct", "adjust"),
+    [(correct_by_holm, holm), (correct_by_benjamini_hochberg, benjamini_hochberg)],
+)
+def test_a_test_rejects_at_its_level_where_its_adjusted_p_value_does(
+    correct: Callable[[Sequence[float], float], list[CorrectedTest]],
+    adjust: Callable[[Sequence[float]], list[float]],
+) -> None:
+    rng = np.random.default_rng(28)
+    for _ in range(300):
+        p_values = (rng.random(rng.integers(1, 12)) ** rng.choice([1, 4, 8])).tolist()
+        tests = correct(p_values, 0.05)
+        assert [test.p for test in tests] == adjust(p_values)
+        assert [test.rejects for test in tests] == [test.p <= 0.05 for test in tests]
+
+
+def test_the_confidence_of_an_interval_is_that_of_the_test_behind_the_verdict() -> None:
+    """Holm compares two p-values of changes with 0.025 and 0.05, and two of equality likewise."""
+    estimates = [make_estimate(0.05, 0.005), make_estimate(0.06, 0.01), make_estimate(0.0, 0.001)]
+    assert verdict(SPEED, estimates[0]).confidence == pytest.approx(0.95)
+    assert verdict(SPEED, estimates[2]).confidence == pytest.approx(0.90)
+    questions = [Question(metric=SPEED, estimate=estimate) for estimate in estimates]
+    judged = judge(questions)
+    assert [answer.outcome for answer in judged] == ["better", "better", "same"]
+    # The first of three tests of each kind is at 0.05 / 3, the second of the changes at 0.05 / 2.
+    assert [answer.confidence for answer in judged] == pytest.approx(
+        [1 - 0.05 / 3, 1 - 0.05 / 2, 1 - 0.1 / 3]
+    )
 
 
 @pytest.mark.parametrize(

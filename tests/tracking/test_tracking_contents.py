@@ -190,7 +190,7 @@ def test_the_page_opens_on_the_cells_with_the_params_that_differ() -> None:
     view = json.loads(experiment_tags(two_cells)[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]] == [
         "harness.verdict", "harness.speedup", "harness.interval", "throughput_samples_per_s", "harness.ci_low",
-        "harness.ci_high", "harness.count", "final_accuracy", "final_loss", "precision", "num_workers",
+        "harness.ci_high", "harness.ci_count", "final_accuracy", "final_loss", "precision", "num_workers",
         "step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed",
     ]  # fmt: skip
     assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"

@@ -41,13 +41,13 @@ def test_a_cell_has_its_count_and_interval() -> None:
     (cell,) = make_cells(100.0)
     metrics = interval_metrics(cell)
     half_width = 0.1 * STUDENT_2 / 3**0.5
-    assert metrics["harness.count"] == 3
+    assert metrics["harness.ci_count"] == 3
     assert metrics["harness.ci_low"] == pytest.approx(100 - half_width, abs=1e-3)
     assert metrics["harness.ci_high"] == pytest.approx(100 + half_width, abs=1e-3)
 
 
 def test_one_trial_has_no_interval() -> None:
-    assert interval_metrics(make_result([100.0])) == {"harness.count": 1}
+    assert interval_metrics(make_result([100.0])) == {"harness.ci_count": 1}
     assert interval_metrics(make_result([])) == {}
 
 

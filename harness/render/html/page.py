@@ -302,9 +302,10 @@ SECTIONS = (
         title="Speedups",
         kind="spans",
         build=intervals.speedups,
-        about="each cell against the first measured cell of its workload, with 95% intervals over"
-        " seeds. A verdict takes more than an interval without 1, because more cells give chance"
-        " more tries. A hollow dot has no interval; an arrow marks an interval that is cut off.",
+        about="each cell against the first measured cell of its workload. An interval is that of the"
+        " test behind its verdict: of 95% confidence for a change and of 90% for the same, wider for"
+        " more cells, because they give chance more tries. A hollow dot has no interval; an arrow"
+        " marks an interval that is cut off.",
         needs="two measured cells of one workload",
     ),
     Section(
@@ -340,8 +341,8 @@ SECTIONS = (
         kind="spans",
         build=intervals.convergence,
         about="steps until the target metric reaches the goal, against the reference, in pairs of"
-        " seeds with 95% intervals; fewer is faster. A seed that never reached it makes a cell"
-        " inconclusive.",
+        " seeds, with the intervals that the verdicts rest on; fewer is faster. A seed that never reached"
+        " it makes a cell inconclusive.",
         needs="a goal that cells of one workload reached: harness report SWEEP --to-reach VALUE",
     ),
     Section(

@@ -33,8 +33,8 @@ STYLES: dict[Outcome, str] = {  # Rich's, by what a verdict means for B
     "same": "",
     "inconclusive": "yellow",
 }
-COLUMNS = ["metric", "A", "B", "B against A", "95% interval", "pairs", "verdict", "detectable"]
-NUMBERS = ["A", "B", "B against A", "95% interval", "pairs", "detectable"]  # aligned to the right
+COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
+NUMBERS = ["A", "B", "B against A", "interval", "pairs", "detectable"]  # aligned to the right
 # What the verdicts of a table promise together, as the legend below it says.
 CORRECTIONS: dict[Correction, str] = {
     "holm": "no false alarm among them all (Holm)",
@@ -143,6 +143,7 @@ def _legend(comparison: Comparison) -> str:
         f"a change: significant at {rules.alpha:.0%}, {CORRECTIONS[rules.correction]}, and of at"
         f" least {fmt.share(rules.min_effect)} of throughput or {rules.accuracy_margin:g} of the"
         f" target metric{_steps_clause(rules)}; the same: shown to be less;"
+        f" {fmt.interval_legend(rules.alpha)};"
         f" detectable: detected {POWER:.0%} of the time; speeds are geometric means"
     )
 
@@ -234,6 +235,7 @@ def row_fields(row: Row) -> dict[str, Any]:
         "value": verdict.effect,
         "low": _finite(low),
         "high": _finite(high),
+        "confidence": verdict.confidence,
         "count": verdict.estimate.count,
         "paired": verdict.estimate.paired,
         "verdict": verdict.label,

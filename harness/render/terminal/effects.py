@@ -22,7 +22,8 @@ from harness.statistics.verdict import ALPHA
 
 LEGEND = (
     "of one axis: averaged over the values of the others; of two: how much more the first"
-    f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm)"
+    f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm),"
+    " where the interval, corrected likewise, leaves out 1"
 )
 
 
@@ -50,8 +51,8 @@ def _print_attribution(console: Console, label: str, attribution: Attribution) -
     from others are not in the sweep.
     """
     table = make_table(
-        [label, "against", "throughput", "95% interval", "certain"],
-        ["throughput", "95% interval"],
+        [label, "against", "throughput", "interval", "certain"],
+        ["throughput", "interval"],
     )
     for effect in attribution.effects:
         table.add_row(

@@ -19,9 +19,10 @@ from harness.render import format as fmt
 from harness.render.terminal.compare import STYLES
 from harness.render.terminal.table import PlainTable, make_table
 from harness.render.terminal.table import show as show_table
+from harness.statistics.verdict import ALPHA
 
-COLUMNS = ["workload", "cell", "against", "speed", "95% interval", "pairs", "verdict"]
-NUMBER_COLUMNS = ["speed", "95% interval", "pairs"]
+COLUMNS = ["workload", "cell", "against", "speed", "interval", "pairs", "verdict"]
+NUMBER_COLUMNS = ["speed", "interval", "pairs"]
 
 
 def show_verdicts(console: Console, result: SweepResult) -> None:
@@ -47,7 +48,7 @@ def show_verdicts(console: Console, result: SweepResult) -> None:
     console.print(
         "[dim]speed: samples/s of the cell over those of the cell it is compared with, in pairs of"
         " trials that ran with the same seed; verdicts control false alarms over the whole table"
-        " (Holm, 5%)[/]",
+        f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}[/]",
         soft_wrap=True,
     )
     unlike = [match for match in result.comparison.matches if match.has_other_company]
