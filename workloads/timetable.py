@@ -84,6 +84,7 @@ class _Clock:
         self.lateness[share] = time.perf_counter() - end
 
 
+@dataclass(frozen=True)
 class _SlowSamples(TensorSamples):
     """Samples that make their reader wait; reading a batch begins a step."""
 
@@ -149,9 +150,7 @@ class Timetable(Workload):
         """Return numbers from 0 to 1 and their doubles, both of shape (samples, 1)."""
         inputs = torch.linspace(0, 1, SAMPLES).unsqueeze(1)
         self.clock = _Clock(self.options)
-        train = _SlowSamples((inputs, 2 * inputs))
-        # The dataclass is frozen, so a plain assignment would raise.
-        object.__setattr__(train, "clock", self.clock)
+        train = _SlowSamples((inputs, 2 * inputs), self.clock)
         test = TensorSamples((inputs[:TEST_SAMPLES], 2 * inputs[:TEST_SAMPLES]))
         return Splits(train=train, test=test)
 

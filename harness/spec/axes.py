@@ -15,7 +15,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    Self,
     get_args,
     get_origin,
     get_type_hints,
@@ -51,7 +50,7 @@ class AxisHelp:
     needs: str = ""  # other settings, or hardware, without which the axis does nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Axes(Strict):
     """One value of every axis.
 
@@ -293,17 +292,6 @@ class Axes(Strict):
         ),
     ] = None
 
-    @classmethod
-    def of_checked(cls, values: dict[str, Any]) -> Self:
-        """Return the axes with these values, one of every axis; the dictionary becomes their own.
-
-        For values that were checked one by one. A frozen dataclass sets its fields one by one,
-        which takes longer than all else that planning does for a cell.
-        """
-        axes = cls.__new__(cls)
-        object.__setattr__(axes, "__dict__", values)
-        return axes
-
     @property
     def tensor_parallel_size(self) -> int:
         """Return how many ranks work on the same samples, 1 without tensor parallelism."""
@@ -317,14 +305,14 @@ class Axes(Strict):
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return dict(vars(self))
+        return {name: getattr(self, name) for name in AXES}
 
     @property
     def changed(self) -> dict[str, Any]:
         """Return the values that differ from their defaults, by the name of the axis."""
         return {
             name: value
-            for name, value in vars(self).items()
+            for name, value in self.values.items()
             if name not in DEFAULTS or value != DEFAULTS[name]
         }
 

@@ -7,29 +7,74 @@ rule). Checks make sure that no axis is set twice among the sweep's own keys.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.errors import did_you_mean
-from harness.spec.axes import AXES, AXIS_TYPES
+from harness.spec.axes import AXIS_TYPES, Axes
 from harness.spec.document import Document, Key
 from harness.spec.environment import (
+    PREFIX,
+    Variables,
     axis_hint,
     problem_of_variable,
     variable_of,
     variable_value,
 )
-from harness.spec.expansion import Expansion, Point, Values
 from harness.spec.setting_axis import setting_of
 from harness.spec.settings import WorkloadSettings, checked_value, checked_values
 from harness.spec.stack import AXIS as STACK
 from harness.spec.stack import check_name
 
+Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
+Columns = Sequence[Sequence[Values]]  # factors of a product: alternatives, values of the same axes
 MAX_POINTS = 200_000  # of a sweep, those that are left out included; planning as many takes seconds
 CONFLICT = "conflict"  # the rule of points whose axes make no sense together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One combination of a matrix: the value of every axis."""
+
+    axes: Axes
+    environment: Variables  # has every variable that the sweep names
+    settings: Values  # of the workload, as axes: `options.hidden` -> value
+
+    @classmethod
+    def of(cls, values: Values) -> Point:
+        """Return the point with these values; axes without one have their defaults.
+
+        `rank_batch_size` becomes `batch_size`.
+        """
+        own: dict[str, Any] = {}  # the harness's own axes
+        environment: dict[str, str | None] = {}
+        settings: dict[str, Any] = {}
+        for axis, value in values.items():
+            variable = variable_of(axis)
+            if variable is not None:
+                environment[variable] = value
+            elif setting_of(axis) is not None:
+                settings[axis] = value
+            else:
+                own[axis] = value
+        rank_batch_size = own.pop("rank_batch_size", None)
+        axes = Axes(**own)
+        if rank_batch_size is not None:  # it replaces the workload's own batch size
+            axes = replace(axes, batch_size=rank_batch_size * axes.data_parallel_size)
+        return cls(axes=axes, environment=environment, settings=settings)
+
+    @property
+    def levels(self) -> dict[str, Any]:
+        """Return the value of every axis by its name in a sweep file."""
+        levels = self.axes.values
+        for variable, value in self.environment.items():
+            levels[f"{PREFIX}{variable}"] = value
+        levels.update(self.settings)
+        return levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +99,9 @@ class Matrix:
     # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
     # the shell has it must not decide what one of the sweep's cells computes.
     variables: Sequence[str] = ()
-    # The harness's own axes that anything in the sweep sets; cells have the defaults of all others.
-    axes_set: Sequence[str] = ()
     workloads: Mapping[str, WorkloadSettings] = field(default_factory=dict)  # by label
+    # The settings in `exclude` as each workload's entry has them, by label, where no point decides them.
+    excluded_settings: Mapping[str, Values] = field(default_factory=dict)
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
     def varies(self, axis: str) -> bool:
@@ -67,13 +112,22 @@ class Matrix:
         """Return whether the axis is set for all workloads."""
         return axis in self.fixed or self.varies(axis)
 
-    def expansion(self, axes_of_workload: Values) -> Expansion:
-        """Return every combination for a workload, those that an exclude rule matches too.
+    def points(self, axes_of_workload: Values) -> Iterator[Point]:
+        """Yield every combination for a workload, those that an exclude rule matches too.
 
         The first axis of the product varies slowest.
         """
-        fixed = {**self.fixed, **axes_of_workload}
-        return Expansion(fixed, self._columns(), self.variables)
+        return self._expand(axes_of_workload, self._columns())
+
+    def _expand(self, axes_of_workload: Values, columns: Columns) -> Iterator[Point]:
+        """Yield every combination of one alternative of each column."""
+        unset = {f"{PREFIX}{variable}": None for variable in self.variables}
+        fixed = {**unset, **self.fixed, **axes_of_workload}
+        for alternatives in itertools.product(*columns):
+            values = dict(fixed)
+            for alternative in alternatives:
+                values.update(alternative)
+            yield Point.of(values)
 
     def count_points(self, workload: str) -> int:
         """Return how many combinations a workload has, inclusions too, without making any."""
@@ -83,14 +137,12 @@ class Matrix:
                 count += math.prod(len(values) for values in _options_of(rule).values())
         return count
 
-    def _columns(self) -> list[Sequence[Values]]:
-        """Return the factors of the product: each a list of alternatives, values of some axes.
+    def _columns(self) -> Columns:
+        """Return the factors of the product.
 
         An axis of `matrix` is a factor by itself, and all axes of a zip are one factor together.
         """
-        columns: list[Sequence[Values]] = []
-        for axis, values in self.product.items():
-            columns.append([{axis: value} for value in values])
+        columns = _columns_of(self.product)
         for group in self.zipped:
             rows = zip(*group.values(), strict=True)
             alternatives = [dict(zip(group, row, strict=True)) for row in rows]
@@ -98,52 +150,43 @@ class Matrix:
                 columns.append(alternatives)
         return columns
 
-    def inclusions(
-        self, workload: str, axes_of_workload: Values
-    ) -> Iterator[tuple[int, Expansion]]:
-        """Yield the further combinations for a workload, with the number of each include rule.
+    def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Point]]:
+        """Yield the further combinations for a workload, each with the number of its include rule.
 
         A rule is a small product of its own, on top of the axes that are the same for all points. A
         rule that names workloads holds for those only.
         """
-        fixed = {**self.fixed, **axes_of_workload}
         for number, rule in enumerate(self.include):
             if workload not in rule.get("workload", [workload]):
                 continue
-            options = _options_of(rule)
-            columns: list[Sequence[Values]] = []
-            for axis, values in options.items():
-                columns.append([{axis: value} for value in values])
-            yield number, Expansion(fixed, columns, self.variables)
+            for point in self._expand(axes_of_workload, _columns_of(_options_of(rule))):
+                yield number, point
 
     def matching_exclusion(self, workload: str, point: Point) -> str | None:
-        """Return the first exclude rule that matches a point, and note that it is used."""
+        """Return the first exclude rule that matches a point, and note that it is used.
+
+        A rule matches a point that has, for each axis of the rule, one of its values. A variable
+        that the sweep sets nowhere is unset.
+        """
+        if not self.exclude:
+            return None
+        axes = point.axes
+        levels = {**self.excluded_settings[workload], **point.levels, "workload": workload}
+        # A fraction where the batch can't be shared out evenly, so that no rule matches it.
+        levels["rank_batch_size"] = axes.batch_size / axes.data_parallel_size
         for number, rule in enumerate(self.exclude):
-            if self._matches(rule, workload, point):
+            if all(levels.get(axis) in values for axis, values in rule.items()):
                 self.unused.discard(number)
                 return f"exclude[{number}]"
         return None
 
-    def _matches(self, rule: Options, workload: str, point: Point) -> bool:
-        """Return whether the point has, for each axis of a rule, one of the rule's values."""
-        return all(self._level(workload, point, axis) in values for axis, values in rule.items())
 
-    def _level(self, workload: str, point: Point, axis: str) -> Any:
-        """Return the value of an axis of a rule.
-
-        A variable that the sweep sets nowhere is unset. A setting that the point does not decide is
-        as the workload's entry has it.
-        """
-        if axis == "workload":
-            return workload
-        if axis == "rank_batch_size":
-            # A fraction where the batch can't be shared out evenly, so that no rule matches it.
-            axes = point.axes
-            return axes.batch_size / axes.data_parallel_size
-        setting = setting_of(axis)
-        if setting is not None and axis not in point.settings:
-            return self.workloads[workload].value(setting)
-        return point.get(axis)
+def _columns_of(options: Options) -> list[Sequence[Values]]:
+    """Return a factor for each axis."""
+    columns: list[Sequence[Values]] = []
+    for axis, values in options.items():
+        columns.append([{axis: value} for value in values])
+    return columns
 
 
 def _options_of(rule: Options) -> Options:
@@ -179,8 +222,8 @@ def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -
         exclude=exclude,
         include=include,
         variables=_variables(groups),
-        axes_set=_axes_set(groups),
         workloads=workloads,
+        excluded_settings=_excluded_settings(exclude, workloads),
         unused=set(range(len(exclude))),
     )
     _check_size(document, matrix, list(workloads))
@@ -204,12 +247,17 @@ def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(variables)
 
 
-def _axes_set(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the harness's own axes in any of the groups, and the batch size, which cells always set."""
-    names = {"batch_size"}
-    for group in groups:
-        names.update(axis for axis in group if axis in AXES)
-    return sorted(names)
+def _excluded_settings(
+    rules: Sequence[Options], workloads: Mapping[str, WorkloadSettings]
+) -> Mapping[str, Values]:
+    """Return the settings in exclude rules as each workload's entry has them, by label."""
+    values: dict[str, dict[str, Any]] = {label: {} for label in workloads}
+    for axis in {axis for rule in rules for axis in rule}:
+        setting = setting_of(axis)
+        if setting is not None:
+            for label, workload in workloads.items():
+                values[label][axis] = workload.value(setting)
+    return values
 
 
 def _check_size(document: Document, matrix: Matrix, workloads: Sequence[str]) -> None:

@@ -6,12 +6,10 @@ that a mistake in a file costs a second and not a place in the queue.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,13 +22,11 @@ from harness.spec.cell import (
     Profiling,
     StopRule,
     Trial,
-    WorkloadRef,
 )
 from harness.spec.custom import read_custom_axes
 from harness.spec.data_files import FileDigests
 from harness.spec.document import Document, Key, dotted, read_document
 from harness.spec.environment import Variables
-from harness.spec.expansion import Point, PointMemo
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.setting_axis import CUSTOM, setting_of
 from harness.spec.settings import WorkloadSettings
@@ -217,6 +213,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
             entry=entry,
             declaration=workloads[label].declaration,
             axes_matrix=axes_matrix,
+            setting_names=frozenset(workloads[label].names()),
         )
         cells += planner.cells(excluded)
     if not cells:
@@ -232,7 +229,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         fingerprints=file.fingerprints,
         mllog=file.mllog,
         timeout=file.timeout,
-        cells=_distinct(document, cells, axes_matrix.axes_set),
+        cells=_distinct(document, cells),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=_workload_seeds(file),
@@ -313,23 +310,15 @@ def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
     return seeds
 
 
-def _distinct(document: Document, cells: Sequence[Cell], axes_set: Sequence[str]) -> list[Cell]:
+def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells, each once, in their order.
 
     Cells of one workload may be equal, since `include` may add what the matrix already has. Raises
-    BadInput for equal cells of two workloads: both labels would show the same trials. Cells differ
-    in no axis of the harness but in `axes_set`.
+    BadInput for equal cells of two workloads: both labels would show the same trials.
     """
-    levels_of = attrgetter(*(f"axes.{axis}" for axis in axes_set))
-    # Cells of a workload share these objects, which live as long as the cells: their addresses are
-    # enough to find what takes long to compare.
-    keys: dict[tuple[int, int], Hashable] = {}
     distinct: dict[Hashable, Cell] = {}
     for cell in cells:
-        objects = (id(cell.workload), id(cell.environment))
-        if objects not in keys:
-            keys[objects] = cell.key_without_axes
-        same = distinct.setdefault((keys[objects], levels_of(cell)), cell)
+        same = distinct.setdefault((cell.key_without_axes, cell.axes), cell)
         label = cell.workload.label
         if same.workload.label != label:
             problem = f"found the same as {same.workload.label}; allowed: a difference"
@@ -360,7 +349,8 @@ class _CellPlanner:
     entry: WorkloadEntry
     declaration: Declaration
     axes_matrix: matrix.Matrix
-    # The workload with the settings of points of the matrix, by these settings as JSON.
+    setting_names: Collection[str]  # axes of the settings that the workload has
+    # The workload with the settings of points of the matrix, by these settings as text.
     planned: dict[str, PlannedWorkload] = field(default_factory=dict)
     digests: FileDigests = field(default_factory=FileDigests)  # of its data files
 
@@ -378,29 +368,23 @@ class _CellPlanner:
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
         cells: list[Cell] = []
-        product = self.axes_matrix.expansion(axes_of_workload)
-        exclusion_of = PointMemo(product, self._exclusion)
-        common_part_of = PointMemo(product, self._common_part)
-        for point in product:
-            exclusion = exclusion_of(point)
+        for point in self.axes_matrix.points(axes_of_workload):
+            exclusion = self._exclusion(point)
             if exclusion is None:
-                cells.append(common_part_of(point).cell(point))
+                cells.append(self._cell(point))
             else:
-                excluded.append(self._excluded(point, exclusion))
-        for number, inclusion in self.axes_matrix.inclusions(self.label, axes_of_workload):
-            conflict_of = PointMemo(inclusion, self._find_conflict)
-            common_part_of = PointMemo(inclusion, self._common_part)
-            for point in inclusion:
-                conflict = conflict_of(point)
-                if conflict:
-                    raise self.document.error(("include", number), conflict)
-                cells.append(common_part_of(point).cell(point))
+                excluded.append(exclusion)
+        for number, point in self.axes_matrix.inclusions(self.label, axes_of_workload):
+            conflict = self._find_conflict(point)
+            if conflict:
+                raise self.document.error(("include", number), conflict)
+            cells.append(self._cell(point))
         return cells
 
-    def _workload(self, point: Point) -> PlannedWorkload:
+    def _workload(self, point: matrix.Point) -> PlannedWorkload:
         """Return the workload with the settings of a point; raises BadInput for wrong ones."""
         settings = point.settings
-        key = json.dumps(settings)
+        key = str(settings)
         if key not in self.planned:
             planned = plan_workload(
                 self.document,
@@ -425,12 +409,10 @@ class _CellPlanner:
                 return True
         return False
 
-    def _find_conflict(self, point: Point) -> str | None:
+    def _find_conflict(self, point: matrix.Point) -> str | None:
         """Return why a point makes no sense for the workload, None if it does."""
-        settings = self.axes_matrix.workloads[self.label]
         for axis in point.settings:
-            setting = setting_of(axis)
-            if setting is not None and not settings.has(setting):
+            if axis not in self.setting_names:
                 return f"{self.label} has no {axis}"
         return self._workload(point).find_conflict(point.axes)
 
@@ -517,20 +499,20 @@ class _CellPlanner:
         """Return how long the workload trains: its own length, or else the sweep's."""
         return self.entry.length or self.file.length
 
-    def _exclusion(self, point: Point) -> tuple[str, str] | None:
-        """Return the rule, or CONFLICT, that leaves a point out, and the reason; None of a cell."""
+    def _exclusion(self, point: matrix.Point) -> matrix.ExcludedPoint | None:
+        """Return a point that is left out with the rule, or CONFLICT, and the reason; None of a cell."""
         rule = self.axes_matrix.matching_exclusion(self.label, point)
-        if rule is not None:
-            return rule, "the sweep says so"
-        conflict = self._find_conflict(point)
-        return None if conflict is None else (matrix.CONFLICT, conflict)
+        reason: str | None = "the sweep says so"
+        if rule is None:
+            rule = matrix.CONFLICT
+            reason = self._find_conflict(point)
+        if reason is None:
+            return None
+        return matrix.ExcludedPoint(
+            workload=self.label, axes=point.levels, rule=rule, reason=reason
+        )
 
-    def _excluded(self, point: Point, exclusion: tuple[str, str]) -> matrix.ExcludedPoint:
-        """Return a point that is left out, by which rule, and why."""
-        rule, reason = exclusion
-        return matrix.ExcludedPoint(workload=self.label, axes=point, rule=rule, reason=reason)
-
-    def _environment(self, point: Point, workload: PlannedWorkload) -> Variables:
+    def _environment(self, point: matrix.Point, workload: PlannedWorkload) -> Variables:
         """Return the variables of a point, with those that axes of the user's own set or leave unset.
 
         Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
@@ -546,42 +528,17 @@ class _CellPlanner:
                 environment[variable] = value
         return environment
 
-    def _common_part(self, point: Point) -> _CommonPart:
-        """Return all of a point's cell but its axes; lengths are the workload's or the sweep's."""
+    def _cell(self, point: matrix.Point) -> Cell:
+        """Return the cell of a point; lengths are the workload's or the sweep's."""
         workload = self._workload(point)
         stack = point.axes.stack
-        return _CommonPart(
+        return Cell(
             workload=workload.reference,
+            axes=point.axes,
             environment=self._environment(point, workload),
             length=self._length,
             evaluate=self.entry.evaluate or self.file.evaluate,
             warmup=self.file.warmup,
             stop=self._stop_rule(workload),
             stack=None if stack is None else self.file.stacks[stack],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CommonPart:
-    """What cells share whose points differ in the harness's own axes only."""
-
-    workload: WorkloadRef
-    environment: Variables
-    length: Length
-    evaluate: Length
-    warmup: int
-    stop: StopRule | None
-    stack: Stack | None
-
-    def cell(self, point: Point) -> Cell:
-        """Return the cell of a point."""
-        return Cell(
-            workload=self.workload,
-            axes=point.axes,
-            environment=self.environment,
-            length=self.length,
-            evaluate=self.evaluate,
-            warmup=self.warmup,
-            stop=self.stop,
-            stack=self.stack,
         )

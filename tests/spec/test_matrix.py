@@ -7,6 +7,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.spec.axes import Axes, find_conflict, setting_that_needs_gpu
+from harness.spec.matrix import Point
 from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 
@@ -162,6 +163,39 @@ def test_conflict_of_a_workload_is_left_out_and_named(tmp_path: Path) -> None:
     assert "set padding to fixed" in sweep.excluded[0].reason
 
 
+RULE = """
+from workloads.axis import CustomAxis
+
+
+class Ranks(CustomAxis):
+    Value = int
+    default = 1
+
+    def conflict(self, axes):
+        product = axes["world_size"] * axes["num_threads"]
+        return None if product == self.value else f"found {product}"
+
+    def change_model(self, model):
+        pass
+
+    def find_problem(self):
+        return None
+"""
+
+
+def test_a_users_own_rule_is_asked_about_every_point(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RULE)
+    found = points(
+        tmp_path,
+        "world_size",
+        "num_threads",
+        custom={"ranks": "ranks.py:Ranks"},
+        matrix={"custom.ranks": [2, 4], "world_size": [1, 2, 4], "num_threads": [1, 2]},
+        axes={"strategy": "ddp"},
+    )
+    assert found == [(1, 2), (2, 1), (2, 2), (4, 1)]
+
+
 def test_included_cells_come_after_the_matrix(tmp_path: Path) -> None:
     found = points(
         tmp_path,
@@ -201,6 +235,15 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         include=[{"num_threads": 2}, {"num_threads": 3}],
     )
     assert found == [(2,), (1,), (3,)]
+
+
+def test_a_point_has_a_value_of_every_axis() -> None:
+    values = {"env.A": "1", "env.B": None, "strategy": "ddp", "world_size": 2, "batch_size": 64}
+    point = Point.of({**values, "options.hidden": [64], "rank_batch_size": 8})
+    expected = Axes(batch_size=16, strategy="ddp", world_size=2)
+    assert point.axes == expected
+    levels = expected.values | {"env.A": "1", "env.B": None, "options.hidden": [64]}
+    assert list(point.levels.items()) == list(levels.items())
 
 
 @pytest.mark.parametrize(
