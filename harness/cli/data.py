@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +21,24 @@ def fetch(
 ) -> None:
     """Download a data set from its public mirrors.
 
-    Verifies known checksums, resumes an interrupted download, and tries the next mirror where one
-    fails. Use the folder with `harness run SWEEP --data DIR`.
+    Verifies every file by its known checksum, and tries the next mirror where one fails. Files that
+    the folder has already are verified and kept; an interrupted download starts from the beginning.
+    Use the folder with `harness run SWEEP --data DIR`.
     """
-    from harness.render.terminal.fetch import fetch_with_progress
+    from rich.markup import escape
 
-    fetch_with_progress(name, to)
+    from harness.core.fetch import download, existing_files, find_data_set
+    from harness.render.terminal.console import TerminalConsole
+
+    data_set = find_data_set(name)
+    existing = existing_files(data_set, to)
+    console = TerminalConsole()
+    for file_name in data_set.registry:
+        status = "already there"
+        if file_name not in existing:
+            download(data_set, file_name, to, progressbar=sys.stderr.isatty())
+            status = "fetched and verified"
+        size = (to / file_name).stat().st_size
+        console.print(f"[green]✓[/] {file_name}: {status}, {size:,} bytes", soft_wrap=True)
+    path = escape(shlex.quote(str(to)))
+    console.print(f"[bold]next[/]  harness run mnist --data {path}", soft_wrap=True)

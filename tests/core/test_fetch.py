@@ -20,18 +20,15 @@ import pytest
 from harness.cli import main as cli
 from harness.core import fetch
 from harness.core.errors import BadInput, HarnessError
-from harness.core.fetch import DataFile, DataSet
+from harness.core.fetch import DataSet
 
 CONTENTS = {
     f"{name}.gz": random.Random(name).randbytes(200_000 + len(name))
     for name in ("images", "labels")
 }
-FILES = tuple(
-    DataFile(name, len(content), hashlib.sha256(content).hexdigest())
-    for name, content in CONTENTS.items()
-)
-IMAGES = FILES[0]
-CONTENT = CONTENTS[IMAGES.name]
+REGISTRY = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENTS.items()}
+IMAGES, LABELS = REGISTRY
+CONTENT = CONTENTS[IMAGES]
 CUT = 90_000
 
 
@@ -128,46 +125,58 @@ def to(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def get(server: Server, to: Path, *folders: str, timeout: float = 5.0) -> None:
-    fetch.download(IMAGES, [server.mirror(folder) for folder in folders], to, timeout=timeout)
+@pytest.fixture(autouse=True)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.4)
+
+
+def get(server: Server, to: Path, *folders: str) -> None:
+    mirrors = tuple(server.mirror(folder) for folder in folders)
+    fetch.download(DataSet(mirrors, REGISTRY), IMAGES, to)
 
 
 def is_whole(to: Path) -> bool:
-    return [path.name for path in to.iterdir()] == [IMAGES.name] and (
-        to / IMAGES.name
+    return [path.name for path in to.iterdir()] == [IMAGES] and (
+        to / IMAGES
     ).read_bytes() == CONTENT
 
 
-def test_downloads_and_reports(server: Server, to: Path) -> None:
-    counts: list[int] = []
-    fetch.download(IMAGES, [server.mirror("good")], to, counts.append)
+def test_downloads(server: Server, to: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    get(server, to, "good")
     assert is_whole(to)
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (0, len(CONTENT))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_progress_bar(
+    server: Server, to: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # or a thread of tqdm's stays
+    data_set = DataSet((server.mirror("good"),), REGISTRY)
+    fetch.download(data_set, IMAGES, to, progressbar=True)
+    assert is_whole(to)
+    assert "100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folders", [("never",), ("hang",), ("never", "hang")])
 def test_a_cut_download_leaves_no_file(server: Server, to: Path, folders: tuple[str, ...]) -> None:
-    with pytest.raises(
-        HarnessError, match=rf"^{IMAGES.name}: no mirror gave it: .*{folders[0]}/: "
-    ):
-        get(server, to, *folders, timeout=0.4)
+    with pytest.raises(HarnessError, match=rf"^{IMAGES}: all mirrors failed: .*{folders[0]}/: "):
+        get(server, to, *folders)
     assert list(to.iterdir()) == []
 
 
 def test_a_killed_download_leaves_no_file_of_that_name(server: Server, to: Path) -> None:
     program = "import sys; from pathlib import Path; from harness.core import fetch; " + (
-        f"fetch.download(fetch.DataFile({IMAGES.name!r}, {IMAGES.size}, '{IMAGES.sha256}'),"
-        f" ['{server.mirror('hang')}'], Path(sys.argv[1]))"
+        f"data_set = fetch.DataSet(('{server.mirror('hang')}',), {REGISTRY!r});"
+        f" fetch.download(data_set, {IMAGES!r}, Path(sys.argv[1]))"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(to)]) as child:
         deadline = time.monotonic() + 20
         while not list(to.iterdir()) and time.monotonic() < deadline:
             time.sleep(0.01)
         child.kill()
-    assert not (to / IMAGES.name).exists()
+    assert not (to / IMAGES).exists()
     get(server, to, "good")
-    assert (to / IMAGES.name).read_bytes() == CONTENT
+    assert (to / IMAGES).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("folder", ["wrong", "page", "endless"])
@@ -176,9 +185,9 @@ def test_a_wrong_file_is_refused(server: Server, to: Path, folder: str) -> None:
         get(server, to, folder)
     message = str(caught.value)
     assert message.startswith(
-        f"{IMAGES.name}: no mirror gave it: {server.mirror(folder)}: wrong file refused "
+        f"{IMAGES}: all mirrors failed: {server.mirror(folder)}: SHA256 hash of downloaded file "
     )
-    assert IMAGES.sha256 in message
+    assert REGISTRY[IMAGES] in message
     assert "\n" not in message
     assert list(to.iterdir()) == []
 
@@ -190,44 +199,41 @@ def test_the_digest_of_a_wrong_file_is_told(server: Server, to: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["gone", "wrong", "never", "page", "mute", "hang"])
 def test_the_next_mirror_is_tried(server: Server, to: Path, bad: str) -> None:
-    get(server, to, bad, "good", timeout=0.4)
+    get(server, to, bad, "good")
     assert is_whole(to)
     assert [folder for folder, _ in server.asked][:2] == [bad, "good"]
 
 
 def test_every_mirror_has_its_reason(server: Server, to: Path) -> None:
-    closed = "http://127.0.0.1:9/"
+    mirrors = (server.mirror("gone"), server.mirror("mute"), "http://127.0.0.1:9/")
     with pytest.raises(
-        HarnessError, match=r"gone/: HTTP 404 .*mute/: timed out; .*:9/: connection refused$"
+        HarnessError, match=r"gone/: 404 .*mute/: .*Read timed out.*:9/: .*Connection refused.*$"
     ) as caught:
-        fetch.download(
-            IMAGES, [server.mirror("gone"), server.mirror("mute"), closed], to, timeout=0.4
-        )
+        fetch.download(DataSet(mirrors, REGISTRY), IMAGES, to)
+    assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
     assert list(to.iterdir()) == []
 
 
 def test_a_different_file_under_the_name_is_left_alone(to: Path) -> None:
-    (to / IMAGES.name).write_bytes(b"my own")
+    (to / IMAGES).write_bytes(b"my own")
     with pytest.raises(
-        BadInput, match=rf"{IMAGES.name}: found a different file \(sha256 .*{IMAGES.sha256}"
+        BadInput, match=rf"{IMAGES}: found a different file \(sha256 .*{REGISTRY[IMAGES]}"
     ):
-        fetch.missing_files(DataSet((), FILES), to)
-    assert (to / IMAGES.name).read_bytes() == b"my own"
+        fetch.existing_files(DataSet((), REGISTRY), to)
+    assert (to / IMAGES).read_bytes() == b"my own"
 
 
-def test_a_folder_that_can_not_be_made_is_bad_input(to: Path) -> None:
+@pytest.mark.parametrize(("folder", "reason"), [("file", ".*"), ("file/folder", "Not a directory")])
+def test_a_folder_that_can_not_be_used_is_bad_input(
+    server: Server, to: Path, folder: str, reason: str
+) -> None:
     (to / "file").touch()
     with pytest.raises(
-        BadInput, match="can't be used: Not a directory; allowed: a folder that can be written"
+        BadInput, match=f"can't be used: {reason}; allowed: a folder that can be written"
     ):
-        fetch.missing_files(DataSet((), FILES), to / "file" / "folder")
-
-
-def test_a_folder_that_can_not_be_written_is_bad_input(server: Server, to: Path) -> None:
-    (to / "file").touch()
-    with pytest.raises(BadInput, match=r"can't be used: .*; allowed: a folder that can be written"):
-        get(server, to / "file", "good")
+        get(server, to / folder, "good")
+    assert server.asked == []
 
 
 def test_an_unknown_name_is_bad_input() -> None:
@@ -242,8 +248,8 @@ def test_every_set_has_the_files_that_the_workloads_read() -> None:
         for kind in ("images-idx3", "labels-idx1")
     ]
     for data in fetch.DATA_SETS.values():
-        assert [file.name for file in data.files] == names
-        assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in data.files)
+        assert list(data.registry) == names
+        assert all(re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in data.registry.values())
         assert len(data.mirrors) > 1
         assert all(mirror.endswith("/") for mirror in data.mirrors)
 
@@ -251,19 +257,19 @@ def test_every_set_has_the_files_that_the_workloads_read() -> None:
 def test_the_command(
     server: Server, to: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(fetch.DATA_SETS, "mnist", DataSet((server.mirror("good"),), FILES))
+    monkeypatch.setitem(fetch.DATA_SETS, "mnist", DataSet((server.mirror("good"),), REGISTRY))
     (to / "my data").mkdir()
-    (to / "my data" / FILES[1].name).write_bytes(CONTENTS[FILES[1].name])
+    (to / "my data" / LABELS).write_bytes(CONTENTS[LABELS])
     expected = [
-        f"✓ {FILES[0].name}: fetched and verified, 200,006 bytes",
-        f"✓ {FILES[1].name}: already there, 200,006 bytes",
+        f"✓ {IMAGES}: fetched and verified, 200,006 bytes",
+        f"✓ {LABELS}: already there, 200,006 bytes",
         f"next  harness run mnist --data '{to}/my data'",
     ]
     for state in ("fetched and verified", "already there"):
         with pytest.raises(SystemExit) as caught:
             cli.main(["data", "fetch", "mnist", "--to", str(to / "my data")])
         assert not caught.value.code
-        expected[0] = f"✓ {FILES[0].name}: {state}, 200,006 bytes"
+        expected[0] = f"✓ {IMAGES}: {state}, 200,006 bytes"
         assert capsys.readouterr().out.splitlines() == expected
     assert server.asked == [("good", None)]
 
