@@ -16,7 +16,7 @@ from harness.gate.against import Conditions
 from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, PairedResult, run_paired
 from harness.hardware import certificate as certificates
-from harness.hardware.certificate import Certificate, CertifySettings, Comparison
+from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
 from harness.hardware.machine import Device, machine_key
 from harness.records.environment import Hardware, Software
 from harness.spec.cell import Cell
@@ -137,14 +137,14 @@ def certify(
     return certificate
 
 
-def _comparison(measured: PairedResult) -> Comparison:
+def _comparison(measured: PairedResult) -> SelfComparison:
     """Return what a certificate keeps of a measurement that has just ended.
 
     The rate is that of both arms, which are the same code, with all that disturbed them: trials
     that are compared by it were disturbed likewise. The load says how busy the machine was with
     anything else.
     """
-    return Comparison(
+    return SelfComparison(
         verdict=measured.verdict,
         log_ratio=float(np.mean(measured.log_ratios)),
         rate=measured.mean_rate or 0.0,

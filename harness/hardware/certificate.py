@@ -55,7 +55,7 @@ class CertifySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class SelfComparison:
     """One comparison of the code with itself."""
 
     verdict: Literal["faster", "slower", "same", "inconclusive"]
@@ -79,7 +79,7 @@ class Certificate:
     software: Software
     code: Code
     settings: CertifySettings
-    comparisons: Sequence[Comparison] = ()
+    comparisons: Sequence[SelfComparison] = ()
 
     @property
     def key(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 import traceback
@@ -31,7 +32,6 @@ import torch.distributed as dist
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
 from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
-from harness.hardware.repeat import Run, repeat, runner
 from harness.records import environment
 from harness.records.decode import FileFormat, decode_file
 from harness.training.ranks import Ranks, all_reduce_min, choose_device, process_group
@@ -51,6 +51,12 @@ KIB, MIB = 2**10, 2**20
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 CACHE_MULTIPLE = 8  # how much larger than the caches the largest array is
 
+MIN_REPEATS = 3
+ENOUGH_SECONDS = 1.0  # once the repeats have taken that long, MIN_REPEATS are enough
+MAX_GROWTH = 100  # by which the number of calls grows at once
+
+# Makes a number of calls and returns the seconds that they took.
+Run = Callable[[int], float]
 
 REQUEST_FORMAT = FileFormat(name="request for peaks")
 
@@ -119,7 +125,7 @@ def _matmul_sizes(smallest: int, largest: int, factor: int, *, fine: bool) -> li
 
 
 @dataclass
-class Probe:
+class PeakMeasurements:
     """The measurements at one rank.
 
     `run` fills the three lists; those of products and copies stay empty at ranks other than 0.
@@ -260,6 +266,64 @@ class Probe:
         return run
 
 
+def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
+    """Warm up, then time `repeats` repeats of as many calls as take at least `min_seconds`.
+
+    If an interruption made a few calls look long, a later repeat is shorter than `min_seconds`.
+    Then all repeats begin again with more calls.
+    """
+    run(1)  # a first call may load libraries or allocate memory
+    calls = 1
+    spans: list[float] = []  # seconds of each repeat
+    while not _is_enough(spans, repeats):
+        seconds = run(calls)
+        if seconds >= min_seconds:
+            spans.append(seconds)
+        else:
+            calls = _more_calls(calls, seconds, min_seconds)
+            spans = []
+    return Timing(calls=calls, seconds=[span / calls for span in spans])
+
+
+def _is_enough(spans: list[float], repeats: int) -> bool:
+    """Return whether no further repeat is needed."""
+    if len(spans) >= repeats:
+        return True
+    return len(spans) >= MIN_REPEATS and sum(spans) >= ENOUGH_SECONDS
+
+
+def _more_calls(calls: int, seconds: float, min_seconds: float) -> int:
+    """Return how many calls should take a tenth more than `min_seconds`, if `calls` took `seconds`.
+
+    The number at least doubles, so that the search ends, and grows at most by MAX_GROWTH, as the
+    clock cannot resolve very short times.
+    """
+    proportional = math.ceil(1.1 * calls * min_seconds / max(seconds, 1e-9))
+    return max(2 * calls, min(MAX_GROWTH * calls, proportional))
+
+
+def runner(call: Callable[[], object], device: torch.device) -> Run:
+    """Return what times repeated calls: by events on a GPU, by the monotonic clock elsewhere."""
+
+    def run_on_host(calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return time.perf_counter() - began
+
+    def run_on_gpu(calls: int) -> float:
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3  # it returns milliseconds
+
+    return run_on_gpu if device.type == "cuda" else run_on_host
+
+
 def products(
     size: int, dtype: torch.dtype, device: torch.device
 ) -> dict[Layout, Callable[[], object]]:
@@ -338,13 +402,13 @@ def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) 
     """
     device = choose_device(request.device, ranks)
     with process_group(ranks, device, needed=ranks.world_size > 1, timeout=COLLECTIVE_TIMEOUT):
-        probe = Probe(
+        measurements = PeakMeasurements(
             extent=Extent.of(request, device),
             device=device,
             ranks=ranks,
             on_progress=on_progress,
         )
-        probe.run()
+        measurements.run()
     on_gpu = device.type == "cuda"
     return Machine(
         device="cuda" if on_gpu else "cpu",
@@ -354,9 +418,9 @@ def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) 
         software=environment.describe_software(),
         settings=environment.describe_settings(),
         cache_bytes=None if on_gpu else cache_bytes(),
-        matmuls=probe.matmuls,
-        copies=probe.copies,
-        all_reduces=probe.all_reduces,
+        matmuls=measurements.matmuls,
+        copies=measurements.copies,
+        all_reduces=measurements.all_reduces,
     )
 
 

@@ -38,7 +38,7 @@ from harness.serving.record import (
 from harness.serving.served import served_cell
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-from harness.training.manifest import WEIGHTS_FILE, Manifest, read_manifest
+from harness.training.manifest import WEIGHTS_FILE, CheckpointManifest, read_manifest
 
 TIMEOUT = 3600.0  # seconds for one process
 # Whose versions are recorded, where they are installed.
@@ -63,7 +63,7 @@ class TrialCheckpoint:
     record: Record
     folder: TrialFolder
     path: Path  # of the checkpoint
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def weights(self) -> str:

@@ -35,16 +35,15 @@ from harness.training.loss_weights import weights_of
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, check_training_mode, place_batch
+from harness.training.optimization import prepare_turns
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.training.ranks import derive_seed, seed_everything
 from harness.training.state import TrainingState
-from harness.training.step import TrainStep
+from harness.training.step import TrainStep, TreeStep, TurnStep
 from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
-from harness.training.tree_step import TreeStep
-from harness.training.turns import TurnStep, prepare_turns
 from harness.training.workload_state import WorkloadState
 from workloads.axis import CustomAxis
 from workloads.base import Batch, Splits, Workload

@@ -93,7 +93,7 @@ def make_loader(
         return _ResidentLoader(fetch, order)
     # The sampler yields whole batches, which the data set fetches at once. By default, torch would
     # fetch sample by sample and put them together.
-    return _Loader(
+    return _ForkSafeLoader(
         _BatchDataset(fetch, seed, order.dp_rank),
         batch_sampler=_NumberedBatches(order),
         collate_fn=_identity,
@@ -212,7 +212,7 @@ def _identity(fetched: Any) -> Any:
     return fetched
 
 
-class _Loader(DataLoader[Any]):
+class _ForkSafeLoader(DataLoader[Any]):
     """A DataLoader that can fork its workers from a process in which other threads are at work.
 
     Before CPython 3.12, a worker that is forked while a thread registers itself hangs.

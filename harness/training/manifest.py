@@ -52,7 +52,7 @@ class SealedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """The content of `manifest.json`."""
 
     schema: str = MANIFEST_SCHEMA
@@ -91,7 +91,9 @@ def _describe_limits() -> dict[str, str]:
 def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> None:
     """Write the manifest of a checkpoint whose files are all in `folder`."""
     files = {path.name: _describe_file(path) for path in sorted(folder.iterdir())}
-    manifest = Manifest(step=step, origin=origin, files=files, not_resumable=not_resumable)
+    manifest = CheckpointManifest(
+        step=step, origin=origin, files=files, not_resumable=not_resumable
+    )
     (folder / MANIFEST_FILE).write_text(sealed_text(asdict(manifest)), encoding="utf-8")
 
 
@@ -101,7 +103,7 @@ def find_fault(checkpoint: Path, origin: Origin) -> str | None:
     Every file is read.
     """
     try:
-        manifest = decode_file(Manifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
+        manifest = decode_file(CheckpointManifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
     except BadInput as error:
         return str(error)
     mismatch = _find_mismatch(manifest.origin, origin) or _find_damage(checkpoint, manifest)
@@ -112,13 +114,13 @@ def find_fault(checkpoint: Path, origin: Origin) -> str | None:
     return f"{checkpoint}: {mismatch}"
 
 
-def read_manifest(checkpoint: Path, trial: str) -> Manifest:
+def read_manifest(checkpoint: Path, trial: str) -> CheckpointManifest:
     """Return the manifest of a trial's checkpoint whose files are as they were written.
 
     Every file is read. Raises BadFile for a missing or damaged one, and for another trial's: unlike
     a trial that goes on, whoever uses the parameters alone needs no equal software.
     """
-    manifest = decode_file(Manifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
+    manifest = decode_file(CheckpointManifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
     if manifest.origin.trial != trial:
         raise BadFile(f"{checkpoint}: trial: found {manifest.origin.trial}; allowed: {trial}")
     damage = _find_damage(checkpoint, manifest)
@@ -148,7 +150,7 @@ def _conditions(origin: Origin) -> dict[str, str]:
     return {**origin.software, **origin.limits}
 
 
-def _find_damage(checkpoint: Path, manifest: Manifest) -> str | None:
+def _find_damage(checkpoint: Path, manifest: CheckpointManifest) -> str | None:
     """Return which file of a checkpoint is not as it was written, None if all are."""
     if checkpoint.name != checkpoint_name(manifest.step):
         return f"step: found {manifest.step}; allowed: that of the folder's name"

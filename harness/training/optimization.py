@@ -1,23 +1,26 @@
 """Optimizer, learning rate and schedule: the workload's recipe, or what the axes put in its place.
 
 Settings that are left at "recipe" are the workload's own, so that a sweep can change one of them
-and leave the others as they are.
+and leave the others as they are. A workload may define several updates of a step, its `turns`, each
+with a loss, an optimizer and a schedule.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from harness.core.errors import NotApplied, one_line
-from harness.spec.axes import Axes
+from harness.spec.axes import DEFAULTS, Axes
 from harness.training.precision import by_mesh
-from workloads.base import Workload
+from workloads.base import Batch, Workload
 from workloads.schedules import one_cycle
 
 ONE_CYCLE_RISE = 0.3  # the share of the steps in which one-cycle's learning rate rises
@@ -41,6 +44,13 @@ IMPLEMENTATIONS = {
     "for-loop": {"foreach": False, "fused": False},
     "foreach": {"foreach": True, "fused": False},
     "fused": {"foreach": False, "fused": True},
+}
+# Settings that several turns can't have, and why.
+REFUSED_WITH_TURNS: dict[str, tuple[Any, str]] = {
+    "reduction": ("tree", "its tree has the gradients of one backward"),
+    "static_graph": (True, "each turn has a graph of its own"),
+    "comm_hook": ("powersgd", "its errors would pass from one turn to the next"),
+    "optimizer": ("sgd", "each turn needs a learning rate of its own"),
 }
 
 
@@ -173,3 +183,75 @@ def _tenth_after_each_third(done: float) -> float:
 # The axis lr_schedule: the factor of the peak learning rate, by the share of the steps after the
 # warm-up that are done.
 DECAYS = {"constant": _constant, "cosine": _cosine, "step": _tenth_after_each_third}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedTurn:
+    """A turn with all that the axes make of it."""
+
+    loss: Callable[[nn.Module, Batch], Tensor]  # under autocast where the axes ask for it
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    frozen: Sequence[nn.Parameter]  # of the other turns; none where a strategy can't freeze them
+
+
+def prepare_turns(
+    workload: Workload,
+    model: nn.Module,
+    axes: Axes,
+    steps: int,
+    wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]],
+    *,
+    can_freeze: bool,
+) -> list[PreparedTurn]:
+    """Return the workload's turns over `steps` optimizer steps, their losses wrapped by `wrap`.
+
+    Raises NotApplied for settings that several turns can't have, for two turns that train the same
+    parameter, and for a workload without any.
+    """
+    turns = workload.turns(model)
+    name = f"{type(workload).__name__}.turns()"
+    if not turns:
+        raise NotApplied(f"{name}: found none; needed: one or more")
+    if len(turns) > 1:
+        _check_axes(axes, name, len(turns))
+    trained: dict[nn.Parameter, str] = {}
+    for turn in turns:
+        for parameter in _parameters(turn.optimizer):
+            if parameter in trained:
+                raise NotApplied(
+                    f"{name}: {trained[parameter]!r} and {turn.name!r} train the same parameter;"
+                    " needed: each in one turn"
+                )
+            trained[parameter] = turn.name
+    prepared = []
+    for turn in turns:
+        frozen = [parameter for parameter, owner in trained.items() if owner != turn.name]
+        optimizer = adapt_optimizer(turn.optimizer, workload, axes)
+        prepared.append(
+            PreparedTurn(
+                loss=wrap(turn.loss),
+                optimizer=optimizer,
+                schedule=make_schedule(workload, optimizer, axes, steps),
+                frozen=frozen if can_freeze else (),
+            )
+        )
+    return prepared
+
+
+def _check_axes(axes: Axes, name: str, count: int) -> None:
+    """Raise NotApplied for a setting that makes no sense with several turns."""
+    for axis, (value, reason) in REFUSED_WITH_TURNS.items():
+        if getattr(axes, axis) == value:
+            shown = str(value).lower()
+            raise NotApplied(f"{axis}={shown} can't be had with the {count} of {name}: {reason}")
+    if axes.lr != DEFAULTS["lr"]:
+        raise NotApplied(
+            f"lr={axes.lr:g} can't be had with the {count} of {name}: each has its own; make it an"
+            " option of the workload"
+        )
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return all parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -28,7 +28,7 @@ from harness.training.fingerprint import digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched
 from harness.training.model import must_place_batches, place_batch
-from harness.training.progress import Progress
+from harness.training.progress import ProgressFile
 from harness.training.state import TrainingState
 from harness.training.stopping import find_stop_reason, selection_metric
 from harness.training.workload_state import join_state_digests
@@ -128,7 +128,7 @@ class Trainer:
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)
         self.is_restored = False  # whether the parameters are those of the best evaluation again
-        self.progress = Progress(
+        self.progress = ProgressFile(
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
         steps_per_epoch = parts.order.steps

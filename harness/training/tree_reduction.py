@@ -12,7 +12,7 @@ micro-step are the leaves of a subtree, which the ranks sum up together. Each ra
 subtrees by itself. Every element of a gradient is summed up in the same order, whichever bucket or
 shard it is in, so one process, two ranks and four compute the same bits.
 
-`tree_step` has the training step that does so.
+`step.TreeStep` is the training step that does so.
 """
 
 from __future__ import annotations

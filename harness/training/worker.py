@@ -51,11 +51,11 @@ from harness.spec.data_files import check_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.determinism import naming_refusals, prepare_environment
-from harness.training.heartbeat import heartbeats
 from harness.training.mesh import ParallelMesh
 from harness.training.model import place_batch
 from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
+from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
 from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class

@@ -12,7 +12,7 @@ import torch
 
 from harness.analysis.classes import class_scores, join_confusions, matrix, mistakes
 from harness.records.record import Confusions, Record
-from harness.training.confusion import count_confusions
+from harness.training.evaluate import count_confusions
 from tests.factories import make_record
 from workloads.mlp import MLP
 from workloads.options import MLPOptions

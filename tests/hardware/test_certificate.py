@@ -19,7 +19,7 @@ from harness.hardware import certificate
 from harness.hardware.certificate import (
     Certificate,
     CertifySettings,
-    Comparison,
+    SelfComparison,
     citation_lines,
     drift_by_hardware,
 )
@@ -39,7 +39,7 @@ SETTINGS = CertifySettings(cell="mlp-1", label="mlp", seconds=1.0, min_effect=0.
 def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Certificate:
     changes = changes or [0.004] * of
     comparisons = [
-        Comparison(
+        SelfComparison(
             verdict="slower" if number < alarms else "same",
             log_ratio=change,
             rate=1000.0 * 1.01 ** (number % 3),

@@ -13,13 +13,15 @@ from rich.console import Console
 from harness.hardware import measured_peaks as peak
 from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
 from harness.hardware.measured_peaks import (
+    MIN_REPEATS,
     Extent,
     Request,
     cache_bytes,
     far_larger_than_cache,
     products,
+    repeat,
+    runner,
 )
-from harness.hardware.repeat import MIN_REPEATS, repeat, runner
 from harness.launch import probe
 from harness.records.environment import Gpu, Hardware
 from harness.render import chart

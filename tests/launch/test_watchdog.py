@@ -14,7 +14,7 @@ from harness.launch.watchdog import Verdict, Watchdog, describe_stall, find_stra
 from harness.records.files import write_record
 from harness.records.record import Failure, RankResult
 from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeats
-from harness.training import heartbeat
+from harness.training import progress
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from tests.support.running import wait_until
@@ -139,10 +139,10 @@ class TestTheRankThatOthersWaitFor:
 
 def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread ends with the block, and leaves nothing half-written."""
-    monkeypatch.setattr(heartbeat, "heartbeat_seconds", lambda world_size: 0.01)
+    monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
     ranks = Ranks(rank=3, local_rank=0, world_size=4)
     folder = tmp_path / "heartbeats"
-    with heartbeat.heartbeats(folder / "rank3.json", ranks, TrainingState(step=12)):
+    with progress.heartbeats(folder / "rank3.json", ranks, TrainingState(step=12)):
         wait_until(lambda: any("tests." in beat.position for beat in read_heartbeats(folder)), 10)
     (beat,) = read_heartbeats(folder)
     assert (beat.rank, beat.step) == (3, 12)

@@ -18,7 +18,7 @@ from harness.training import worker
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks
 from harness.training.strategies import strategy_class
-from harness.training.strategies.hooks import Compression, PowerSGD
+from harness.training.strategies.ddp import Compression, PowerSGD
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, make_assignment, make_trainer
 from tests.training.test_interruption import run_trial

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import NotApplied
-from harness.training import confusion
-from harness.training.confusion import count_confusions
+from harness.training import evaluate
+from harness.training.evaluate import count_confusions
 from tests.support.line import LineFit, Options
 from workloads.mlp import MLP
 from workloads.options import MLPOptions, Settings
@@ -44,7 +44,7 @@ def test_counts_and_mistakes_by_name() -> None:
 
 
 def test_the_most_frequent_mistakes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confusion, "MOST_MISTAKES", 10)
+    monkeypatch.setattr(evaluate, "MOST_MISTAKES", 10)
     rng = np.random.default_rng(0)
     labels, predicted = rng.integers(0, 77, 3000), rng.integers(0, 77, 3000)
     counted = count_confusions(
@@ -59,7 +59,7 @@ def test_the_most_frequent_mistakes_are_listed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_not_counted() -> None:
-    many = list(range(confusion.MOST_CLASSES + 1))
+    many = list(range(evaluate.MOST_CLASSES + 1))
     assert count_confusions(MLP(MLPOptions(), Digits()), rows_of(many, many)) is None
     assert count_confusions(LineFit(Options(), Settings()), torch.zeros(5, 2)) is None
 
