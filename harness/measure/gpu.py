@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,40 +19,8 @@ THROTTLING = {
 }
 
 
-class Gpu(Protocol):
-    """One GPU. What it does not report is absent or None; every other problem raises."""
-
-    def gauges(self) -> dict[str, float]:
-        """Return the present values of its sensors, as far as it reports them.
-
-        - `gpu_utilization`: the share of the last sampling period in which a kernel ran
-        - `gpu_memory_bytes`: memory in use, by any process
-        - `gpu_temperature_c`, `gpu_sm_clock_hz`, `gpu_power_w`
-        """
-        ...
-
-    def energy_millijoules(self) -> int | None:
-        """Return a counter of the energy consumed so far; only differences of it mean something."""
-        ...
-
-    def throttle_reasons(self) -> Collection[str] | None:
-        """Return the keys of THROTTLING that apply now."""
-        ...
-
-    def compute_pids(self) -> Collection[int] | None:
-        """Return the processes that NVML lists as computing on the GPU, without those that only
-        draw.
-
-        In a container these may be the process ids of the host's namespace, or the list is empty.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release the GPU; nothing is read afterwards."""
-
-
 class NvmlGpu:
-    """A GPU as pynvml shows it."""
+    """A GPU as pynvml shows it. What it does not report is absent or None; other problems raise."""
 
     def __init__(self, uuid: str) -> None:
         """Open the GPU with CUDA's `uuid`, which has no prefix.
@@ -65,7 +33,10 @@ class NvmlGpu:
         self.nvml: Any = pynvml
         self.nvml.nvmlInit()
         try:
-            self.handle = self._find(uuid)
+            try:
+                self.handle = self.nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            except (self.nvml.NVMLError_NotFound, self.nvml.NVMLError_InvalidArgument):
+                self.handle = self.nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of one
         except pynvml.NVMLError:
             self.close()
             raise
@@ -75,15 +46,13 @@ class NvmlGpu:
         """Open the GPU that torch calls `device`."""
         return NvmlGpu(str(torch.cuda.get_device_properties(device).uuid))
 
-    def _find(self, uuid: str) -> Any:
-        """Return NVML's handle of a GPU, or of a slice of one (MIG)."""
-        try:
-            return self.nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        except (self.nvml.NVMLError_NotFound, self.nvml.NVMLError_InvalidArgument):
-            return self.nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-
     def gauges(self) -> dict[str, float]:
-        """Return the present values of the sensors in the units that their names end in."""
+        """Return the present values of its sensors, as far as it reports them.
+
+        - `gpu_utilization`: the share of the last sampling period in which a kernel ran
+        - `gpu_memory_bytes`: memory in use, by any process
+        - `gpu_temperature_c`, `gpu_sm_clock_hz`, `gpu_power_w`
+        """
         readings: dict[str, float] = {}
         utilization = self._query("nvmlDeviceGetUtilizationRates")
         if utilization is not None:
@@ -91,7 +60,9 @@ class NvmlGpu:
         memory = self._query("nvmlDeviceGetMemoryInfo")
         if memory is not None:
             readings["gpu_memory_bytes"] = float(memory.used)
-        celsius = self._temperature()
+        celsius = self._query("nvmlDeviceGetTemperatureV", self.nvml.NVML_TEMPERATURE_GPU)
+        if celsius is None:  # drivers before 570 know only the older function
+            celsius = self._query("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU)
         if celsius is not None:
             readings["gpu_temperature_c"] = float(celsius)
         megahertz = self._query("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM)
@@ -102,16 +73,11 @@ class NvmlGpu:
             readings["gpu_power_w"] = milliwatts / 1e3
         return readings
 
-    def _temperature(self) -> int | None:
-        """Return the temperature in degrees Celsius."""
-        sensor = self.nvml.NVML_TEMPERATURE_GPU
-        celsius: int | None = self._query("nvmlDeviceGetTemperatureV", sensor)
-        if celsius is None:  # drivers before 570 know only the older function
-            celsius = self._query("nvmlDeviceGetTemperature", sensor)
-        return celsius
-
     def energy_millijoules(self) -> int | None:
-        """Return the energy since the driver was loaded; GPUs before Volta do not count it."""
+        """Return a counter of the energy consumed so far; only differences of it mean something.
+
+        GPUs before Volta do not count it.
+        """
         counter: int | None = self._query("nvmlDeviceGetTotalEnergyConsumption")
         return counter
 
@@ -127,14 +93,17 @@ class NvmlGpu:
         }
 
     def compute_pids(self) -> Collection[int] | None:
-        """Return the processes that NVML lists as computing on the GPU."""
+        """Return the processes that NVML lists as computing on the GPU, not only drawing.
+
+        In a container these may be the process ids of the host's namespace, or the list is empty.
+        """
         processes = self._query("nvmlDeviceGetComputeRunningProcesses_v3")
         if processes is None:
             return None
         return {process.pid for process in processes}
 
     def close(self) -> None:
-        """Shut NVML down."""
+        """Shut NVML down; nothing is read afterwards."""
         self.nvml.nvmlShutdown()
 
     def _query(self, function: str, *arguments: Any) -> Any:

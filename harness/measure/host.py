@@ -9,13 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import add, sub
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 MAX_FREQUENCY_CORES = 4  # cores whose frequency is read at most: each costs reading a file
 HEAD_BYTES = 512  # of a file in /proc, enough for the first line of /proc/stat
-WHOLE_BYTES = 2**16  # more than files of a single thread or process have
 
 # Positions in the first line of /proc/stat, after the word "cpu"; see proc(5). The next two, the
 # time of guests, are left out: it is part of user and nice already.
@@ -99,35 +97,6 @@ class CoreUseTotals:
         return shares
 
 
-class Host(Protocol):
-    """The machine that a rank runs on."""
-
-    def gauges(self) -> dict[str, float]:
-        """Return present values, as far as they can be read.
-
-        - `cpu_frequency_hz`: the mean over some cores
-        - `load_per_core`: over the last minute
-        - `resident_bytes`: memory of this process
-        """
-        ...
-
-    def counters(self) -> Counters:
-        """Return the counters now."""
-        ...
-
-    def core_use(self) -> CoreUse:
-        """Return what this process has had of the cores so far."""
-        ...
-
-    def foreign_process(self, pid: int) -> str | None:
-        """Return "pid 123 python" for a process that is not of this trial, None for one that is."""
-        ...
-
-    def close(self) -> None:
-        """Release what is open; nothing is read afterwards."""
-        ...
-
-
 class ThisHost:
     """This machine through Linux's /proc, and cpufreq for the frequency.
 
@@ -151,7 +120,12 @@ class ThisHost:
                 self.frequencies.append(path)
 
     def gauges(self) -> dict[str, float]:
-        """Return the load, this process's memory, and the frequency where cpufreq reports it."""
+        """Return present values, as far as they can be read.
+
+        - `cpu_frequency_hz`: the mean over some cores
+        - `load_per_core`: over the last minute
+        - `resident_bytes`: memory of this process
+        """
         resident_pages = float(self._read("self/statm").split()[1])
         readings = {
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),
@@ -179,16 +153,13 @@ class ThisHost:
         """Return what /proc says of this process's threads and children."""
         waited: dict[int, float] = {}
         cpu = {os.getpid(): time.process_time()}
-        tasks = (
-            f"{self.proc}/self/task"  # paths are texts here: pathlib takes longer than the kernel
-        )
-        for entry in os.scandir(tasks):
+        for thread in (self.proc / "self/task").iterdir():
             with suppress(OSError):  # it has just ended, or the kernel does not count
                 # Nanoseconds on a core, nanoseconds in a queue for one, times on a core.
-                schedstat = _read_whole(f"{tasks}/{entry.name}/schedstat")
-                waited[int(entry.name)] = int(schedstat.split()[1]) / 1e9
+                schedstat = (thread / "schedstat").read_text(encoding="ascii")
+                waited[int(thread.name)] = int(schedstat.split()[1]) / 1e9
             with suppress(OSError):
-                for child in _read_whole(f"{tasks}/{entry.name}/children").split():
+                for child in (thread / "children").read_text(encoding="ascii").split():
                     cpu[int(child)] = self._cpu_seconds(int(child))
         counters = self.counters()
         # What runs on other cores, such as a trial in another lane, takes no core from this one.
@@ -206,7 +177,7 @@ class ThisHost:
 
     def _cpu_seconds(self, pid: int) -> float:
         """Return the CPU time of a process."""
-        stat = _read_whole(f"{self.proc}/{pid}/stat")
+        stat = (self.proc / str(pid) / "stat").read_bytes()
         # After `PID (NAME)`, where the name may hold spaces: the 12th and 13th are user and system.
         user, system = stat.rpartition(b")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -216,7 +187,7 @@ class ThisHost:
         if name not in self.file_descriptors:
             path = self.proc / name
             self.file_descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # A read at offset 0 makes the kernel compute the content of a /proc file anew.
+        # A read at offset 0 has the kernel compute the content of a /proc file again.
         return os.pread(self.file_descriptors[name], HEAD_BYTES, 0)
 
     def close(self) -> None:
@@ -240,15 +211,6 @@ class ThisHost:
                 return f"pid {pid} {process.name()}"
         except psutil.Error:
             return f"pid {pid}"  # it has ended, or it is hidden from this user
-
-
-def _read_whole(path: str) -> bytes:
-    """Return a short file of /proc, in three calls of the kernel; Python's own files make six."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, WHOLE_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 def _seconds_by_state(line: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Holds what the harness measured of a trial of `workloads.timetable` against the times that its
+"""Compares what the harness measured of a trial of `workloads.timetable` with the times that its
 options plan.
 """
 
@@ -16,7 +16,7 @@ MEDIAN_OF_RHYTHM = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class QuantityCheck:
     """One quantity of one trial."""
 
     ranks: int
@@ -37,7 +37,7 @@ class Check:
         return self.error is not None and abs(self.error) <= TOLERANCE
 
 
-def check_record(record: Record) -> list[Check]:
+def check_record(record: Record) -> list[QuantityCheck]:
     """Return a check of each quantity that a finished trial of `timetable` must come back with.
 
     With several ranks, rank 0 is a straggler: all others wait for it in `communication`.
@@ -47,8 +47,10 @@ def check_record(record: Record) -> list[Check]:
     summary = record.summary
     assert summary is not None
 
-    def check(quantity: str, expected: float, measured: float | None) -> Check:
-        return Check(ranks=axes.world_size, quantity=quantity, expected=expected, measured=measured)
+    def check(quantity: str, expected: float, measured: float | None) -> QuantityCheck:
+        return QuantityCheck(
+            ranks=axes.world_size, quantity=quantity, expected=expected, measured=measured
+        )
 
     step_seconds = options["step_seconds"]
     checks = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from harness.records.series import Numbers, Series
 from harness.statistics.trace import relative_error, trial_batches
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
-PERCENTILES = (50, 90, 99)  # of the step times
 
 
 @dataclass(frozen=True)
@@ -43,62 +42,54 @@ def summarize(
     window_steps = int(window.mask.sum())
     final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else None
     best, final = rank0.best_evaluation, rank0.final_evaluation
-    figures = _WindowFigures()
-    if window_steps >= MIN_WINDOW_STEPS:
-        figures = _measure_window(ranks, step_seconds, window.mask, batch_size)
-    p50, p90, p99 = figures.step_percentiles
-    return Summary(
-        throughput=figures.throughput,
-        window_start=figures.start,
+    summary = Summary(
+        throughput=None,
+        window_start=None,
         window_steps=window_steps,
         settled=window.settled,
-        step_p50=p50,
-        step_p90=p90,
-        step_p99=p99,
-        shares=figures.shares,
-        slowest=figures.slowest,
-        relative_error=figures.relative_error,
-        batch_seconds=list(figures.batch_seconds),
+        step_p50=None,
+        step_p90=None,
+        step_p99=None,
+        shares={},
+        slowest=None,
+        batch_seconds=[],
         final_loss=final_loss,
         final_metric=None if final is None else final.metrics[rank0.target.name],
         best_metric=None if best is None else best.metrics[rank0.target.name],
     )
+    if window_steps < MIN_WINDOW_STEPS:
+        return summary
+    return _with_window(summary, ranks, step_seconds, window.mask, batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WindowFigures:
-    """What is measured in the window, as `Summary` has it; by default nothing."""
-
-    throughput: float | None = None
-    start: int | None = None
-    step_percentiles: Sequence[float | None] = (None, None, None)  # of PERCENTILES, in seconds
-    shares: Mapping[str, float] = field(default_factory=dict)  # by phase
-    slowest: SlowestRank | None = None
-    relative_error: float | None = None
-    batch_seconds: Sequence[float] = ()  # means over batches of steps, of the slowest rank
-
-
-def _measure_window(
+def _with_window(
+    summary: Summary,
     ranks: Sequence[RankResult],
     step_seconds: Numbers,
     mask: NDArray[np.bool_],
     batch_size: int,
-) -> _WindowFigures:
-    """Return the figures of the steps in `mask`; `step_seconds` has the shape (ranks, steps)."""
+) -> Summary:
+    """Return a summary with the figures of the steps in `mask`.
+
+    `step_seconds` has the shape (ranks, steps).
+    """
     in_window = step_seconds[:, mask]
     rank_seconds = in_window.sum(axis=1)
-    percentiles = np.percentile(in_window.max(axis=0), PERCENTILES)
+    p50, p90, p99 = np.percentile(in_window.max(axis=0), (50, 90, 99)).tolist()
     phases = {name: phase_seconds(ranks, name, mask) for name in ranks[0].step_phases}
     shares = {name: float(phase.sum() / rank_seconds.sum()) for name, phase in phases.items()}
     slowest_seconds = in_window[rank_seconds.argmax()].astype(np.float64)
-    return _WindowFigures(
+    return replace(
+        summary,
         throughput=float(mask.sum() * batch_size / rank_seconds.max()),
-        start=int(mask.argmax()),
-        step_percentiles=[float(seconds) for seconds in percentiles],
+        window_start=int(mask.argmax()),
+        step_p50=p50,
+        step_p90=p90,
+        step_p99=p99,
         shares=shares,
         slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
         relative_error=relative_error(slowest_seconds),
-        batch_seconds=trial_batches(slowest_seconds),
+        batch_seconds=list(trial_batches(slowest_seconds)),
     )
 
 

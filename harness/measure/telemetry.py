@@ -1,4 +1,4 @@
-"""Watches the GPU and the host from a thread of its own while a rank trains.
+"""Watches the GPU and the host from a separate thread while a rank trains.
 
 Only what happens during segments of training counts. The training loop says where a segment begins
 and ends. During segments the thread takes a sample every SAMPLE_INTERVAL seconds; a sample during
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from harness.core.errors import one_line
-from harness.measure.gpu import THROTTLING, Gpu, NvmlGpu
-from harness.measure.host import CoreUse, CoreUseTotals, Counters, Host, ThisHost
+from harness.measure.gpu import THROTTLING, NvmlGpu
+from harness.measure.host import CoreUse, CoreUseTotals, Counters, ThisHost
 from harness.records import record
 from harness.records.series import Series
 
@@ -85,7 +85,7 @@ class _Segment:
         self.ended = threading.Event()
 
 
-class Telemetry:
+class TelemetrySampler:
     """The telemetry of one trial at one rank. As a context manager, it samples in its block.
 
     Segments that begin within the first `warmup` steps do not count. A reading that raises stops no
@@ -94,8 +94,8 @@ class Telemetry:
 
     def __init__(
         self,
-        gpu: Gpu | None,
-        host: Host,
+        gpu: NvmlGpu | None,
+        host: ThisHost,
         *,
         warmup: int = 0,
         interval: float = SAMPLE_INTERVAL,
@@ -120,7 +120,7 @@ class Telemetry:
         self._joules = 0.0
         self._metered_steps = 0
 
-    def __enter__(self) -> Telemetry:
+    def __enter__(self) -> TelemetrySampler:
         self.thread.start()
         return self
 
@@ -220,7 +220,7 @@ class Telemetry:
             seconds_left = max(0.0, due - time.monotonic())
 
     def _take_sample(self, segment: _Segment) -> None:
-        """Read everything once; drop it if the segment ends meanwhile."""
+        """Read everything once; drop it if the segment ends before that is done."""
         at = time.time()
         readings = dict(self._try("host", self.host.gauges) or {})
         throttled: Collection[str] | None = None
@@ -264,19 +264,21 @@ class Telemetry:
             return None
 
 
-def telemetry_for(device: torch.device, *, warmup: int, cores: Sequence[int] = ()) -> Telemetry:
+def telemetry_for(
+    device: torch.device, *, warmup: int, cores: Sequence[int] = ()
+) -> TelemetrySampler:
     """Return the telemetry of `device` and this host; without NVML the report says why.
 
     `cores` are those that the trial has for itself, none if it has the whole host.
     """
-    gpu: Gpu | None = None
+    gpu: NvmlGpu | None = None
     errors: dict[str, str] = {}
     if device.type == "cuda":
         try:
             gpu = NvmlGpu.of(device)
         except Exception as error:  # a problem of the driver's is no reason not to train
             errors["gpu"] = f"{type(error).__name__}: {one_line(error)}"
-    return Telemetry(gpu, ThisHost(cores=cores), warmup=warmup, errors=errors)
+    return TelemetrySampler(gpu, ThisHost(cores=cores), warmup=warmup, errors=errors)
 
 
 def _pack_readings(samples: Sequence[Sample]) -> dict[str, Series]:

@@ -21,7 +21,7 @@ from harness.core.paths import TrialFolder
 from harness.measure.clock import StepClock, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.page_cache import PageCacheWatch, prepare_page_cache
-from harness.measure.telemetry import Telemetry, telemetry_for
+from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Length
@@ -76,7 +76,7 @@ class TrialParts:
     scaler: Scaler
     train_step: TrainStep  # all that happens in the timed region, besides fetching
     clock: StepClock  # times the steps and their phases
-    telemetry: Telemetry  # watches the device and the host meanwhile
+    telemetry: TelemetrySampler  # watches the device and the host while the rank trains
     memory: PeakMemory  # counts from just before the model was built
     workload_state: WorkloadState
     custom: Mapping[str, CustomAxis]  # axes of the user's own that are not at their defaults

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -76,19 +76,6 @@ class Segment:
         return self.start_step + int(bad_steps[0])
 
 
-class SegmentListener(Protocol):
-    """Whatever needs to know where segments begin and end, such as telemetry.
-
-    Both calls come outside the timed region.
-    """
-
-    def begin_segment(self) -> None:
-        """Note that training begins."""
-
-    def end_segment(self, steps: int) -> None:
-        """Note that training has ended after so many steps."""
-
-
 class Hooks:
     """What a driver of the loop may do at its named moments.
 
@@ -122,7 +109,7 @@ class Trainer:
         self.parts = parts
         self.state = state  # of the attempts before this one, and filled by it
         self.hooks = hooks or Hooks()
-        self.telemetry: SegmentListener = parts.telemetry
+        self.telemetry = parts.telemetry
         self.target = Target(**asdict(parts.workload.target))
         self.stop_rule = parts.assignment.trial.cell.stop
         # The metric by which the best evaluation is chosen.

@@ -12,7 +12,7 @@ import pytest
 from harness.core.paths import Results
 from harness.launch import selftest
 from harness.launch import sweep as runner
-from harness.measure.selftest import Check
+from harness.measure.selftest import QuantityCheck
 from harness.records.record import Record, Status
 from harness.records.store import read_recorded_spec
 from harness.spec.cluster import Profile
@@ -33,11 +33,11 @@ class Machine:
         self.ran.append([cell.axes.world_size for cell in sweep.cells])
         return [make_record(cell, status=self.status, repeat=len(self.ran)) for cell in sweep.cells]
 
-    def check(self, record: Record) -> list[Check]:
+    def check(self, record: Record) -> list[QuantityCheck]:
         ranks = record.trial.cell.axes.world_size
         back = ranks != 2 or self.tries.pop(0)
         return [
-            Check(
+            QuantityCheck(
                 ranks=ranks, quantity="median step (s)", expected=1.0, measured=1.0 if back else 1.1
             )
         ]

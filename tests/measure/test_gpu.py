@@ -15,7 +15,7 @@ import torch
 
 from harness.measure.gpu import NvmlGpu
 from harness.measure.host import ThisHost
-from harness.measure.telemetry import MIN_METERED_SECONDS, Telemetry, telemetry_for
+from harness.measure.telemetry import MIN_METERED_SECONDS, TelemetrySampler, telemetry_for
 from tests.support.gpu import UUID, Failing, FakeDriver
 from tests.support.running import wait_until
 
@@ -105,7 +105,7 @@ def test_a_device_that_it_does_not_know(install: Install) -> None:
 
 def test_it_feeds_telemetry(install: Install) -> None:
     install(FakeDriver(ANSWERS, processes=[os.getpid()]))
-    telemetry = Telemetry(NvmlGpu(UUID), ThisHost(), interval=0.01)
+    telemetry = TelemetrySampler(NvmlGpu(UUID), ThisHost(), interval=0.01)
     with telemetry:
         telemetry.begin_segment()
         wait_until(lambda: telemetry.report().sample_times.count >= 3)

@@ -17,7 +17,12 @@ import torch
 from harness.analysis.scalars import scalars
 from harness.measure.gpu import THROTTLING
 from harness.measure.host import Counters
-from harness.measure.telemetry import MIN_METERED_SECONDS, Telemetry, joules_between, telemetry_for
+from harness.measure.telemetry import (
+    MIN_METERED_SECONDS,
+    TelemetrySampler,
+    joules_between,
+    telemetry_for,
+)
 from harness.records import files
 from harness.records import record as records
 from tests.factories import make_record
@@ -28,7 +33,7 @@ ME = os.getpid()
 QUICK = 0.01  # seconds from sample to sample
 
 
-def watch(telemetry: Telemetry, *, samples: int = 3) -> records.Telemetry:
+def watch(telemetry: TelemetrySampler, *, samples: int = 3) -> records.Telemetry:
     """The account of one segment that lasts for so many samples."""
     with telemetry:
         telemetry.begin_segment()
@@ -42,7 +47,7 @@ def metered(
 ) -> records.Telemetry:
     """The account of segments of 10 steps and 0.1 s, which are long enough; no thread takes part."""
     monkeypatch.setattr("harness.measure.telemetry.MIN_METERED_SECONDS", 0.05)
-    telemetry = Telemetry(FakeGpu(energy=energy), FakeHost())
+    telemetry = TelemetrySampler(FakeGpu(energy=energy), FakeHost())
     for _ in range(segments):
         telemetry.begin_segment()
         time.sleep(0.1)
@@ -55,7 +60,7 @@ class TestSamples:
         gpu = FakeGpu(
             readings=[{"gpu_power_w": 300.0}, {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}]
         )
-        report = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
+        report = watch(TelemetrySampler(gpu, FakeHost(), interval=QUICK))
         readings = {name: series.unpack() for name, series in report.readings.items()}
         assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
         assert np.isnan(readings["gpu_temperature_c"][0])
@@ -65,7 +70,7 @@ class TestSamples:
         assert np.all(np.abs(report.sample_times.unpack() - time.time()) < 60)
 
     def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
-        telemetry = Telemetry(
+        telemetry = TelemetrySampler(
             FakeGpu(throttled=[{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, ()]),
             FakeHost(),
             interval=QUICK,
@@ -80,13 +85,13 @@ class TestSamples:
 
     def test_do_not_say_unthrottled_where_that_is_unknown(self) -> None:
         assert (
-            watch(Telemetry(FakeGpu(throttled=[None]), FakeHost(), interval=QUICK)).throttled
+            watch(TelemetrySampler(FakeGpu(throttled=[None]), FakeHost(), interval=QUICK)).throttled
             is None
         )
-        assert watch(Telemetry(None, FakeHost(), interval=QUICK)).throttled is None
+        assert watch(TelemetrySampler(None, FakeHost(), interval=QUICK)).throttled is None
 
     def test_outside_segments_do_not_count(self) -> None:
-        telemetry = Telemetry(FakeGpu(), FakeHost(), interval=QUICK)
+        telemetry = TelemetrySampler(FakeGpu(), FakeHost(), interval=QUICK)
         with telemetry:
             time.sleep(10 * QUICK)
             telemetry.begin_segment()
@@ -105,7 +110,7 @@ class TestSamples:
                 ended.wait(60)
                 return {"gpu_power_w": 1.0}
 
-        telemetry = Telemetry(Slow(), FakeHost(), interval=QUICK)
+        telemetry = TelemetrySampler(Slow(), FakeHost(), interval=QUICK)
         with telemetry:
             telemetry.begin_segment()
             reading.wait(60)
@@ -114,7 +119,7 @@ class TestSamples:
         assert telemetry.report().sample_times.count == 0
 
     def test_are_evenly_apart_in_training_time_across_short_segments(self) -> None:
-        telemetry = Telemetry(None, FakeHost(), interval=0.25)
+        telemetry = TelemetrySampler(None, FakeHost(), interval=0.25)
         with telemetry:
             for _ in range(10):
                 telemetry.begin_segment()
@@ -123,7 +128,9 @@ class TestSamples:
         assert 1 <= telemetry.report().sample_times.count <= telemetry.report().seconds / 0.25
 
     def test_of_the_warm_up_do_not_count(self) -> None:
-        telemetry = Telemetry(FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, interval=QUICK)
+        telemetry = TelemetrySampler(
+            FakeGpu(energy=[0, 10**9]), FakeHost(), warmup=3, interval=QUICK
+        )
         with telemetry:
             for steps in (1, 2):
                 telemetry.begin_segment()
@@ -145,13 +152,15 @@ class TestForeignProcess:
     def test_is_seen_and_named(self) -> None:
         gpu = FakeGpu(pids=[{ME}, {ME, 77}, {ME}])
         assert watch(
-            Telemetry(gpu, FakeHost(names={77: "miner"}), interval=QUICK)
+            TelemetrySampler(gpu, FakeHost(names={77: "miner"}), interval=QUICK)
         ).foreign_processes == ["pid 77 miner"]
 
     def test_is_not_one_of_the_trial(self) -> None:
         assert (
             watch(
-                Telemetry(FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), interval=QUICK)
+                TelemetrySampler(
+                    FakeGpu(pids=[{ME, 78}]), FakeHost(names={77: "miner"}), interval=QUICK
+                )
             ).foreign_processes
             == []
         )
@@ -162,7 +171,9 @@ class TestForeignProcess:
     def test_is_unknown_where_our_own_is_not_listed(self, pids: Any) -> None:
         assert (
             watch(
-                Telemetry(FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), interval=QUICK)
+                TelemetrySampler(
+                    FakeGpu(pids=[pids]), FakeHost(names={77: "miner"}), interval=QUICK
+                )
             ).foreign_processes
             is None
         )
@@ -205,7 +216,7 @@ class TestEnergy:
         )
 
     def test_of_segments_too_short_for_the_counter_is_unknown(self) -> None:
-        telemetry = Telemetry(FakeGpu(energy=[0, 10_000, 20_000]), FakeHost())
+        telemetry = TelemetrySampler(FakeGpu(energy=[0, 10_000, 20_000]), FakeHost())
         for _ in range(3):
             telemetry.begin_segment()
             telemetry.end_segment(10)
@@ -224,7 +235,7 @@ class TestShares:
             Counters(10, 100, 50, 5, 7), Counters(12, 104, 53, 5.5, 8),
             Counters(50, 300, 200, 90, 40), Counters(54, 308, 206, 90.5, 44),
         ]  # fmt: skip
-        telemetry = Telemetry(None, FakeHost(script))
+        telemetry = TelemetrySampler(None, FakeHost(script))
         for _ in range(2):
             telemetry.begin_segment()
             telemetry.end_segment(1)
@@ -238,7 +249,7 @@ class TestShares:
         script = [
             Counters(total=at, stolen=stolen) for at, stolen in ((0, 0), (10, 1), (20, 1), (30, 7))
         ]
-        report = watch(Telemetry(None, FakeHost(script), interval=QUICK), samples=3)
+        report = watch(TelemetrySampler(None, FakeHost(script), interval=QUICK), samples=3)
         assert report.readings["cpu_steal"].unpack()[:3] == pytest.approx([0.1, 0.0, 0.6])
 
 
@@ -246,7 +257,7 @@ class TestTrouble:
     def test_leaves_its_name_and_takes_nothing_else_along(self) -> None:
         lost = RuntimeError("GPU is\nlost")
         gpu = FakeGpu(readings=[lost], energy=[lost], throttled=[lost], pids=[lost])
-        report = watch(Telemetry(gpu, FakeHost(), interval=QUICK))
+        report = watch(TelemetrySampler(gpu, FakeHost(), interval=QUICK))
         names = ("gpu", "gpu energy", "gpu throttle reasons", "gpu processes")
         assert report.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
         assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
@@ -254,7 +265,7 @@ class TestTrouble:
 
     def test_of_the_host_stops_no_training(self) -> None:
         report = watch(
-            Telemetry(
+            TelemetrySampler(
                 FakeGpu(readings=[{"gpu_power_w": 1.0}]),
                 FakeHost([OSError("no /proc")]),
                 interval=QUICK,
@@ -266,7 +277,7 @@ class TestTrouble:
 
     def test_that_passes_is_still_told(self) -> None:
         report = watch(
-            Telemetry(
+            TelemetrySampler(
                 FakeGpu(readings=[ValueError("once"), {"gpu_power_w": 1.0}]),
                 FakeHost(),
                 interval=QUICK,
@@ -279,13 +290,13 @@ class TestTrouble:
 class TestThread:
     def test_ends_with_its_block_and_lets_go_of_the_gpu(self) -> None:
         gpu = FakeGpu()
-        telemetry = Telemetry(gpu, FakeHost(), interval=QUICK)
+        telemetry = TelemetrySampler(gpu, FakeHost(), interval=QUICK)
         watch(telemetry)
         assert not telemetry.thread.is_alive()
         assert gpu.closed
 
     def test_ends_at_once_when_training_fails_within_a_segment(self) -> None:
-        telemetry = Telemetry(None, FakeHost(), interval=600)
+        telemetry = TelemetrySampler(None, FakeHost(), interval=600)
 
         def train() -> None:
             with telemetry:
@@ -307,7 +318,7 @@ class TestThread:
                 return {}
 
         gpu = Stuck()
-        telemetry = Telemetry(gpu, FakeHost(), interval=QUICK)
+        telemetry = TelemetrySampler(gpu, FakeHost(), interval=QUICK)
         with telemetry:
             telemetry.begin_segment()
             reading.wait(60)
@@ -336,7 +347,7 @@ def test_account_comes_back_from_a_record(tmp_path: Path) -> None:
     gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}], pids=[{ME, 77}])
     (rank,) = make_record().ranks
     rank = replace(
-        rank, telemetry=watch(Telemetry(gpu, FakeHost(names={77: "miner"}), interval=QUICK))
+        rank, telemetry=watch(TelemetrySampler(gpu, FakeHost(names={77: "miner"}), interval=QUICK))
     )
     files.write_record(tmp_path / "rank0.json", rank)
     assert files.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
@@ -350,7 +361,7 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
             throttled=[throttled],
         )
         seen = watch(
-            Telemetry(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), interval=QUICK)
+            TelemetrySampler(gpu, FakeHost([Counters(), Counters(1, 10, 5, 1, 1)]), interval=QUICK)
         )
         return replace(seen, joules=report.joules, metered_steps=report.metered_steps)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from harness.measure.host import ThisHost
-from harness.measure.telemetry import SAMPLE_INTERVAL, Telemetry
+from harness.measure.telemetry import SAMPLE_INTERVAL, TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
@@ -43,8 +43,10 @@ IMAGES = 60_000
 ENDLESS = Length(epochs=10_000)
 
 
-class WithoutTelemetry:
+class WithoutTelemetry(TelemetrySampler):
     """Stands in for telemetry and watches nothing."""
+
+    def __init__(self) -> None: ...
 
     def begin_segment(self) -> None: ...
 
@@ -74,7 +76,7 @@ def build_mlp(folder: Path) -> Trainer:
 
 
 def alternate(
-    trainer: Trainer, telemetry: Telemetry, seconds: float, steps: int
+    trainer: Trainer, telemetry: TelemetrySampler, seconds: float, steps: int
 ) -> NDArray[np.float64]:
     """Train pairs of windows of `steps` steps, one with telemetry and one without.
 
@@ -119,7 +121,7 @@ def describe_cost(pairs: NDArray[np.float64], scale: float) -> str:
     return f"{mean:+.3%} (95% interval {low:+.3%} to {high:+.3%})"
 
 
-def seconds_of_calls(telemetry: Telemetry, times: int = 200) -> float:
+def seconds_of_calls(telemetry: TelemetrySampler, times: int = 200) -> float:
     """Return the seconds that the two calls for a segment take."""
     start = time.perf_counter()
     for _ in range(times):
@@ -134,7 +136,7 @@ def main() -> None:
     requested_interval = float(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE_INTERVAL
     with (
         tempfile.TemporaryDirectory() as folder,
-        Telemetry(None, ThisHost(), interval=requested_interval) as telemetry,
+        TelemetrySampler(None, ThisHost(), interval=requested_interval) as telemetry,
     ):
         trainer = build_mlp(Path(folder))
         alternate(trainer, telemetry, 5, 20)  # warm-up

@@ -12,7 +12,8 @@ from typing import Any
 
 import pynvml
 
-from harness.measure.host import CoreUse, Counters
+from harness.measure.gpu import NvmlGpu
+from harness.measure.host import CoreUse, Counters, ThisHost
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -25,7 +26,7 @@ def script(values: Iterable[Any]) -> Iterator[Any]:
     yield from itertools.repeat(last)
 
 
-class FakeGpu:
+class FakeGpu(NvmlGpu):
     """Says what it was told to: each call takes the next entry of its script; an exception there is
     raised.
     """
@@ -62,7 +63,7 @@ class FakeGpu:
         self.closed = True
 
 
-class FakeHost:
+class FakeHost(ThisHost):
     """Counters by script, and processes by name: those without one are of the trial."""
 
     def __init__(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from harness.core.paths import Results, TrialFolder
 from harness.launch import selftest
-from harness.measure.selftest import TOLERANCE, Check, check_record
+from harness.measure.selftest import TOLERANCE, QuantityCheck, check_record
 from harness.records.record import Record
 from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
@@ -60,7 +60,7 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
         records = selftest.run(results, profile, ranks, listener)
     finally:
         listener.status.stop()
-    checks: list[Check] = []
+    checks: list[QuantityCheck] = []
     all_done = True
     for record in records:
         if record.status == "done":
@@ -80,7 +80,7 @@ def _problem(record: Record) -> str:
     return f"{record.trial.cell.label}: {reason}"
 
 
-def _check_table(checks: Sequence[Check]) -> PlainTable:
+def _check_table(checks: Sequence[QuantityCheck]) -> PlainTable:
     """Return a table with a row for each quantity of each number of ranks, ticked if it passed."""
     table = make_table(
         ["ranks", "quantity", "truth", "measured", "error", ""],
