@@ -340,7 +340,9 @@ def certify(
     """
     from harness.core.paths import Results
     from harness.gate.certify import settings as certificate_settings
-    from harness.render.terminal import certify as view
+    from harness.hardware.certificate import certificate_path
+    from harness.interface.machine import certify_machine
+    from harness.render.terminal.certify import certify_progress, show_certificate
 
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
@@ -349,9 +351,23 @@ def certify(
     request = certificate_settings(
         loaded.cells[0], seconds, parse_percentage(min_effect, "--min-effect")
     )
-    with machine_held(profile, "certifying this machine", no_wait=no_wait):
-        passed = view.run(Results(results), loaded, profile, request, comparisons, anew=anew)
-    if not passed:
+    results_folder = Results(results)
+    with (
+        machine_held(profile, "certifying this machine", no_wait=no_wait),
+        certify_progress(comparisons) as on_progress,
+    ):
+        certificate, new_comparisons = certify_machine(
+            results_folder,
+            loaded,
+            profile,
+            request,
+            comparisons,
+            anew=anew,
+            on_progress=on_progress,
+        )
+    path = certificate_path(results_folder, certificate.key)
+    show_certificate(certificate, path, new_comparisons)
+    if not certificate.holds:
         raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ the folder.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
+    from harness.launch.sweep import Redo
     from harness.slurm.status import SweepStatus
     from harness.spec.sweep import Sweep
 
@@ -78,20 +80,37 @@ def submit(
     that are missing; none is queued twice.
     """
     from harness.core.paths import Results
+    from harness.interface import submitting
     from harness.render.terminal import submit as view
+    from harness.render.terminal.console import TerminalConsole
     from harness.spec.cluster import with_parallel
 
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "slurm")
     profile = with_parallel(profile, parallel)
     # There is no --force: finished trials are never queued again, only failed ones.
-    view.run(
+    redo: Redo = "failed" if retry_failed else "missing"
+    results_folder = Results(results)
+    console = TerminalConsole()
+    if dry_run:
+        prepared = submitting.prepare_submission(loaded, profile, results_folder, redo=redo)
+        view.show_prepared(console, prepared)
+        view.show_jobs(console, prepared.submission)
+        for script in submitting.batch_scripts(results_folder, prepared.submission):
+            view.show_script(console, script)
+        return
+    submission = submitting.submit_sweep(
         loaded,
         profile,
-        Results(results),
-        redo="failed" if retry_failed else "missing",
-        dry_run=dry_run,
+        results_folder,
+        redo=redo,
+        on_prepared=lambda prepared: view.show_prepared(console, prepared),
+        on_wait=lambda text: print(f"harness: {text}", file=sys.stderr, flush=True),
     )
+    view.show_jobs(console, submission)
+    if submission.arrays:
+        command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"
+        console.print(f"\nnext  {command}", markup=False, soft_wrap=True)
 
 
 @app.command(epilog=examples("harness status", "harness status quickstart --watch"))
@@ -164,6 +183,7 @@ def _watch(
     sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None
 ) -> Sequence[SweepStatus]:
     """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
+    from harness.interface.reporting import write_roofline
     from harness.interface.watching import watch
     from harness.records.store import read_recorded_sweep
     from harness.render.terminal.console import TerminalConsole
@@ -174,6 +194,7 @@ def _watch(
         statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
     if len(sweeps) == 1:
         recorded = read_recorded_sweep(results, sweeps[0].name)
+        write_roofline(recorded.sweep, recorded.records, results)
         show_results(recorded.sweep, recorded.records, results, trouble=trouble)
         console = TerminalConsole()
         for line in left_out_lines(recorded):

@@ -58,19 +58,23 @@ def doctor(
     fails.
     """
     from harness.core.paths import Results
+    from harness.interface.machine import examine_profile
     from harness.render.terminal import doctor as view
+    from harness.render.terminal.console import spinner
     from harness.spec import cluster as clusters
 
     # Unlike the commands below, the doctor takes a profile of either launcher.
     profile = clusters.load_profile(cluster)
-    passed = view.run(
-        cluster,
-        profile,
-        Results(results),
-        patience=patience,
-        all_nodes=all_nodes,
-        as_json=as_json,
-    )
+    with spinner() as on_progress:
+        checks = examine_profile(
+            profile,
+            Results(results),
+            patience=patience,
+            all_nodes=all_nodes,
+            on_progress=on_progress,
+        )
+    passed = all(check.passed for check in checks)  # a check that was not made has not passed
+    view.show(cluster, checks, passed=passed, as_json=as_json)
     if not passed:
         raise typer.Exit(1)
 
@@ -127,11 +131,24 @@ def peak(
     results folder. `harness show` then gives MFU relative to it, and a roofline.
     """
     from harness.core.paths import Results
-    from harness.render.terminal import peak as view
+    from harness.interface.machine import measure_peaks
+    from harness.render.terminal.console import spinner
+    from harness.render.terminal.peak import show_peaks
 
     profile = load_local_profile(cluster)
-    with machine_held(profile, "measuring this machine's peaks", no_wait=no_wait):
-        view.run(Results(results), profile, ranks=ranks, quick=quick, plot=plot)
+    results_folder = Results(results)
+    with (
+        machine_held(profile, "measuring this machine's peaks", no_wait=no_wait),
+        spinner() as on_progress,
+    ):
+        machine, path, plot_path = measure_peaks(
+            results_folder, profile, ranks=ranks, quick=quick, fine=plot, on_progress=on_progress
+        )
+    show_peaks(machine, plot=plot)
+    print(f"record: {path}\nplot:   {plot_path}")
+    print(
+        f"next  harness show SWEEP{results_folder.flag}  compares a sweep's cells with these roofs"
+    )
 
 
 def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
@@ -143,7 +160,8 @@ def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
     Raises BadInput for anything else than numbers, and ends the command with exit code 1 if a
     measured quantity is off.
     """
-    from harness.render.terminal.selftest import run
+    from harness.launch import selftest as trials
+    from harness.render.terminal.selftest import SelftestProgress, show_selftest
 
     world_sizes: list[int] = []
     for part in ranks.split(","):
@@ -151,5 +169,7 @@ def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
         if not part.strip().isdecimal():
             raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
         world_sizes.append(int(part))
-    if not run(results, profile, world_sizes):
+    with SelftestProgress() as progress:
+        records = trials.run(results, profile, world_sizes, progress)
+    if not show_selftest(records, progress.trials):
         raise typer.Exit(1)

@@ -59,15 +59,19 @@ def check(
     Exit code 1 if there is a mistake.
     """
     from harness.core.paths import Results
-    from harness.render.terminal import preflight as view
+    from harness.interface.checking import check_sweep
+    from harness.render.terminal.console import spinner
+    from harness.render.terminal.preflight import show_preflight
 
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
     chosen_seed = loaded.seeds[0] if seed is None else seed
-    passed = view.run(
-        Results(results), loaded, profile, seed=chosen_seed, verbose=verbose, as_json=as_json
-    )
-    if not passed:
+    with spinner("checking") as on_progress:
+        preflight = check_sweep(
+            Results(results), loaded, profile, seed=chosen_seed, on_progress=on_progress
+        )
+    show_preflight(preflight, verbose=verbose, as_json=as_json)
+    if preflight.problem_count:
         raise typer.Exit(1)
 
 
@@ -110,7 +114,9 @@ def find_lr(
     """
     from harness.core.errors import BadInput
     from harness.core.paths import Results
-    from harness.render.terminal import rates as view
+    from harness.interface.checking import search_rates
+    from harness.render.terminal.console import spinner
+    from harness.render.terminal.rates import show_rates
     from harness.spec.cell import Length
 
     if steps is not None and epochs is not None:
@@ -118,11 +124,13 @@ def find_lr(
     length = Length(steps=steps or 200) if epochs is None else Length(epochs=epochs)
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
-    view.run(
-        Results(results),
-        loaded,
-        profile,
-        seeds=list(range(seeds)),
-        length=length,
-        as_json=as_json,
-    )
+    with spinner("training") as on_progress:
+        search = search_rates(
+            Results(results),
+            loaded,
+            profile,
+            seeds=list(range(seeds)),
+            length=length,
+            on_progress=on_progress,
+        )
+    show_rates(search, as_json=as_json)

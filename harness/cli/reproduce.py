@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -133,7 +132,9 @@ def _diff_cells(
     as_json: bool,
 ) -> bool:
     """Run two cells of a sweep, show where they part, and return whether they are the same."""
-    from harness.render.terminal import divergence
+    from harness.interface.reproducing import diff_trials
+    from harness.render.terminal.console import spinner
+    from harness.render.terminal.divergence import show_diff
     from harness.reproduce.tracing import TracedTrial
     from harness.spec.cell import Trial
 
@@ -144,24 +145,30 @@ def _diff_cells(
         TracedTrial(trial=Trial(cell=cell, seed=seed_of_both), base_folder=loaded.base_folder)
         for cell in _choose_cells(loaded, *names)
     )
-    with _diff_folder() as folder:
-        return divergence.run(
-            traced_a, traced_b, folder, profile, loaded.timeout, as_json=as_json, plot=plot
+    with spinner() as on_progress:
+        parting = diff_trials(
+            traced_a, traced_b, profile, loaded.timeout, plot=plot, on_progress=on_progress
         )
+    show_diff(traced_a.trial, traced_b.trial, parting, as_json=as_json)
+    return parting.is_same
 
 
 def _diff_recorded(
     results: Results, names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they part, and return whether they are the same."""
-    from harness.render.terminal import recorded
+    from harness.interface.reproducing import diff_recorded
+    from harness.render.terminal.console import spinner
+    from harness.render.terminal.recorded import show_recorded_diff
     from harness.spec.cluster import load_profile
 
     profile = load_profile(cluster)
     check_launcher(cluster, profile, "torchrun")
     trial_a, trial_b = (_recorded_trial(results, name) for name in names)
-    with _diff_folder() as folder:
-        return recorded.run(trial_a, trial_b, folder, profile, as_json=as_json, plot=plot)
+    with spinner() as on_progress:
+        found = diff_recorded(trial_a, trial_b, profile, plot=plot, on_progress=on_progress)
+    show_recorded_diff(found, as_json=as_json)
+    return found.is_same
 
 
 def _recorded_trial(results: Results, name: str) -> RecordedTrial:
@@ -171,20 +178,6 @@ def _recorded_trial(results: Results, name: str) -> RecordedTrial:
 
     record, folder = find_trial(results, name)
     return RecordedTrial(record=record, folder=folder)
-
-
-@contextmanager
-def _diff_folder() -> Iterator[Path]:
-    """Yield a folder for runs; it is removed, unless an error names logs in it."""
-    from harness.core.errors import HarnessError
-    from harness.core.scratch import ScratchFolder
-
-    with ScratchFolder("diff") as scratch:
-        try:
-            yield scratch.path
-        except HarnessError:
-            scratch.keep()  # the message names logs in it
-            raise
 
 
 @app.command(
@@ -238,17 +231,12 @@ def parity(
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
     """
-    import shutil
-    import tempfile
-
-    from harness.analysis.parity import write_parity
     from harness.analysis.rungs import parse_rung
-    from harness.analysis.selection import recorded_results
     from harness.core.paths import Results
+    from harness.interface.reproducing import sweep_parity
     from harness.render.terminal import parity as view
-    from harness.render.terminal.console import TerminalConsole
+    from harness.render.terminal.console import TerminalConsole, spinner
     from harness.reproduce.parity import plan_parity
-    from harness.reproduce.tracing import Tracer
 
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_sweep(
@@ -257,30 +245,24 @@ def parity(
     check_launcher(cluster, profile, "torchrun")
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)
-    recorded = recorded_results(results_folder, loaded.name)
-    console = TerminalConsole(stderr=True)
-    folder = Path(tempfile.mkdtemp(prefix="harness-parity-"))
-    with console.status("") as status:
-        tracer = Tracer(folder, profile, loaded.timeout, status.update)
-        measured = view.run(
+    with spinner() as on_progress:
+        measured = sweep_parity(
+            results_folder,
             loaded,
+            profile,
             plan,
-            tracer,
-            recorded,
             seed=loaded.seeds[0] if seed is None else seed,
             max_ulp=max_ulp,
             margin=margin,
+            on_progress=on_progress,
+            on_cell=lambda cell: view.show_cell(TerminalConsole(stderr=True), cell),
         )
-    if not any(cell.failure for cell in measured.cells):
-        shutil.rmtree(folder)  # otherwise it has the logs that errors name
-    is_whole = loaded.whole() is loaded
-    if is_whole:
-        write_parity(results_folder.sweep_folder(loaded.name), measured)
     if as_json:
         view.print_json(measured)
     else:
         view.show_parity(TerminalConsole(), measured)
-        if recorded and is_whole:
+        sweep_folder = results_folder.sweep_folder(loaded.name)
+        if loaded.whole() is loaded and sweep_folder.recorded_ids():
             print(f"harness collect {loaded.name}{results_folder.flag} brings it to MLflow")
     raise typer.Exit(measured.exit_code(rung))
 

@@ -108,6 +108,7 @@ def show(
     harness.load(SWEEP).trials in Python.
     """
     from harness.core.paths import Results
+    from harness.interface.reporting import write_roofline
     from harness.records.store import read_recorded_sweep, select_recorded
     from harness.render.terminal.plan import conflict_lines
     from harness.render.terminal.run import show_results
@@ -131,6 +132,7 @@ def show(
     else:
         for line in conflict_lines(recorded.sweep.whole()):
             print(line)
+        write_roofline(recorded.sweep, recorded.records, results_folder)
         show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose)
 
 
@@ -352,8 +354,8 @@ def report(
     names for every section that is empty the data that would fill it.
     """
     from harness.core.paths import Results
+    from harness.interface.reporting import write_report
     from harness.records.store import read_recorded_sweep
-    from harness.render.html import page
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
@@ -365,7 +367,7 @@ def report(
         # The sweep is selected too because `baseline` means those of the hardware of the others.
         reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
     path = out or results_folder.sweep_folder(recorded.sweep.name).report_path
-    page.write(
+    write_report(
         path,
         results_folder,
         recorded.sweep,

@@ -83,12 +83,14 @@ def plan(
     axes. Nothing is run, and neither torch nor MLflow is loaded.
     """
     from harness.core.paths import Results
+    from harness.interface.planning import estimate_cells
     from harness.render.terminal import plan as view
 
     # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     loaded, _ = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
-    view.show(loaded, Results(results), as_json=as_json, in_full=in_full)
+    estimates = estimate_cells(loaded, Results(results))
+    view.show(loaded, estimates, as_json=as_json, in_full=in_full)
 
 
 @app.command(epilog=examples("harness axes"))
@@ -200,6 +202,7 @@ def run(
     """
     from harness.analysis import adaptive
     from harness.core.paths import Results
+    from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
     from harness.records.store import read_recorded_sweep
     from harness.render.terminal.run import RunView, show_results, unreadable_lines
@@ -227,6 +230,7 @@ def run(
         goal=goal,
     )
     recorded = read_recorded_sweep(results_folder, finished.sweep.name)
+    write_roofline(finished.sweep.whole(), recorded.records, results_folder)
     show_results(
         finished.sweep.whole(),
         recorded.records,

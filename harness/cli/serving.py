@@ -143,15 +143,21 @@ def export(
     record, folder = find_trial(results_folder, trial)
     trial_folder = TrialFolder(folder)
     if formats:
-        from harness.render.terminal import serving as view
+        from harness.interface.serving import export_model
+        from harness.render.terminal.console import spinner
         from harness.serving.exporting import find_checkpoint
         from harness.spec.cluster import load_profile
 
         profile = load_profile(cluster)
         check_launcher(cluster, profile, "torchrun")
         checkpoint = find_checkpoint(record, folder)
-        with machine_held(profile, f"harness export {record.trial.id}", no_wait=no_wait):
-            exported = view.run(checkpoint, _format_names(formats), plan, tolerance, profile)
+        with (
+            machine_held(profile, f"harness export {record.trial.id}", no_wait=no_wait),
+            spinner(f"{record.trial.id}:") as on_progress,
+        ):
+            exported = export_model(
+                checkpoint, _format_names(formats), plan, tolerance, profile, on_progress
+            )
     else:
         exported = _recorded_export(trial, trial_folder)
     _show(exported, trial_folder, table, output)

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
+from harness.records.files import read_record
 from harness.spec import cluster as clusters
 from harness.spec.cell import Trial, axis_names
 from harness.spec.cluster import Profile
@@ -67,8 +70,6 @@ class SweepPlan:
     @cached_property
     def estimates(self) -> Mapping[str, float]:
         """The seconds that a trial takes, by the id of its cell, of cells that have records."""
-        from harness.render.terminal.plan import estimate_cells
-
         return estimate_cells(self.sweep, self.results)
 
     @property
@@ -150,3 +151,33 @@ def data_texts(data: Data) -> list[str]:
     if isinstance(data, Mapping):
         return [f"{label}={path}" for label, path in data.items()]
     return [str(data)]
+
+
+def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
+    """Return the estimated seconds of a trial, by the id of its cell, of the cells that have records."""
+    paths_by_cell = results.record_paths_by_cell()
+    if not paths_by_cell:
+        return {}  # the ids of a hundred thousand cells take seconds
+    estimates: dict[str, float] = {}
+    for cell in sweep.cells:
+        if cell.id in paths_by_cell:
+            seconds = _mean_seconds(paths_by_cell[cell.id])
+            if seconds is not None:
+                estimates[cell.id] = seconds
+    return estimates
+
+
+def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
+    """Return the mean seconds of the trials that are done, None without any.
+
+    They are those of whole trials, from their start to their end, not of training alone.
+    """
+    seconds: list[float] = []
+    for path in record_paths:
+        try:
+            record = read_record(path)
+        except BadInput:
+            continue  # a damaged record must not stop a plan: the others will do
+        if record.status == "done":
+            seconds.append(record.ended - record.started)
+    return fmean(seconds) if seconds else None

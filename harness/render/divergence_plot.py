@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from harness.render.chart import (
     MARKERS,
     new_figure,
     plain_formatter,
-    save_png,
     style_axes,
 )
 from harness.reproduce.course import Course, Distance
@@ -27,11 +25,6 @@ MAX_TITLE = 80  # characters that fit
 # Below it the axis is linear, so that the same bits, a distance of 0, can be drawn.
 SMALLEST_RELATIVE = 1e-9
 SMALLEST_ULP = 1
-
-
-def save_divergence(course: Course, title: str, first_step: int | None, path: Path) -> None:
-    """Write the plot as a PNG file; `first_step` is where the trials part, None if nowhere."""
-    save_png(draw_divergence(course, title, first_step), path)
 
 
 def draw_divergence(course: Course, title: str, first_step: int | None) -> Figure:

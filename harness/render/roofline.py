@@ -6,7 +6,7 @@ FLOP/s, the peak and the bandwidth that it could have had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import atan2, degrees
 from statistics import fmean
@@ -17,7 +17,7 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import RooflinePoint, roofline_point, with_mfu
+from harness.hardware.roofline import RooflinePoint, machine_of, roofline_point, with_mfu
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION
 from harness.records.record import Record
 from harness.render import chart
@@ -40,6 +40,14 @@ class RooflineCell:
     point: RooflinePoint  # of the cell's first trial, but for its FLOP/s
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepRoofline:
+    """The cells of a sweep under the roofs of the machine that most of its trials ran on."""
+
+    machine: Machine
+    cells: Sequence[RooflineCell]
+
+
 def with_measured_peaks(
     records: Sequence[Record], results: Results
 ) -> tuple[list[Record], dict[str, Machine]]:
@@ -50,6 +58,26 @@ def with_measured_peaks(
     """
     measured = machines.read_all(results.peaks)
     return [with_mfu(record, measured) for record in records], measured
+
+
+def sweep_roofline(
+    sweep: Sweep, records: Sequence[Record], measured: Mapping[str, Machine]
+) -> SweepRoofline | None:
+    """Return the roofline of a sweep, None if none of its machines was measured.
+
+    `measured` are the measured machines by key. A plot has the roofs of one machine, so that trials of
+    other machines are left out.
+    """
+    records_by_key: dict[str, list[Record]] = {}
+    for record in records:
+        machine = machine_of(record, measured)
+        if record.status == "done" and machine is not None:
+            records_by_key.setdefault(machine.key, []).append(record)
+    if not records_by_key:
+        return None
+    key = max(records_by_key, key=lambda key: len(records_by_key[key]))
+    machine = measured[key]
+    return SweepRoofline(machine=machine, cells=roofline_cells(sweep, records_by_key[key], machine))
 
 
 def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[RooflineCell]:

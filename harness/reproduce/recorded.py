@@ -25,6 +25,7 @@ from harness.records.trace import (
     phase_digests,
 )
 from harness.reproduce.divergence import Comparison, Traces, compare
+from harness.reproduce.tracing import Parting, TracedTrial
 
 WHOLE = "all tensors"  # the name of a mark that has the digest of a whole phase
 ORDER = "order of all samples"
@@ -37,6 +38,17 @@ class RecordedTrial:
 
     record: Record
     folder: Path  # where the files of its fingerprints are, if they are anywhere
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that it was allowed when it was recorded, an hour if that is unknown."""
+        return 3600.0 if self.record.settings is None else self.record.settings.timeout
+
+    def to_trace(self) -> TracedTrial:
+        """Return it as a trial to trace, with the code and the data that are here now."""
+        settings = self.record.settings
+        base_folder = Path() if settings is None else Path(settings.base_folder)
+        return TracedTrial(trial=self.record.trial, base_folder=base_folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +76,23 @@ class Bounds:
         if step is None or step not in self.fingerprinted:
             return False
         return step <= self.equal_up_to + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedDiff:
+    """What is known of where two recorded trials part."""
+
+    a: RecordedTrial
+    b: RecordedTrial
+    bounds: Bounds  # by their records
+    again: Parting | None  # by running them again, None where the records were enough
+
+    @property
+    def is_same(self) -> bool:
+        """Return whether nothing differs, in the records and when run again."""
+        if not self.bounds.comparison.is_same:
+            return False
+        return self.again is None or self.again.is_same
 
 
 def find_bounds(a: RecordedTrial, b: RecordedTrial) -> Bounds:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.core.paths import Results
-from harness.render.html import page
+from harness.interface.reporting import write_report
 from tests.browser.conftest import screenshot
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
@@ -28,7 +28,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     records = make_records(sweep, hostile=True)
     write_run(results, sweep, records, logs=HOSTILE)
-    page.write(folder / "report.html", results, sweep, records)
+    write_report(folder / "report.html", results, sweep, records)
     return folder / "report.html"
 
 

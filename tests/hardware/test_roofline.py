@@ -22,6 +22,7 @@ from harness.hardware.roofline import (
     roofs_of_rank,
     with_mfu,
 )
+from harness.interface.reporting import write_roofline
 from harness.launch.assemble import assemble
 from harness.records.environment import Gpu
 from harness.records.record import Ranks, Record
@@ -205,10 +206,12 @@ class TestPlot:
             Results(tmp_path / "results"),
         )
         records = [with_cell(measured(), cell) for cell in sweep.cells]
+        write_roofline(sweep, records, results)
         show_results(sweep, records, results)
         assert "harness peak" in capsys.readouterr().out
         assert not results.sweep_folder(sweep.name).roofline_path.exists()
         machines.write(results.peaks, make_machine())
+        write_roofline(sweep, records, results)
         show_results(sweep, records, results)
         printed = capsys.readouterr().out
         assert "roofline: mlp 50% of the roof (memory)" in printed

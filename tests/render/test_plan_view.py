@@ -37,7 +37,7 @@ def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: int, *, in_
     path = tmp_path / "sweep.yaml"
     batch_sizes = ", ".join(str(2 * number) for number in range(1, sizes + 1))
     path.write_text(SWEEP % batch_sizes, encoding="utf-8")
-    plan.show(load_sweep(path), Results(tmp_path / "results"), as_json=False, in_full=in_full)
+    plan.show(load_sweep(path), {}, as_json=False, in_full=in_full)
     return capsys.readouterr().out
 
 

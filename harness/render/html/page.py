@@ -10,31 +10,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
 from harness.analysis.cells import shown_seeds
-from harness.analysis.compare import Comparison, Side
+from harness.analysis.compare import Comparison
 from harness.analysis.result import KEPT_ENVIRONMENTS
 from harness.core.caches import cached_by_identity
-from harness.core.paths import Results, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
-from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
 from harness.render.html import classes, intervals, origin, parity, plots, rates, sections, serving
-from harness.render.html.report import FASTEST, Report, ReportCell, make_report
+from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.html.steps import StepTimes, step_times
 from harness.render.roofline import describe_shares, draw_roofline, roofline_cells
-from harness.spec.sweep import Sweep
 
 ABOUT_CURVES = (
     "means over trials, with their range where lines are few, up to where the first of them ended;"
@@ -55,28 +51,6 @@ class Section:
     build: Callable[[Report], Any]  # returns the content, something false without data
     about: str = ""  # how to read the content, in a line below the title
     needs: str = ""  # the data that the section needs
-
-
-def write(
-    path: Path,
-    results: Results,
-    sweep: Sweep,
-    records: Sequence[Record],
-    against: Side | None = None,
-    unreadable_count: int = 0,
-    other_code_count: int = 0,
-    goal: float | None = None,
-) -> None:
-    """Write the report of a sweep that has run; the same records give the same bytes.
-
-    `unreadable_count` and `other_code_count` are the numbers of further records, which the page says
-    are left out; `goal` is a value of the target metric, the steps to which are compared.
-
-    Raises BadInput if there are no records, or if `against` cannot be compared with them.
-    """
-    report = make_report(results, sweep, records, against, goal)
-    report = replace(report, unreadable_count=unreadable_count, other_code_count=other_code_count)
-    write_atomically(path, render(report))
 
 
 def render(report: Report) -> str:

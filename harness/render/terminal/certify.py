@@ -6,65 +6,25 @@ The progress bar is on stderr and disappears at the end; the summary on stdout s
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from harness.core.paths import Results
 from harness.core.text import counted
-from harness.gate.certify import certify, prepare
 from harness.hardware.certificate import (
     MAX_FALSE_ALARMS,
     Certificate,
-    CertifySettings,
-    certificate_path,
 )
 from harness.render.terminal.console import TerminalConsole
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
 
 
-def run(
-    results: Results,
-    sweep: Sweep,
-    profile: Profile,
-    settings: CertifySettings,
-    count: int,
-    *,
-    anew: bool,
-) -> bool:
-    """Make the comparisons that are missing of `count`, and return whether the certificate holds.
-
-    `settings` are common to all comparisons; those of an earlier run count if they had the same, on
-    the same machine with the same versions. `anew` discards them. Every comparison is on disk as
-    soon as it is made.
-
-    Raises BadInput for an earlier certificate that can't be read, HarnessError if a rank fails.
-    """
-    console = TerminalConsole()
-    certificate = prepare(results, profile, settings, anew=anew)
-    previous_count = len(certificate.comparisons)
-    # With all of them there already, the summary is printed without measuring anything.
-    if previous_count < count:
-        certificate = _measure(results, sweep, profile, certificate, count)
-    else:
-        console.print(
-            f"[dim]{counted(previous_count, 'comparison')} there already; --anew makes new ones[/]"
-        )
-    for line in summary_lines(certificate):
-        console.print(escape(line), soft_wrap=True)
-    path = certificate_path(results, certificate.key)
-    console.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
-    style = "green" if certificate.holds else "bold red"
-    console.print(f"[{style}]{escape(conclusion(certificate))}[/]", soft_wrap=True)
-    return certificate.holds
-
-
-def _measure(
-    results: Results, sweep: Sweep, profile: Profile, certificate: Certificate, count: int
-) -> Certificate:
-    """Make comparisons until there are `count`, with a progress bar on stderr."""
+@contextmanager
+def certify_progress(count: int) -> Iterator[Callable[[Certificate], None]]:
+    """Show a progress bar of `count` comparisons; yield a function that brings it up to date."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -72,19 +32,25 @@ def _measure(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=TerminalConsole(stderr=True), transient=True) as progress:
-        bar = progress.add_task(
-            describe(certificate), total=count, completed=len(certificate.comparisons)
+        bar = progress.add_task("", total=count)
+        yield lambda certificate: progress.update(
+            bar,
+            completed=len(certificate.comparisons),
+            description=describe(certificate),
         )
 
-        def show_progress(certificate: Certificate) -> None:
-            """Move the bar on to the comparisons that the certificate has by now."""
-            progress.update(
-                bar,
-                completed=len(certificate.comparisons),
-                description=describe(certificate),
-            )
 
-        return certify(results, sweep, profile, certificate, count, show_progress)
+def show_certificate(certificate: Certificate, path: Path, new_comparisons: int) -> None:
+    """Print what was measured, and what it says of this machine; `path` is that of the certificate."""
+    console = TerminalConsole()
+    if not new_comparisons:
+        count = counted(len(certificate.comparisons), "comparison")
+        console.print(f"[dim]{count} there already; --anew makes new ones[/]")
+    for line in summary_lines(certificate):
+        console.print(escape(line), soft_wrap=True)
+    console.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
+    style = "green" if certificate.holds else "bold red"
+    console.print(f"[{style}]{escape(conclusion(certificate))}[/]", soft_wrap=True)
 
 
 def describe(certificate: Certificate) -> str:

@@ -7,10 +7,12 @@ our own texts: `escape` of `rich.markup` is for those of others, and tables take
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
@@ -45,6 +47,16 @@ class TerminalConsole(Console):
             else:
                 text = segment.text.translate(_WITHOUT_CONTROL_CHARACTERS)
                 yield segment._replace(text=text)
+
+
+@contextmanager
+def spinner(activity: str = "") -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr; yield a function that writes next to it what is being done.
+
+    `activity` comes before each text.
+    """
+    with TerminalConsole(stderr=True).status("") as status:
+        yield lambda text: status.update(escape(f"{activity} {text}".strip()))
 
 
 def from_markup(markup: str) -> Text:

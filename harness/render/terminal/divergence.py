@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
-from harness.render.divergence_plot import save_divergence
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, show
-from harness.reproduce.course import course_of_runs
 from harness.reproduce.divergence import Comparison, Divergence, RankMark
-from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
+from harness.reproduce.tracing import Parting
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell, Trial, axis_names
-from harness.spec.cluster import Profile
 
 # What each phase computes, from what the phases before it have left.
 WHAT_PHASES_DO = {
@@ -39,34 +35,14 @@ WHAT_PHASES_DO = {
 TENSORS_SHOWN = 10
 
 
-def run(
-    a: TracedTrial,
-    b: TracedTrial,
-    folder: Path,
-    profile: Profile,
-    timeout: float,
-    *,
-    as_json: bool,
-    plot: Path | None = None,
-) -> bool:
-    """Trace two trials, print where they part, and return whether they are the same.
-
-    A plot of their distances is written to `plot`, if it is given. Raises HarnessError if a rank
-    fails.
-    """
-    errors = TerminalConsole(stderr=True)
-    with errors.status("") as status:
-        tracer = Tracer(folder, profile, timeout, status.update)
-        parting = find_parting(tracer, a, b, snapshots=plot is not None)
-    if plot is not None:
-        save_plot(a.trial, b.trial, parting, plot)
+def show_diff(a: Trial, b: Trial, parting: Parting, *, as_json: bool) -> None:
+    """Print where two trials part that were run."""
     if as_json:
-        print(json.dumps(to_json(a.trial, b.trial, parting), indent=1))
-    else:
-        console = TerminalConsole()
-        print_lines(console, [*heading(a.trial, b.trial), *description(a.trial, b.trial, parting)])
-        show_differences(console, parting.differences)
-    return parting.is_same
+        print(json.dumps(to_json(a, b, parting), indent=1))
+        return
+    console = TerminalConsole()
+    print_lines(console, [*heading(a, b), *description(a, b, parting)])
+    show_differences(console, parting.differences)
 
 
 def print_lines(console: TerminalConsole, lines: Sequence[str]) -> None:
@@ -89,18 +65,6 @@ def show_differences(console: TerminalConsole, differences: Sequence[TensorDiffe
     hidden = len(differences) - TENSORS_SHOWN
     if hidden > 0:
         console.print(f"and {hidden} more; --json lists all")
-
-
-def save_plot(a: Trial, b: Trial, parting: Parting, path: Path) -> None:
-    """Write the plot of how far two trials are apart, which were traced with snapshots."""
-    run_a, run_b = parting.overviews
-    course = course_of_runs(
-        run_a.folder, run_b.folder, (a.cell.axes.world_size, b.cell.axes.world_size)
-    )
-    divergence = parting.steps.divergence
-    first_step = None if divergence is None else divergence.earliest.mark.step
-    settings = ", ".join(differing_settings(a.cell, b.cell)) or a.cell.label
-    save_divergence(course, f"Distance of two trials: {settings}", first_step, path)
 
 
 def heading(a: Trial, b: Trial) -> list[str]:

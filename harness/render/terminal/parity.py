@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,49 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from harness.analysis.parity import CellParity, Parity, with_seeds
-from harness.analysis.result import CellResult
+from harness.analysis.parity import CellParity, Parity
 from harness.render import parity as texts
-from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
-from harness.reproduce.parity import Plan, measure_parity
-from harness.reproduce.tracing import Tracer
-from harness.spec.sweep import Sweep
 
 STYLES = {"better": "green", "same": "green", "worse": "red", "failed": "red", "open": "yellow"}
 
 
-def run(
-    sweep: Sweep,
-    plan: Plan,
-    tracer: Tracer,
-    results: Sequence[CellResult],
-    *,
-    seed: int,
-    max_ulp: int,
-    margin: float,
-) -> Parity:
-    """Measure the parity of a sweep, with a line for each cell; `results` are the recorded ones.
-
-    Raises HarnessError if a reference fails.
-    """
-    console = TerminalConsole(stderr=True)
-
-    def report_cell(cell: CellParity) -> None:
-        label = escape(cell.cell.label)
-        console.print(f"{label}: {texts.rung_label(cell)}", soft_wrap=True)
-
-    measured = measure_parity(
-        sweep,
-        plan,
-        tracer,
-        seed=seed,
-        max_ulp=max_ulp,
-        margin=margin,
-        on_cell=report_cell,
-    )
-    return with_seeds(measured, results)
+def show_cell(console: Console, cell: CellParity) -> None:
+    """Print the rung of a cell that has just been compared."""
+    console.print(f"{escape(cell.cell.label)}: {texts.rung_label(cell)}", soft_wrap=True)
 
 
 def show_parity(console: Console, parity: Parity) -> None:

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware.machine import SATURATION, AllReduce, Copy, Machine, Matmul, Timing
 from harness.render import chart
 from harness.render.format import MISSING, byte_size, machine_title, rate
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
-from harness.spec.cluster import Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,32 +35,9 @@ PLOT_ROWS = 11  # of it: one for each tenth of the peak
 PLOT_MARKS = "●○▲△■□◆◇"  # of its series; of more, the last marks repeat
 
 
-def run(
-    results: Results, profile: Profile, *, ranks: int | None, quick: bool, plot: bool = False
-) -> None:
-    """Measure this machine, then print tables and write a plot beside the record.
-
-    `ranks` is how many all-reduce, None for the default of the machine. `quick` measures fewer
-    sizes with fewer repeats. `plot` measures products of twice as many sizes and plots them in the
-    terminal, too. The record replaces an earlier one of this machine.
-
-    Raises BadInput for more ranks than the machine has slots, and what else `probe` raises.
-    """
-    from harness.launch import probe  # here, as reports draw what was measured and start no rank
-
+def show_peaks(machine: Machine, *, plot: bool) -> None:
+    """Print tables of what was measured; with `plot`, also a plot of products."""
     console = TerminalConsole()
-    count = probe.choose_rank_count(profile, ranks)
-    with console.status("starting") as status:
-        path, machine = probe.measure(
-            results,
-            profile,
-            ranks=count,
-            quick=quick,
-            on_progress=lambda now: status.update(escape(now)),
-            fine=plot,
-        )
-    plot_path = path.with_suffix(".png")
-    chart.save_png(draw(machine), plot_path)
     console.print(f"[bold]{escape(machine_title(machine))}[/]", soft_wrap=True)
     for table in tables(machine):
         console.print()
@@ -72,9 +47,6 @@ def run(
         for line in plot_lines(machine):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
-    console.print(f"record: {escape(str(path))}\nplot:   {escape(str(plot_path))}", soft_wrap=True)
-    command = escape(f"harness show SWEEP{results.flag}")
-    console.print(f"next  {command}  [dim]compares a sweep's cells with these roofs[/]")
 
 
 def _repeats(machine: Machine) -> str:

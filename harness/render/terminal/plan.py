@@ -1,7 +1,4 @@
-"""Shows `harness plan`: the cells and trials of a sweep, and how long they will take.
-
-The estimates are also what `harness submit` packs jobs by.
-"""
+"""Shows `harness plan`: the cells and trials of a sweep, and how long they will take."""
 
 from __future__ import annotations
 
@@ -9,18 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from harness.analysis.cells import varying_axes
-from harness.core.errors import BadInput, one_line
-from harness.core.paths import Results
+from harness.core.errors import one_line
 from harness.core.text import counted
-from harness.records.files import read_record
 from harness.render.format import axis_value, changed_axes, duration
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import make_table, plan_table
@@ -36,13 +29,15 @@ MOST_CONFLICTS = 2  # whose reasons a line on them gives
 MOST_REASONS = 20  # for leaving out points that a summary shows
 
 
-def show(sweep: Sweep, results: Results, *, as_json: bool, in_full: bool = False) -> None:
+def show(
+    sweep: Sweep, estimates: Mapping[str, float], *, as_json: bool, in_full: bool = False
+) -> None:
     """Print the plan of a sweep: cells, trials and duration, and what is left out and why.
 
     Rules of the sweep that match no cell are named too, because they may be misspelled. Of more than
-    MOST_ROWS cells, and of as many that are left out, there is a summary, unless `in_full`.
+    MOST_ROWS cells, and of as many that are left out, there is a summary, unless `in_full`. `estimates`
+    are the seconds that a trial takes, by the id of its cell.
     """
-    estimates = estimate_cells(sweep, results)
     if as_json:
         print(json.dumps(describe(sweep, estimates), indent=1, default=str))
         return
@@ -188,33 +183,3 @@ def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
             f" unknown for {unknown_count}"
         )
     return f"time: {total} by earlier records"
-
-
-def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
-    """Return the estimated seconds of a trial, by the id of its cell, of the cells that have records."""
-    paths_by_cell = results.record_paths_by_cell()
-    if not paths_by_cell:
-        return {}  # the ids of a hundred thousand cells take seconds
-    estimates: dict[str, float] = {}
-    for cell in sweep.cells:
-        if cell.id in paths_by_cell:
-            seconds = _mean_seconds(paths_by_cell[cell.id])
-            if seconds is not None:
-                estimates[cell.id] = seconds
-    return estimates
-
-
-def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
-    """Return the mean seconds of the trials that are done, None without any.
-
-    They are those of whole trials, from their start to their end, not of training alone.
-    """
-    seconds: list[float] = []
-    for path in record_paths:
-        try:
-            record = read_record(path)
-        except BadInput:
-            continue  # a damaged record must not stop a plan: the others will do
-        if record.status == "done":
-            seconds.append(record.ended - record.started)
-    return fmean(seconds) if seconds else None

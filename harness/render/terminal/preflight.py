@@ -8,22 +8,16 @@ from dataclasses import asdict
 
 from rich.markup import escape
 
-from harness.core.paths import Results
 from harness.core.text import counted
-from harness.preflight.flight import examine_sweep
 from harness.preflight.report import (
     Finding,
     ParameterNorms,
     Preflight,
     WorkloadReport,
-    write_preflight,
 )
 from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.scratch import scratch_run
 from harness.render.terminal.table import PlainTable, make_table, show
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
 
 NAME_WIDTH = 16  # columns, more than any name of a check
 MARKS = {
@@ -34,29 +28,12 @@ MARKS = {
 }
 
 
-def run(
-    results: Results, sweep: Sweep, profile: Profile, *, seed: int, verbose: bool, as_json: bool
-) -> bool:
-    """Examine the workloads of a sweep, keep and print the result; return whether all is well.
-
-    The result of a part of the sweep is printed only: what is kept is of all workloads.
-
-    Raises HarnessError if a process does not get to the end of its checks; the log that it names
-    stays.
-    """
-    with scratch_run("check", "checking") as (folder, on_workload):
-        preflight = examine_sweep(sweep, seed, profile, folder, on_workload)
-    if sweep.whole() is sweep:
-        write_preflight(results.preflight_path(sweep.name), preflight)
+def show_preflight(preflight: Preflight, *, verbose: bool, as_json: bool) -> None:
+    """Print the findings on each workload, and how many mistakes there are."""
     if as_json:
         print(json.dumps(asdict(preflight), indent=1))
-    else:
-        _print(TerminalConsole(), preflight, verbose=verbose)
-    return not preflight.problem_count
-
-
-def _print(console: TerminalConsole, preflight: Preflight, *, verbose: bool) -> None:
-    """Print a table for each workload, and what it comes to."""
+        return
+    console = TerminalConsole()
     for workload in preflight.workloads:
         _print_workload(console, workload, verbose=verbose)
     problems = preflight.problem_count

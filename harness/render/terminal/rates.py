@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.markup import escape
 
-from harness.core.paths import Results
-from harness.preflight.rate_search import search_sweep
 from harness.preflight.rates import (
     HIGHEST,
     LOWEST,
     CellRates,
     RateCurve,
     RateSearch,
-    write_search,
 )
 from harness.render.format import rate_spread
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.scratch import scratch_run
 from harness.render.terminal.table import make_table, show
-from harness.spec.cell import Length
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
 
 WIDTH, HEIGHT = 71, 10  # of the plot, in characters; ten columns for each power of ten
 PEAK, STEEPEST, TENTH = "◆", "▲", "△"
@@ -34,32 +26,12 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def run(
-    results: Results,
-    sweep: Sweep,
-    profile: Profile,
-    *,
-    seeds: Sequence[int],
-    length: Length,
-    as_json: bool,
-) -> None:
-    """Search the rates of a sweep's cells, and print the result.
-
-    It is kept for the report and MLflow, unless it is of a part of the sweep. Raises HarnessError
-    if a rank fails; the log that it names stays.
-    """
-    with scratch_run("find-lr", "training") as (folder, on_cell):
-        search = search_sweep(sweep, seeds, length, profile, folder, on_cell)
-    if sweep.whole() is sweep:
-        write_search(results.sweep_folder(sweep.name), search)
+def show_rates(search: RateSearch, *, as_json: bool) -> None:
+    """Print a plot for each cell, and the suggestions for all of them."""
     if as_json:
         print(json.dumps(asdict(search), indent=1))
-    else:
-        _print(TerminalConsole(), search)
-
-
-def _print(console: TerminalConsole, search: RateSearch) -> None:
-    """Print a plot for each cell, and the suggestions for all of them."""
+        return
+    console = TerminalConsole()
     table = make_table(COLUMNS, ["now"])
     for rates in search.cells:
         console.print(f"[bold]{escape(rates.cell.label)}[/]")

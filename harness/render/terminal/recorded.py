@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness.render.terminal.console import TerminalConsole
@@ -17,110 +15,37 @@ from harness.render.terminal.divergence import (
     moment_line,
     other_tensors_lines,
     print_lines,
-    save_plot,
     show_differences,
     to_json,
 )
 from harness.reproduce.divergence import Divergence, tensors_of
-from harness.reproduce.recorded import PARAMETERS, Bounds, RecordedTrial, find_bounds, unlike_record
-from harness.reproduce.tracing import LAST_STEP, Parting, TracedTrial, Tracer, find_parting
-from harness.spec.cluster import Profile
+from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record
+from harness.reproduce.tracing import Parting
 
 
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What is known of two recorded trials."""
-
-    a: RecordedTrial
-    b: RecordedTrial
-    bounds: Bounds  # by their records
-    again: Parting | None  # by running them again, None where the records were enough
-
-    @property
-    def is_same(self) -> bool:
-        """Return whether nothing differs, in the records and when run again."""
-        if not self.bounds.comparison.is_same:
-            return False
-        return self.again is None or self.again.is_same
-
-
-def run(
-    a: RecordedTrial,
-    b: RecordedTrial,
-    folder: Path,
-    profile: Profile,
-    *,
-    as_json: bool,
-    plot: Path | None,
-) -> bool:
-    """Compare two recorded trials, print where they part, and return whether they are the same.
-
-    They are run again, in `folder`, if their records do not name the step, and for a plot. Raises
-    BadFile for damaged fingerprints, and HarnessError if a rank fails.
-    """
-    bounds = find_bounds(a, b)
-    is_too_coarse = bounds.first_differing is not None and not bounds.is_exact
-    again = None
-    if plot is not None or is_too_coarse:
-        again = _run_again(a, b, bounds, folder, profile, plot)
-    findings = Findings(a=a, b=b, bounds=bounds, again=again)
+def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
+    """Print where two recorded trials part."""
     if as_json:
-        print(json.dumps(_to_json(findings), indent=1))
+        print(json.dumps(_to_json(diff), indent=1))
     else:
-        _show(findings)
-    return findings.is_same
+        _show(diff)
 
 
-def _run_again(
-    a: RecordedTrial,
-    b: RecordedTrial,
-    bounds: Bounds,
-    folder: Path,
-    profile: Profile,
-    plot: Path | None,
-) -> Parting:
-    """Run both trials, up to the first step that is known to differ; for a plot, to their end."""
-    last_step = LAST_STEP
-    if plot is None and bounds.first_differing is not None:
-        last_step = bounds.first_differing
-    timeout = max(_timeout(a), _timeout(b))
-    with TerminalConsole(stderr=True).status("") as status:
-        tracer = Tracer(folder, profile, timeout, status.update)
-        parting = find_parting(
-            tracer, _traced(a), _traced(b), last_step=last_step, snapshots=plot is not None
-        )
-    if plot is not None:
-        save_plot(a.record.trial, b.record.trial, parting, plot)
-    return parting
-
-
-def _timeout(trial: RecordedTrial) -> float:
-    """Return how many seconds a trial could take when it was recorded, an hour if that is unknown."""
-    return 3600.0 if trial.record.settings is None else trial.record.settings.timeout
-
-
-def _traced(trial: RecordedTrial) -> TracedTrial:
-    """Return a recorded trial as one to be traced, with the code and the data that are here now."""
-    settings = trial.record.settings
-    base_folder = Path() if settings is None else Path(settings.base_folder)
-    return TracedTrial(trial=trial.record.trial, base_folder=base_folder)
-
-
-def _show(findings: Findings) -> None:
+def _show(diff: RecordedDiff) -> None:
     """Print what is known of two recorded trials."""
     console = TerminalConsole()
-    trials = (findings.a.record.trial, findings.b.record.trial)
-    print_lines(console, [*heading(*trials), *_record_lines(findings)])
-    again = findings.again
+    trials = (diff.a.record.trial, diff.b.record.trial)
+    print_lines(console, [*heading(*trials), *_record_lines(diff)])
+    again = diff.again
     if again is None:
         return
-    print_lines(console, _rerun_lines(findings, again))
+    print_lines(console, _rerun_lines(diff, again))
     show_differences(console, again.differences)
 
 
-def _record_lines(findings: Findings) -> list[str]:
+def _record_lines(diff: RecordedDiff) -> list[str]:
     """Return what the records say, as lines."""
-    bounds = findings.bounds
+    bounds = diff.bounds
     compared = bounds.comparison.compared
     divergence = bounds.comparison.divergence
     lines = other_tensors_lines(
@@ -134,7 +59,7 @@ def _record_lines(findings: Findings) -> list[str]:
             )
         return [*lines, f"same in their records: {compared} digests {extent}"]
     if bounds.is_exact:
-        trials = (findings.a.record.trial, findings.b.record.trial)
+        trials = (diff.a.record.trial, diff.b.record.trial)
         return [*lines, moment_line(*trials, divergence), f"tensors: {_tensors(divergence)}"]
     earlier = "nothing is known of the steps before"
     if bounds.equal_up_to:
@@ -149,19 +74,19 @@ def _tensors(divergence: Divergence) -> str:
     return listed(list(dict.fromkeys(entry.mark.name for entry in divergence.together)))
 
 
-def _rerun_lines(findings: Findings, again: Parting) -> list[str]:
+def _rerun_lines(diff: RecordedDiff, again: Parting) -> list[str]:
     """Return what running both again has shown, as lines."""
     lines = []
-    for name, unlike in _unlike_records(findings, again).items():
+    for name, unlike in _unlike_records(diff, again).items():
         if unlike is not None:
             step, phase = unlike
-            trial = findings.a if name == "A" else findings.b
+            trial = diff.a if name == "A" else diff.b
             lines.append(
                 f"{name} did not compute again what it has recorded, first in step {step}, {phase};"
                 f" harness reproduce {trial.record.trial.id} names what is other here"
             )
-    trials = (findings.a.record.trial, findings.b.record.trial)
-    if again.is_same and findings.bounds.comparison.divergence is not None:
+    trials = (diff.a.record.trial, diff.b.record.trial)
+    if again.is_same and diff.bounds.comparison.divergence is not None:
         lines.append(
             "run again, both compute the same bits: what parted them is not in their settings"
         )
@@ -170,19 +95,19 @@ def _rerun_lines(findings: Findings, again: Parting) -> list[str]:
     return lines
 
 
-def _unlike_records(findings: Findings, again: Parting) -> dict[str, tuple[int, str] | None]:
+def _unlike_records(diff: RecordedDiff, again: Parting) -> dict[str, tuple[int, str] | None]:
     """Return for A and B the first fingerprint that the new run did not repeat, None for none."""
     run_a, run_b = again.overviews
     return {
-        "A": unlike_record(findings.a, run_a.traces),
-        "B": unlike_record(findings.b, run_b.traces),
+        "A": unlike_record(diff.a, run_a.traces),
+        "B": unlike_record(diff.b, run_b.traces),
     }
 
 
-def _to_json(findings: Findings) -> dict[str, Any]:
+def _to_json(diff: RecordedDiff) -> dict[str, Any]:
     """Return what is known of two recorded trials as JSON can hold it."""
-    trial_a, trial_b = findings.a.record.trial, findings.b.record.trial
-    bounds, again = findings.bounds, findings.again
+    trial_a, trial_b = diff.a.record.trial, diff.b.record.trial
+    bounds, again = diff.bounds, diff.again
     divergence = bounds.comparison.divergence
     together = () if divergence is None else divergence.together
     recorded = {
@@ -195,11 +120,11 @@ def _to_json(findings: Findings) -> dict[str, Any]:
     content: dict[str, Any] = {
         "a": {"trial": trial_a.id},
         "b": {"trial": trial_b.id},
-        "same": findings.is_same,
+        "same": diff.is_same,
         "recorded": recorded,
         "again": None,
     }
     if again is not None:
         content["again"] = to_json(trial_a, trial_b, again)
-        content["unlike_record"] = _unlike_records(findings, again)
+        content["unlike_record"] = _unlike_records(diff, again)
     return content

@@ -211,8 +211,6 @@ def show_results(
 ) -> None:
     """Print the table of a sweep's results, its verdicts, what to beware of, and what to do next.
 
-    Besides, it draws the sweep's roofline into its folder, if the machine's peaks were measured.
-
     `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
     steady state, and the labels of those that never reached one.
     """

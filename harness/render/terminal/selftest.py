@@ -1,41 +1,42 @@
-"""Shows the self-test in the terminal: what was measured beside what it must be.
-
-`harness.launch.selftest` runs its trials, and `harness.measure.selftest` checks them.
-"""
+"""Shows `harness selftest`: what was measured, next to what it must be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
-from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from harness.core.paths import Results, TrialFolder
-from harness.launch import selftest
+from harness.core.paths import TrialFolder
 from harness.measure.selftest import TOLERANCE, QuantityCheck, check_record
 from harness.records.record import Record
 from harness.render.format import MISSING
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import PlainTable, make_table, show
 from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
 
 
-class _Listener:
+class SelftestProgress:
     """Shows which trial is running, and counts the trials."""
 
-    def __init__(self, console: Console) -> None:
-        self.status = console.status("")
+    def __init__(self) -> None:
+        self.status = TerminalConsole().status("")
         self.trials = 0  # that have started, each attempt counted
 
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Start the spinner; there is a plan for each attempt, and a second start does nothing."""
+    def __enter__(self) -> Self:
+        """Start the spinner."""
         self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the spinner, also after an error."""
+        self.status.stop()
+
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Name the trial beside the spinner."""
+        """Name the trial next to the spinner."""
         self.trials += 1
         self.status.update(f"self-test: {escape(trial.cell.label)}")
 
@@ -48,18 +49,13 @@ class _Listener:
         self.status.console.print(escape(text), soft_wrap=True)
 
 
-def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
-    """Run the self-test and print what was measured beside the truth.
+def show_selftest(records: Sequence[Record], attempts: int) -> bool:
+    """Print what was measured next to the truth.
 
-    `ranks` are the world sizes, a trial each. Returns whether every trial is done and every
-    quantity within the tolerance. Raises BadInput for numbers of ranks that are not allowed.
+    `records` are the last attempts at each trial, `attempts` the number of all. Returns whether every
+    trial is done and every quantity within the tolerance.
     """
     console = TerminalConsole()
-    listener = _Listener(console)
-    try:
-        records = selftest.run(results, profile, ranks, listener)
-    finally:
-        listener.status.stop()
     checks: list[QuantityCheck] = []
     all_done = True
     for record in records:
@@ -70,7 +66,7 @@ def run(results: Results, profile: Profile, ranks: Sequence[int]) -> bool:
             console.print(f"[red]✗[/] {escape(_problem(record))}", soft_wrap=True)
     show(console, _check_table(checks))
     passed = all_done and all(check.passed for check in checks)
-    console.print(_conclusion(passed, listener.trials, listener.trials - len(records)))
+    console.print(_conclusion(passed, attempts, attempts - len(records)))
     return passed
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.markup import escape
 
 from harness.render.serving import (
@@ -14,27 +12,9 @@ from harness.render.serving import (
     notes,
 )
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.scratch import scratch_run
 from harness.render.terminal.table import make_table, show
-from harness.serving.exporting import LatencyPlan, TrialCheckpoint, export_trial
-from harness.serving.record import FormatName, TrialExport
+from harness.serving.record import TrialExport
 from harness.serving.summary import summarize_groups
-from harness.spec.cluster import Profile
-
-
-def run(
-    checkpoint: TrialCheckpoint,
-    formats: Sequence[FormatName],
-    plan: LatencyPlan,
-    tolerance: float | None,
-    profile: Profile,
-) -> TrialExport:
-    """Export a trial's model, and return what has come of it.
-
-    Raises HarnessError as `export_trial` does; a log that it names stays.
-    """
-    with scratch_run("export", f"{checkpoint.record.trial.id}:") as (folder, on_progress):
-        return export_trial(checkpoint, formats, plan, tolerance, profile, folder, on_progress)
 
 
 def show_export(export: TrialExport, folder: str) -> None:
