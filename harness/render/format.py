@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.render.table import Look, Styled
 from harness.spec.axes import AXES, DEFAULTS
 from harness.spec.cell import LABEL_AXES, short_axis
 
@@ -25,12 +26,26 @@ if TYPE_CHECKING:
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
     from harness.statistics.interval import Interval
-    from harness.statistics.verdict import Verdict
+    from harness.statistics.verdict import Outcome, Verdict
 
 MISSING = "–"  # stands for what was not measured
 BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
+NUMERIC_AXES = ("num_workers", "world_size", "batch_size", "num_threads")  # aligned to the right
+STATUS_LOOKS: Mapping[str, Look] = {  # by the status of a trial, or the worst of a cell's
+    "done": "better",
+    "failed": "failed",
+    "invalid": "invalid",
+    "interrupted": "open",
+    "missing": "open",
+}
+OUTCOME_LOOKS: Mapping[Outcome, Look] = {  # by what a verdict means for B
+    "better": "better",
+    "worse": "worse",
+    "same": "same",
+    "inconclusive": "open",
+}
 WIDEST_SYMMETRIC = 0.5  # the half width of an interval, up to which it is written with ±
 STOP_REASONS = {
     "patience": "stopped: no better {metric} after",
@@ -246,6 +261,13 @@ def detectable_effect(verdict: Verdict) -> str:
     if size > LARGEST_EFFECT:
         return f">{LARGEST_EFFECT:,.0%}"
     return share(size)
+
+
+def verdict_badge(row: Row | None) -> Styled:
+    """Return the verdict of a row with its look; a dash where nothing was compared."""
+    if row is None:
+        return Styled(MISSING, "plain")
+    return Styled(row.verdict.label, OUTCOME_LOOKS[row.verdict.outcome])
 
 
 def verdict_label(row: Row | None) -> str:

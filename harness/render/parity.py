@@ -7,6 +7,7 @@ from harness.analysis.distance import MOST_ROUNDING, TensorDistance
 from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference, SeedEvidence
 from harness.core.text import counted
 from harness.render.format import MISSING, cell_name
+from harness.render.table import Look, Styled, Table
 from harness.reproduce.causes import UNEXPLAINED
 from harness.spec.cell import Cell
 
@@ -33,7 +34,7 @@ def rung_label(cell: CellParity) -> str:
     return cell.rung or UNKNOWN
 
 
-def rung_look(cell: CellParity) -> str:
+def rung_look(cell: CellParity) -> Look:
     """Return how a rung looks: better, same, worse, failed, or open where it can't be told."""
     if cell.failure is not None:
         return "failed"
@@ -101,11 +102,23 @@ def _missing_seeds(evidence: SeedEvidence) -> str:
     return f"; needs about {evidence.seeds_missing} more"
 
 
-def evidence(cell: CellParity) -> list[str]:
-    """Return the texts of COLUMNS after a cell's name and its rung."""
-    if cell.failure is not None:
-        return [MISSING, cell.failure, MISSING, MISSING]
-    return [parting(cell.first_difference), causes(cell), error(cell.worst), over_seeds(cell)]
+def parity_table(parity: Parity, reference: Reference) -> Table:
+    """Return the table of the cells that are compared with a reference."""
+    table = Table(COLUMNS, ["error"])
+    for cell in parity.cells:
+        if cell.reference != reference.cell.id:
+            continue
+        evidence = [MISSING, cell.failure or MISSING, MISSING, MISSING]
+        if cell.failure is None:
+            evidence = [
+                parting(cell.first_difference),
+                causes(cell),
+                error(cell.worst),
+                over_seeds(cell),
+            ]
+        rung = Styled(rung_label(cell), rung_look(cell))
+        table.add_row(name(reference.cell, cell.cell), rung, *evidence)
+    return table
 
 
 def reference_line(reference: Reference) -> str:

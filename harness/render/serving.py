@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.analysis.trial_table import Column, TrialTable, Value
 from harness.core.text import counted
 from harness.render import format as fmt
+from harness.render.table import Table
 from harness.serving.record import COMPILED, EAGER, ExportedModel, TrialExport
 from harness.serving.summary import QUANTILES, ArmLatency, summarize_groups
 from harness.statistics.quantile import Quantile
@@ -40,7 +41,21 @@ LATENCY_COLUMNS = (
 )
 
 
-def model_row(export: TrialExport, model: ExportedModel) -> list[str]:
+def export_tables(export: TrialExport) -> list[Table]:
+    """Return the table of a trial's exported models, and that of their latencies if there are any."""
+    models = Table(MODEL_COLUMNS, MODEL_COLUMNS[1:])
+    for model in export.models:
+        models.add_row(*_model_row(export, model))
+    if not export.latency:
+        return [models]
+    numbers = [column for column in LATENCY_COLUMNS if column != "run by"]
+    latencies = Table(LATENCY_COLUMNS, numbers)
+    for latency in summarize_groups(export.latency):
+        latencies.add_row(*_latency_row(latency))
+    return [models, latencies]
+
+
+def _model_row(export: TrialExport, model: ExportedModel) -> list[str]:
     """Return a row of MODEL_COLUMNS."""
     parity = model.parity
     return [
@@ -65,7 +80,7 @@ def _difference(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.2g}"
 
 
-def latency_row(latency: ArmLatency) -> list[str]:
+def _latency_row(latency: ArmLatency) -> list[str]:
     """Return a row of LATENCY_COLUMNS."""
     speedup = "1" if latency.speedup is None else quantile_text(latency.speedup)
     quantiles = [quantile_text(value, 1e3) for value in latency.quantiles.values()]

@@ -27,6 +27,7 @@ from harness.records.environment import Gpu, Hardware
 from harness.render import chart
 from harness.render.format import byte_size, rate
 from harness.render.terminal.peak import draw, plot_lines, tables
+from harness.render.terminal.table import as_rich
 from tests.factories import make_machine
 from tests.support.commands import harness
 
@@ -182,7 +183,7 @@ def test_rates(value: float, text: str) -> None:
 def printed(machine: object) -> str:
     console = Console(file=io.StringIO(), width=200)
     for table in tables(machine):  # type: ignore[arg-type]
-        console.print(table)
+        console.print(as_rich(table))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from harness.core.paths import Results
 from harness.records.record import Failure
+from harness.render.table import Styled, Table
 from harness.render.terminal.console import TerminalConsole, from_markup
-from harness.render.terminal.table import LONG, make_table, show
+from harness.render.terminal.table import LONG, show
 from tests.factories import make_record
 from tests.support.commands import harness
 from tests.support.reports import make_sweep, write_run
@@ -101,8 +102,8 @@ def test_console_removes_control_characters_and_keeps_its_own_styles() -> None:
 def test_table_takes_texts_as_they_are_and_styles_only_as_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = make_table(["[bold]", ":fire:"], [])
-    table.add_row("[/x]", Text("styled", style="red"))
+    table = Table(["[bold]", ":fire:"])
+    table.add_row("[/x]", Styled("styled", "failed"))
     show(TerminalConsole(), table)
     assert capsys.readouterr().out.split() == ["[bold]", ":fire:", "[/x]", "styled"]
 
@@ -110,8 +111,8 @@ def test_table_takes_texts_as_they_are_and_styles_only_as_text(
 def test_long_table_is_aligned_and_has_no_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = make_table(["name", "number"], ["number"])
-    table.add_row(f"[b]{ESCAPE}é漢", Text("1", style="red"))
+    table = Table(["name", "number"], ["number"])
+    table.add_row(f"[b]{ESCAPE}é漢", Styled("1", "failed"))
     for _ in range(LONG):
         table.add_row("plain", "22")
     show(TerminalConsole(), table)

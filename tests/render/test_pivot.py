@@ -10,6 +10,7 @@ from rich.console import Console
 from harness.core.errors import BadInput
 from harness.records.record import Record
 from harness.render.terminal.pivot import pivot_table, ratio_table, show_pivot
+from harness.render.terminal.table import as_rich
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
@@ -18,7 +19,7 @@ from tests.support.sweeps import load
 def lines(sweep: Sweep, records: list[Record], across: list[str]) -> list[str]:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(pivot_table(sweep, records, across))
+        console.print(as_rich(pivot_table(sweep, records, across)))
     return [" ".join(line.split()) for line in captured.get().splitlines()]
 
 
@@ -91,7 +92,7 @@ def test_ratios_are_of_trials_that_differ_in_nothing_else(tmp_path: Path) -> Non
     ]
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(ratio_table(sweep, records, ["precision"]))
+        console.print(as_rich(ratio_table(sweep, records, ["precision"])))
     # The mean of -1, -2 and -3 octaves is a quarter; Student's half width 4.303 / sqrt(3) octaves.
     low, high = 0.25 * 2 ** (-4.3027 / 3**0.5), 0.25 * 2 ** (4.3027 / 3**0.5)
     assert (

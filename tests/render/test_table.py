@@ -10,7 +10,8 @@ from rich.console import Console
 
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
-from harness.render.terminal.table import result_table
+from harness.render.results import result_table
+from harness.render.terminal.table import as_rich
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
@@ -20,7 +21,7 @@ def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
     """Return the words of each row of the table, without its heading."""
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(result_table(sweep, SweepResult.of_records(sweep, records)))
+        console.print(as_rich(result_table(sweep, SweepResult.of_records(sweep, records))))
     return [line.split() for line in captured.get().splitlines()[1:]]
 
 

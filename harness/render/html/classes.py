@@ -21,20 +21,10 @@ from harness.render import format as fmt
 from harness.render.confusions import draw_confusions
 from harness.render.html.plots import svg
 from harness.render.html.report import Report, ReportCell
+from harness.render.table import Table
 
 MOST_CLASSES = 20  # that are listed: of more, those with the lowest F1
 MOST_MISTAKES = 20  # that are listed where there are more classes
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassRow:
-    """The scores of a class as texts."""
-
-    name: str
-    precision: str
-    recall: str
-    f1: str
-    support: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +34,7 @@ class Classes:
     title: str
     note: str
     matrix: Markup
-    rows: Sequence[ClassRow]
-    mistakes: Sequence[Mistake]  # empty for few classes, whose matrix has them all
+    tables: Sequence[Table]  # of few classes there is none of mistakes, as the matrix has them all
 
 
 def classes(report: Report) -> list[Classes]:
@@ -73,13 +62,15 @@ def _classes(workload: str, cell: ReportCell, confusions: Confusions) -> Classes
         worst = mistakes(confusions)[:MOST_MISTAKES]
         note += f"; below the matrix the {MOST_CLASSES} of {count} classes with the lowest F1, and the most"
         note += " frequent mistakes"
+    tables = [_score_table(scores)]
+    if worst:
+        tables.append(_mistake_table(worst))
     drawing = draw_confusions(_without_secrets(confusions))
     return Classes(
         title=workload,
         note=note,
         matrix=svg(drawing, f"confusion matrix of {workload}"),
-        rows=[_row(score) for score in scores],
-        mistakes=worst,
+        tables=tables,
     )
 
 
@@ -95,12 +86,23 @@ def _lowest_f1_first(score: ClassScore) -> float:
     return 1.0 if score.f1 is None else score.f1
 
 
-def _row(score: ClassScore) -> ClassRow:
-    """Return a class's scores in percent."""
-    return ClassRow(
-        name=score.name,
-        precision=fmt.share(score.precision),
-        recall=fmt.share(score.recall),
-        f1=fmt.share(score.f1),
-        support=f"{score.support:,}",
-    )
+def _score_table(scores: Sequence[ClassScore]) -> Table:
+    """Return a row for each class with its scores in percent."""
+    table = Table(["class", "precision", "recall", "F1", "support"])
+    for score in scores:
+        table.add_row(
+            score.name,
+            fmt.share(score.precision),
+            fmt.share(score.recall),
+            fmt.share(score.f1),
+            f"{score.support:,}",
+        )
+    return table
+
+
+def _mistake_table(mistakes: Sequence[Mistake]) -> Table:
+    """Return a row for each pair of classes of which one is taken for the other."""
+    table = Table(["label", "taken for", "samples"])
+    for mistake in mistakes:
+        table.add_row(mistake.label, mistake.predicted, str(mistake.count))
+    return table

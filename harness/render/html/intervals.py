@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from harness.analysis.compare import Row
 from harness.render import format as fmt
 from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
-from harness.render.html.rows import NO_BADGE, Badge, Bounds, Group, RatioScale, Scale
+from harness.render.html.rows import NO_BADGE, Bounds, Group, RatioScale, Scale
+from harness.render.table import Styled
 from harness.statistics.attribution import Attribution, Effect
 from harness.statistics.interval import Interval
 
@@ -29,7 +30,7 @@ class Ratio:
     label: str
     value: float
     bounds: Bounds | None  # None where too few values give no interval
-    badge: Badge
+    badge: Styled
 
 
 def speedups(report: Report) -> list[Group]:
@@ -100,21 +101,8 @@ def _ratio(label: str, row: Row) -> Ratio:
     """Return the ratio of a row of a comparison."""
     verdict = row.verdict
     return Ratio(
-        label=label, value=verdict.effect, bounds=verdict.interval, badge=verdict_badge(row)
+        label=label, value=verdict.effect, bounds=verdict.interval, badge=fmt.verdict_badge(row)
     )
-
-
-def verdict_badge(row: Row | None) -> Badge:
-    """Return the badge of a verdict, an empty one for a cell that has none.
-
-    The look decides the color and the sign before the text (templates/report.css).
-    """
-    if row is None:
-        return NO_BADGE
-    look: str = row.verdict.outcome
-    if look == "inconclusive":
-        look = "open"
-    return Badge(row.verdict.label, look)
 
 
 def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> Group:
@@ -187,11 +175,11 @@ def _interaction(effect: Effect) -> Ratio:
 def _effect_ratio(label: str, effect: Effect, above: str, below: str) -> Ratio:
     """Return an effect to draw; `above` and `below` name a certain one above and below 1."""
     if not effect.is_certain:
-        badge = Badge("not certain", "open")
+        badge = Styled("not certain", "open")
     elif effect.ratio > 1:
-        badge = Badge(above, "better")
+        badge = Styled(above, "better")
     else:
-        badge = Badge(below, "worse")
+        badge = Styled(below, "worse")
     return Ratio(label=label, value=effect.ratio, bounds=(effect.low, effect.high), badge=badge)
 
 
@@ -223,7 +211,8 @@ def _metric_group(
     scale = Scale(means, bounds)
     rows = []
     for cell, metric in evaluated:
-        badge = verdict_badge(report.result.metric_row(cell.cell))
+        row = report.result.metric_row(cell.cell)
+        badge = NO_BADGE if row is None else fmt.verdict_badge(row)
         text = fmt.metric(metric)
         rows.append(scale.span(cell.name, metric.mean, metric.bounds, text, badge))
     first_cell = evaluated[0][0]

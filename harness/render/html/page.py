@@ -27,10 +27,12 @@ from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
-from harness.render.html import classes, intervals, origin, parity, plots, rates, sections, serving
+from harness.render.html import classes, extras, intervals, origin, plots, sections
 from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.html.steps import StepTimes, step_times
+from harness.render.preflight import norm_table
 from harness.render.roofline import describe_shares, draw_roofline, roofline_cells
+from harness.render.table import Table
 
 ABOUT_CURVES = (
     "means over trials, with their range where lines are few, up to where the first of them ended;"
@@ -213,11 +215,11 @@ def _rooflines(report: Report) -> list[tuple[str, Markup]]:
     return rooflines
 
 
-def _preflight(report: Report) -> list[WorkloadReport]:
-    """Return what `harness check` has found out about each workload."""
+def _preflight(report: Report) -> list[tuple[WorkloadReport, Table]]:
+    """Return the findings of `harness check` on each workload, with the norms of its parameters."""
     if report.preflight is None:
         return []
-    return list(report.preflight.workloads)
+    return [(workload, norm_table(workload.norms)) for workload in report.preflight.workloads]
 
 
 def _sections(report: Report) -> list[Section]:
@@ -412,8 +414,8 @@ SECTIONS = (
     Section(
         id="parity",
         title="Parity",
-        kind="ladders",
-        build=parity.ladders,
+        kind="tables",
+        build=extras.parity,
         about="how alike the cells compute, each held against a reference, from the highest rung:"
         " bitwise, n ULP, the fp64 rule, equivalent over seeds, different",
         needs="harness parity",
@@ -422,7 +424,7 @@ SECTIONS = (
         id="rates",
         title="Learning rates",
         kind="plots",
-        build=rates.rate_plots,
+        build=extras.rate_plots,
         about="the loss of a short training whose rate rises, smoothed, a line for each seed; the"
         " suggestions with their range over seeds",
         needs="harness find-lr SWEEP",
@@ -431,7 +433,7 @@ SECTIONS = (
         id="exports",
         title="Exported models",
         kind="tables",
-        build=serving.exports,
+        build=extras.exports,
         about="each held against eager mode over the whole test set; times of calls in turn, with 95%"
         " intervals from order statistics",
         needs="harness export TRIAL --to FORMAT",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.render.chart import COLORS, tint
+from harness.render.table import Styled
 
 Bounds = tuple[float, float]  # the low and the high end of an interval
 
@@ -43,15 +44,7 @@ class Bar:
     text: str
 
 
-@dataclass(frozen=True)
-class Badge:
-    """A word in a colored frame: a verdict, a certainty or a status."""
-
-    text: str
-    look: str  # better, worse, same, failed, or open where nothing is certain
-
-
-NO_BADGE = Badge("", "")
+NO_BADGE = Styled("", "plain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +60,7 @@ class Span:
     high: float | None  # percent
     ends: str  # the ends of the interval that are beyond the scale: open-low, open-high
     text: str
-    badge: Badge
+    badge: Styled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +107,7 @@ class Scale:
         return 100 * (inside - self.low) / (self.high - self.low)
 
     def span(
-        self, label: str, value: float, bounds: Bounds | None, text: str, badge: Badge = NO_BADGE
+        self, label: str, value: float, bounds: Bounds | None, text: str, badge: Styled = NO_BADGE
     ) -> Span:
         """Return the row of a value; `bounds` are the ends of its interval, None without one."""
         row = Span(

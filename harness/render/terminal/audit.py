@@ -8,15 +8,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
 
 from harness.analysis.parity import CellParity, Parity, Reference
 from harness.core.text import counted
 from harness.gate.tax import Tax
 from harness.render import parity as texts
 from harness.render.format import MISSING
+from harness.render.table import Content, Look, Styled, Table
 from harness.render.terminal.parity import to_json as parity_to_json
-from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
 from harness.reproduce.audit import turned
 from harness.spec.cell import Cell
@@ -25,14 +24,19 @@ COLUMNS = ("turned", "same bits?", "rung", "they part in", "likely cause", "erro
 # What a rung says of bits.
 ANSWERS = {"bitwise": "bitwise", "ulp": "within tolerance", "fp64": "within tolerance"}
 NEITHER = "neither"
-STYLES = {"bitwise": "green", "within tolerance": "yellow", NEITHER: "red", "failed": "red"}
+LOOKS: Mapping[str, Look] = {
+    "bitwise": "better",
+    "within tolerance": "open",
+    NEITHER: "failed",
+    "failed": "failed",
+}
 
 
 def show_audit(console: Console, parity: Parity, taxes: Sequence[Tax]) -> None:
     """Print a table for each reference, then the costs."""
     for reference in parity.references:
         console.print(f"against {escape(reference.cell.label)}", soft_wrap=True)
-        table = make_table(COLUMNS, ["error"])
+        table = Table(COLUMNS, ["error"])
         table.add_row(*relaunch_row(reference))
         for cell in parity.cells:
             if cell.reference == reference.cell.id:
@@ -49,13 +53,13 @@ def show_audit(console: Console, parity: Parity, taxes: Sequence[Tax]) -> None:
         console.print(escape(tax_line(tax)), soft_wrap=True)
 
 
-def relaunch_row(reference: Reference) -> list[str | Text]:
+def relaunch_row(reference: Reference) -> list[Content]:
     """Return the row of the reference's second run."""
     answer = "bitwise" if reference.control is None else NEITHER
     cause = MISSING if reference.control is None else "not deterministic"
     return [
         "nothing: run again",
-        Text(answer, style=STYLES[answer]),
+        Styled(answer, LOOKS[answer]),
         "bitwise" if reference.control is None else texts.UNKNOWN,
         texts.parting(reference.control),
         cause,
@@ -63,12 +67,12 @@ def relaunch_row(reference: Reference) -> list[str | Text]:
     ]
 
 
-def row(reference: Cell, cell: CellParity) -> list[str | Text]:
+def row(reference: Cell, cell: CellParity) -> list[Content]:
     """Return the row of a cell: what was turned, and what that did."""
     answer = answer_of(cell)
     return [
         describe_turn(reference, cell.cell),
-        Text(answer, style=STYLES[answer]),
+        Styled(answer, LOOKS[answer]),
         texts.rung_label(cell),
         texts.parting(cell.first_difference),
         texts.causes(cell),

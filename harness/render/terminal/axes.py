@@ -51,7 +51,7 @@ PLAIN_TYPES = {
 
 def show() -> None:
     """Print each axis with its values, its default, its effect and its requirements."""
-    # Not `make_table`: here texts are sentences, which wrap to the width of the terminal.
+    # Not a `harness.render.table.Table`: here texts are sentences, which wrap to the width of the terminal.
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()

@@ -7,7 +7,7 @@ that scripts that read one can read the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Self
 
@@ -17,10 +17,11 @@ from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.bisect_stacks import StackBisectOutcome
 from harness.gate.history import Commit
 from harness.gate.judge import Finding
-from harness.render.terminal.console import TerminalConsole
+from harness.render.table import Look
+from harness.render.terminal.console import TerminalConsole, styled
 
 MOST_PACKAGES = 12  # that a line lists; JSON has all
-STYLES = {"bad": "bold red", "good": "green", "skip": "yellow"}  # by the mark of a finding
+LOOKS: Mapping[str, Look] = {"bad": "worse", "good": "better", "skip": "open"}  # by a mark
 
 
 class Progress:
@@ -68,7 +69,7 @@ class Progress:
 
 def _describe_finding(name: str, finding: Finding) -> str:
     """Return what was found of a commit or a stack, in Rich's markup."""
-    mark = f"[{STYLES[finding.mark]}]{finding.mark:<4}[/]"
+    mark = styled(f"{finding.mark:<4}", LOOKS[finding.mark])
     return f"{mark}  {name}  {escape(finding.description)}"
 
 

@@ -15,24 +15,18 @@ from statistics import fmean
 from typing import Any
 
 from rich.markup import escape
-from rich.text import Text
 
 from harness.analysis.baseline import Saved
 from harness.analysis.compare import Comparison, Match, Row, Rules, setting_differences
 from harness.analysis.result import CellResult, TrialResult
 from harness.render import format as fmt
+from harness.render.table import Content, Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import show
 from harness.statistics.estimate import POWER
 from harness.statistics.trials import mean_of_trials
-from harness.statistics.verdict import Correction, Outcome
+from harness.statistics.verdict import Correction
 
-STYLES: dict[Outcome, str] = {  # Rich's, by what a verdict means for B
-    "better": "green",
-    "worse": "bold red",
-    "same": "",
-    "inconclusive": "yellow",
-}
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
 NUMBERS = ["A", "B", "B against A", "interval", "pairs", "detectable"]  # aligned to the right
 # What the verdicts of a table promise together, as the legend below it says.
@@ -51,9 +45,9 @@ def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str])
     console = TerminalConsole()
     heading = f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}"
     console.print(heading, soft_wrap=True)
-    table = make_table(["cell", *COLUMNS], NUMBERS)
+    table = Table(["cell", *COLUMNS], NUMBERS)
     if len(b_names) > 1:
-        table = make_table(["cell", "B", *COLUMNS], NUMBERS)
+        table = Table(["cell", "B", *COLUMNS], NUMBERS)
     for match in comparison.matches:
         label = _label(match)
         for row in _match_rows(comparison, match):
@@ -65,13 +59,13 @@ def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str])
     console.print(f"[bold]{escape(_conclusion(comparison))}[/]", soft_wrap=True)
 
 
-def _match_rows(comparison: Comparison, match: Match) -> list[list[str | Text]]:
+def _match_rows(comparison: Comparison, match: Match) -> list[list[Content]]:
     """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`.
 
     The last row says how many pairs of trials ended with the same parameters, bit for bit. It has
     no verdict, as nothing about it is uncertain.
     """
-    rows: list[list[str | Text]] = []
+    rows: list[list[Content]] = []
     for row in comparison.rows_of(match):
         rows.append([match.b_side, *_row_texts(row)])
     bits = fmt.MISSING
@@ -94,7 +88,7 @@ def _label(match: Match) -> str:
     return f"{match.b.cell.label} against {' '.join(differing)}"
 
 
-def _row_texts(row: Row) -> list[str | Text]:
+def _row_texts(row: Row) -> list[Content]:
     """Return the texts of one metric's row, one for each of `COLUMNS`."""
     verdict = row.verdict
     # Trials without a partner of the same seed are compared as two groups, with wider intervals.
@@ -105,7 +99,7 @@ def _row_texts(row: Row) -> list[str | Text]:
         fmt.effect(verdict),
         fmt.effect_interval(verdict),
         f"{verdict.estimate.count}{unpaired}",
-        Text(verdict.label, style=STYLES[verdict.outcome]),
+        fmt.verdict_badge(row),
         fmt.detectable_effect(verdict),
     ]
 
@@ -270,7 +264,7 @@ def show_saved(saved: Sequence[Saved]) -> None:
 def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
     """Print one row a baseline; `baselines` are their files with what they hold."""
     columns = ["hardware", "cell", "label", "samples/s", "trials", "code"]
-    table = make_table(columns, ["samples/s", "trials"])
+    table = Table(columns, ["samples/s", "trials"])
     # The folder of a baseline is named after the hardware, the file after the cell's id.
     for path, result in baselines:
         table.add_row(
@@ -304,7 +298,7 @@ def show_baseline(path: Path, result: CellResult) -> None:
         console.print(f"{kind:9}{escape(' and '.join(values))}", soft_wrap=True)
     metric = result.target.name if result.target else "metric"
     numbers = ["seed", "repeat", "samples/s", "standard error", metric]
-    table = make_table([*numbers, "parameters"], numbers)
+    table = Table([*numbers, "parameters"], numbers)
     for trial in result.trials:
         table.add_row(*_trial_texts(trial))
     show(console, table)

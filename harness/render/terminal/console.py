@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
+from harness.render.table import TERMINAL_STYLES, Look
+
 # C0 but the line feed, DEL and C1, whose \x9b begins a sequence as ESC [ does, and the marks that
 # reverse the direction of the text after them.
 CONTROL_CHARACTERS = {
@@ -57,6 +59,12 @@ def spinner(activity: str = "") -> Iterator[Callable[[str], None]]:
     """
     with TerminalConsole(stderr=True).status("") as status:
         yield lambda text: status.update(escape(f"{activity} {text}".strip()))
+
+
+def styled(text: str, look: Look) -> str:
+    """Return a text in markup, in the style of its look."""
+    style = TERMINAL_STYLES[look]
+    return f"[{style}]{escape(text)}[/]" if style else escape(text)
 
 
 def from_markup(markup: str) -> Text:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
+from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import show
 from harness.reproduce.divergence import Comparison, Divergence, RankMark
 from harness.reproduce.tracing import Parting
 from harness.reproduce.values import TensorDifference
@@ -55,7 +56,7 @@ def show_differences(console: TerminalConsole, differences: Sequence[TensorDiffe
     """Print a table of the tensors that differ first, if their values are known."""
     if not differences:
         return
-    table = make_table(
+    table = Table(
         ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"],
         ["rank", "elements", "differ", "largest ULP", "largest relative"],
     )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.markup import escape
 
-from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.console import TerminalConsole, styled
 from harness.slurm.doctor.checks import Check
 
-TICKS = {  # by `Check.passed`
-    True: "[green]✓[/]",
-    False: "[red]✗[/]",
-    None: "[yellow]–[/]",  # not tried, because of what failed before
+TICKS: Mapping[bool | None, str] = {  # by `Check.passed`
+    True: styled("✓", "better"),
+    False: styled("✗", "failed"),
+    None: styled("–", "open"),  # not tried, because an earlier check failed
 }
 
 

@@ -15,8 +15,9 @@ from rich.markup import escape
 
 from harness.core.text import counted
 from harness.render import format as fmt
+from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import show
 from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import ALPHA
 
@@ -50,7 +51,7 @@ def _print_attribution(console: Console, label: str, attribution: Attribution) -
     A term is an axis or a pair of axes. It can't be separated where the cells that would tell it
     from others are not in the sweep.
     """
-    table = make_table(
+    table = Table(
         [label, "against", "throughput", "interval", "certain"],
         ["throughput", "interval"],
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rich.markup import escape
-from rich.text import Text
 
 from harness.core.errors import one_line
 from harness.core.text import counted
@@ -22,12 +22,17 @@ from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
+from harness.render.table import Look, Styled, Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import PlainTable, make_table, show
+from harness.render.terminal.table import show
 from harness.statistics.verdict import ALPHA
 
-# Rich's, by verdict; any other has none.
-STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green", "inconclusive": "yellow"}
+LOOKS: Mapping[str, Look] = {  # by verdict; any other is plain
+    "slower": "worse",
+    "failed": "worse",
+    "faster": "better",
+    "inconclusive": "open",
+}
 EXIT_INCONCLUSIVE = 3
 HEADINGS = {0: "passes", 1: "fails", EXIT_INCONCLUSIVE: "is inconclusive"}  # by exit code
 COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
@@ -43,7 +48,7 @@ ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebo
 def show_outcome(outcome: GateOutcome) -> None:
     """Print the table, the certificate of this machine, what is wrong, and the gate's verdict."""
     console = TerminalConsole()
-    table = make_table(COLUMNS, NUMBER_COLUMNS)
+    table = Table(COLUMNS, NUMBER_COLUMNS)
     for cell_outcome in outcome.cells:
         _add_row(table, cell_outcome.cell.label, cell_outcome.measured)
         if cell_outcome.control is not None:
@@ -66,17 +71,16 @@ def _is_problem(outcome: GateOutcome, cell_outcome: CellOutcome) -> bool:
     return outcome.has_failed(cell_outcome) or outcome.is_inconclusive(cell_outcome)
 
 
-def _add_row(table: PlainTable, label: str, paired: PairedResult) -> None:
+def _add_row(table: Table, label: str, paired: PairedResult) -> None:
     """Add the row of a cell or of its control: one text for each of `COLUMNS`."""
     verdict = "failed" if paired.failure else paired.verdict
     cost = UNKNOWN
     if paired.pairs:
         cost = f"{paired.seconds:.1f} s, {counted(paired.pairs, 'pair')}"
-    styled_verdict = Text(verdict + _turns(paired), style=STYLES.get(verdict, ""))
     table.add_row(
-        Text(_printable(label)),
+        _printable(label),
         *_numbers(paired),
-        styled_verdict,
+        Styled(verdict + _turns(paired), LOOKS.get(verdict, "plain")),
         BITS[paired.same_bits],
         cost,
     )

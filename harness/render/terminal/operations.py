@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from harness.core.text import counted
 from harness.render.format import MISSING
-from harness.render.terminal.table import make_table
+from harness.render.table import Table
 from harness.render.terminal.table import show as show_table
 from harness.reproduce.catalog import (
     REPEATS,
@@ -32,7 +32,7 @@ def show_operations(
     groups = group_operations(by_workload)
     shown = [group for group in groups if every or not group.worst.is_exact]
     if shown:
-        table = make_table(COLUMNS, [])
+        table = Table(COLUMNS, [])
         for group in shown:
             table.add_row(*row(group))
         show_table(console, table)

@@ -8,14 +8,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
 
 from harness.analysis.parity import CellParity, Parity
 from harness.render import parity as texts
-from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
-
-STYLES = {"better": "green", "same": "green", "worse": "red", "failed": "red", "open": "yellow"}
 
 
 def show_cell(console: Console, cell: CellParity) -> None:
@@ -28,20 +24,10 @@ def show_parity(console: Console, parity: Parity) -> None:
     for reference in parity.references:
         line = f"against {reference.cell.label}, {texts.reference_line(reference)}"
         console.print(escape(line), soft_wrap=True)
-        table = make_table(texts.COLUMNS, ["error"])
-        for cell in parity.cells:
-            if cell.reference == reference.cell.id:
-                table.add_row(texts.name(reference.cell, cell.cell), *_row(cell))
-        show_table(console, table)
+        show_table(console, texts.parity_table(parity, reference))
         console.print()
     for line in [*texts.rule_lines(parity), *texts.hints(parity)]:
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-
-
-def _row(cell: CellParity) -> list[str | Text]:
-    """Return the columns of a cell after its name."""
-    label = Text(texts.rung_label(cell), style=STYLES[texts.rung_look(cell)])
-    return [label, *texts.evidence(cell)]
 
 
 def to_json(parity: Parity) -> dict[str, Any]:

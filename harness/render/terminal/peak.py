@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from harness.core.text import counted
 from harness.hardware.machine import SATURATION, AllReduce, Copy, Machine, Matmul, Timing
 from harness.render import chart
 from harness.render.format import MISSING, byte_size, machine_title, rate
+from harness.render.table import Content, Styled, Table
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
 
@@ -67,16 +67,7 @@ def tables(machine: Machine) -> list[Table]:
     return shown
 
 
-def _table(row_title: str, *columns: str) -> Table:
-    """Return an empty table whose columns, but for the titles of rows, are aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(row_title, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _rates(work: float, timing: Timing) -> str:
+def _rates(work: float, timing: Timing) -> list[Styled]:
     """Return the rate of the best repeat, of the median and of the worst, in 1e9 per second.
 
     `work` is that of one call: FLOP or bytes.
@@ -84,7 +75,7 @@ def _rates(work: float, timing: Timing) -> str:
     best = work / timing.best / GIGA
     middle = work / timing.median / GIGA
     worst = work / timing.worst / GIGA
-    return f"{best:.3g} [dim]({middle:.3g}, {worst:.3g})[/]"
+    return [Styled(f"{best:.3g}", "plain"), Styled(f" ({middle:.3g}, {worst:.3g})", "quiet")]
 
 
 def _matmul_table(matmuls: Sequence[Matmul]) -> Table:
@@ -119,14 +110,14 @@ def _size_table(
     `size_of` returns the size of a measurement, `size_label` the title of a size's row. Series may
     have different sizes: a slow one ends earlier, and has a dash in the rows of larger sizes.
     """
-    rates_by_size: dict[int, dict[str, str]] = {}  # then by the name of the series
+    rates_by_size: dict[int, dict[str, Content]] = {}  # then by the name of the series
     for name, series in series_by_name.items():
         for measurement in series:
             rates = rates_by_size.setdefault(size_of(measurement), {})
             rates[name] = _rates(measurement.work, measurement.timing)
-    table = _table(row_title, *series_by_name)
+    table = Table([row_title, *series_by_name], series_by_name)
     for size in sorted(rates_by_size):
-        row = [size_label(size)]
+        row: list[Content] = [size_label(size)]
         for name in series_by_name:
             row.append(rates_by_size[size].get(name, MISSING))
         table.add_row(*row)
@@ -138,13 +129,8 @@ def _all_reduce_table(all_reduces: Sequence[AllReduce]) -> Table:
 
     Rates are those of the median, unlike the rates of products and copies.
     """
-    table = _table(
-        f"all-reduce, {all_reduces[0].ranks} ranks",
-        "median µs",
-        "range µs",
-        "algorithm GB/s",
-        "bus GB/s",
-    )
+    numbers = ["median µs", "range µs", "algorithm GB/s", "bus GB/s"]
+    table = Table([f"all-reduce, {all_reduces[0].ranks} ranks", *numbers], numbers)
     for measurement in all_reduces:
         timing = measurement.timing
         best, worst = timing.best * MICROSECONDS, timing.worst * MICROSECONDS

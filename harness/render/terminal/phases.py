@@ -15,8 +15,10 @@ from rich.text import Text
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
+from harness.render.format import NUMERIC_AXES
+from harness.render.table import TERMINAL_STYLES, Content, Look, Styled, Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import NUMERIC_AXES, PlainTable, make_table, show
+from harness.render.terminal.table import show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -29,16 +31,16 @@ class PhaseStyle:
     """How a phase of a step is shown."""
 
     column: str  # the heading of its column
-    color: str  # Rich's
+    look: Look
 
 
 PHASES = {
-    "data_wait": PhaseStyle("data wait", "yellow"),
-    "host_to_device": PhaseStyle("to device", "bright_yellow"),
-    "forward": PhaseStyle("forward", "green"),
-    "backward": PhaseStyle("backward", "blue"),
-    "communication": PhaseStyle("commun.", "red"),
-    "optimizer": PhaseStyle("optimizer", "magenta"),
+    "data_wait": PhaseStyle("data wait", "data wait"),
+    "host_to_device": PhaseStyle("to device", "to device"),
+    "forward": PhaseStyle("forward", "forward"),
+    "backward": PhaseStyle("backward", "backward"),
+    "communication": PhaseStyle("commun.", "communication"),
+    "optimizer": PhaseStyle("optimizer", "optimizer"),
 }
 
 
@@ -58,7 +60,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     axes = varying_axes(sweep.cells)
     for cell in sweep.cells:
         cell_shares = shares[cell.id]
-        row: list[str | Text] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
+        row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
         row.append(_bar(cell_shares))
         for phase in phases:
             row.append(fmt.share(cell_shares.get(phase)))
@@ -111,26 +113,26 @@ def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
     return visible
 
 
-def _empty_table(cells: Sequence[Cell], phases: Sequence[str]) -> PlainTable:
+def _empty_table(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
     """Return the table without rows."""
     columns = [PHASES[phase].column for phase in phases]
-    return make_table(
+    return Table(
         ["cell", "workload", *varying_axes(cells), "step", *columns, "skew", "steady"],
         [*columns, "skew", *NUMERIC_AXES],
     )
 
 
-def _bar(shares: Mapping[str, float]) -> Text:
+def _bar(shares: Mapping[str, float]) -> list[Styled]:
     """Return a bar of `BAR_WIDTH` characters, divided by the shares.
 
     The end of each part is rounded rather than its width, so that rounding errors do not add up.
     """
-    bar = Text()
+    bar = []
     filled, total = 0, 0.0
     for phase, share in shares.items():
         total += share
         end = round(total * BAR_WIDTH)
-        bar.append("█" * (end - filled), style=PHASES[phase].color)
+        bar.append(Styled("█" * (end - filled), PHASES[phase].look))
         filled = end
     return bar
 
@@ -141,7 +143,7 @@ def _legend(phases: Sequence[str]) -> Text:
     for number, phase in enumerate(phases):
         if number:
             legend.append("  ")
-        legend.append("█ ", style=PHASES[phase].color)
+        legend.append("█ ", style=TERMINAL_STYLES[PHASES[phase].look])
         # `default` ends the color of the block before it.
         legend.append(PHASES[phase].column, style="default")
     return legend
@@ -166,22 +168,22 @@ def _straggler(summaries: Sequence[Summary]) -> str:
     return f"{mean_skew} rank {ranks.pop()}"
 
 
-def _steadiness(summaries: Sequence[Summary]) -> Text:
+def _steadiness(summaries: Sequence[Summary]) -> Content:
     """Return the step from which all trials were steady, or how many never were.
 
     A trial that never settles is measured all the same, from its last steps, and is not to be
     trusted much; that is why it is yellow.
     """
     if not summaries:
-        return Text(fmt.MISSING)
+        return fmt.MISSING
     settled = [summary.settled for summary in summaries]
     if False in settled:
-        return Text(f"never, {settled.count(False)} of {len(settled)}", style="yellow")
+        return Styled(f"never, {settled.count(False)} of {len(settled)}", "open")
     # The latest, since all trials are steady only from there on.
     last_start = -1
     for summary in summaries:
         if summary.window_start is not None:
             last_start = max(last_start, summary.window_start)
     if None in settled or last_start < 0:
-        return Text("too few steps to tell")
-    return Text(f"from step {last_start}")
+        return "too few steps to tell"
+    return f"from step {last_start}"

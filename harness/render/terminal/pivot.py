@@ -14,8 +14,10 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.records.record import Record
 from harness.render import format as fmt
+from harness.render.format import NUMERIC_AXES
+from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import NUMERIC_AXES, PlainTable, make_table, show
+from harness.render.terminal.table import show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import geometric_mean_interval
@@ -47,7 +49,7 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     console.print(f"\n{summary}", soft_wrap=True)
 
 
-def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> PlainTable:
+def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
     """Return a table of throughput.
 
     It has a column for each combination of values of the axes `across`, and a row for each
@@ -60,7 +62,7 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
         cell = cell_result.cell
         row = rows.setdefault((cell.workload.label, *fmt.axis_texts(cell, down)), {})
         row[_column(cell, across)] = fmt.throughput(cell_result.throughput)
-    table = make_table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
+    table = Table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
     for head, row in rows.items():
         texts = list(head)
         for column in columns:
@@ -69,7 +71,7 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     return table
 
 
-def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> PlainTable:
+def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
     """Return a table of the throughput of the other columns relative to the first, by workload.
 
     Axes that are not across differ between the pairs of a ratio and not within one, so that the
@@ -78,7 +80,7 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     down = _axes_down(sweep, across)
     first_column, *other_columns = _columns(sweep, across)
     titles = [f"{column} : {first_column}" for column in other_columns]
-    table = make_table(["workload", *titles], titles)
+    table = Table(["workload", *titles], titles)
     for workload, pairings in _paired_throughputs(records, across, down).items():
         pairs = list(pairings.values())
         texts = [workload]

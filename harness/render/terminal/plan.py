@@ -14,9 +14,9 @@ from rich.markup import escape
 from harness.analysis.cells import varying_axes
 from harness.core.errors import one_line
 from harness.core.text import counted
-from harness.render.format import axis_value, changed_axes, duration
+from harness.render.format import NUMERIC_AXES, axis_texts, axis_value, changed_axes, duration
+from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, plan_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Cell, Fingerprints, level_reader
 from harness.spec.matrix import CONFLICT, ExcludedPoint
@@ -66,7 +66,7 @@ def _show_summary(
     console: Console, sweep: Sweep, axes: Sequence[str], estimates: Mapping[str, float]
 ) -> None:
     """Print how many values the `axes` have in which cells differ, and the first and last cells."""
-    table = make_table(["axis", "values", "cells of each"], ["values"])
+    table = Table(["axis", "values", "cells of each"], ["values"])
     for axis in ("workload", *axes):
         read = _label_of if axis == "workload" else level_reader(axis)
         counts = Counter(map(read, sweep.cells))
@@ -183,3 +183,19 @@ def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
             f" unknown for {unknown_count}"
         )
     return f"time: {total} by earlier records"
+
+
+def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[str, float]) -> Table:
+    """Return a table with a row for each of some cells of a sweep, and a column for each of some axes.
+
+    `estimates` are the seconds that a trial takes, by the id of its cell.
+    """
+    columns = ["cell", "workload", *axes, "length", "estimate"]
+    table = Table(columns, [*NUMERIC_AXES, "estimate"])
+    for cell in cells:
+        estimate = "unknown"
+        if cell.id in estimates:
+            estimate = duration(estimates[cell.id])
+        row = [*axis_texts(cell, axes), str(cell.length), estimate]
+        table.add_row(cell.id, cell.workload.label, *row)
+    return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.markup import escape
@@ -11,20 +10,19 @@ from rich.markup import escape
 from harness.core.text import counted
 from harness.preflight.report import (
     Finding,
-    ParameterNorms,
     Preflight,
     WorkloadReport,
 )
-from harness.render.format import MISSING
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import PlainTable, make_table, show
+from harness.render.preflight import norm_table
+from harness.render.terminal.console import TerminalConsole, styled
+from harness.render.terminal.table import show
 
 NAME_WIDTH = 16  # columns, more than any name of a check
 MARKS = {
-    "passed": ("✓", "green"),
-    "problem": ("✗", "red"),
-    "noted": ("!", "yellow"),
-    "skipped": ("–", "dim"),
+    "passed": styled("✓", "better"),
+    "problem": styled("✗", "failed"),
+    "noted": styled("!", "open"),
+    "skipped": styled("–", "quiet"),
 }
 
 
@@ -55,22 +53,13 @@ def _print_workload(console: TerminalConsole, workload: WorkloadReport, *, verbo
         if verbose or finding.status in ("problem", "noted"):
             _print_finding(console, finding)
     if verbose and workload.norms:
-        show(console, _norm_table(workload.norms))
+        show(console, norm_table(workload.norms))
 
 
 def _print_finding(console: TerminalConsole, finding: Finding) -> None:
     """Print what a check has come to, and below it what to do about a problem."""
-    mark, style = MARKS[finding.status]
     name = f"{finding.check:{NAME_WIDTH}}"
-    console.print(f"  [{style}]{mark}[/] {escape(name)}{escape(finding.measured)}", soft_wrap=True)
+    text = escape(f"{name}{finding.measured}")
+    console.print(f"  {MARKS[finding.status]} {text}", soft_wrap=True)
     if finding.advice:
         console.print(f"{'':{NAME_WIDTH + 4}}→ {escape(finding.advice)}", soft_wrap=True)
-
-
-def _norm_table(norms: Sequence[ParameterNorms]) -> PlainTable:
-    """Return a table with the norms of parameters and gradients of a new model."""
-    table = make_table(["parameter", "norm", "norm of gradient"], ["norm", "norm of gradient"])
-    for parameter in norms:
-        gradient = MISSING if parameter.gradient is None else f"{parameter.gradient:.3g}"
-        table.add_row(parameter.name, f"{parameter.parameter:.3g}", gradient)
-    return table

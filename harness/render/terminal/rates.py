@@ -16,8 +16,9 @@ from harness.preflight.rates import (
     RateSearch,
 )
 from harness.render.format import rate_spread
+from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import show
 
 WIDTH, HEIGHT = 71, 10  # of the plot, in characters; ten columns for each power of ten
 PEAK, STEEPEST, TENTH = "◆", "▲", "△"
@@ -32,7 +33,7 @@ def show_rates(search: RateSearch, *, as_json: bool) -> None:
         print(json.dumps(asdict(search), indent=1))
         return
     console = TerminalConsole()
-    table = make_table(COLUMNS, ["now"])
+    table = Table(COLUMNS, ["now"])
     for rates in search.cells:
         console.print(f"[bold]{escape(rates.cell.label)}[/]")
         for line in plot_lines(rates):

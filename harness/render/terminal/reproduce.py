@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-
-from rich.markup import escape
 
 from harness.core.errors import one_line
 from harness.core.paths import Results
@@ -16,17 +14,21 @@ from harness.core.text import counted
 from harness.launch.runner import TrialListener
 from harness.records.differences import Value, shown
 from harness.render.reproduction import remedies, seeds_text, unique_differences, verdict_line
-from harness.render.terminal.console import TerminalConsole
+from harness.render.table import Look, Table
+from harness.render.terminal.console import TerminalConsole, styled
 from harness.render.terminal.run import RunView
-from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
 from harness.reproduce.bundle import RESULTS_FOLDER
 from harness.reproduce.rerun import Prepared
-from harness.reproduce.verdict import Verdict
+from harness.reproduce.verdict import Outcome, Verdict
 from harness.spec.sweep import Sweep
 
 LONGEST_VALUE = 50  # characters of a value in the table of conditions; verdict.md has all
-COLORS = {"repeated": "green", "reproduced": "green", "inconclusive": "yellow"}
+LOOKS: Mapping[Outcome, Look] = {
+    "repeated": "better",
+    "reproduced": "better",
+    "inconclusive": "open",
+}
 
 
 class ReproductionView:
@@ -58,7 +60,7 @@ class ReproductionView:
         self._print(
             f"conditions: {counted(len(differences), 'difference')}, the likeliest cause first"
         )
-        table = make_table(["condition", "recorded", "here"], [])
+        table = Table(["condition", "recorded", "here"], [])
         for difference in differences:
             table.add_row(difference.field, _fitting(difference.a), _fitting(difference.b))
         show_table(self._console, table)
@@ -69,8 +71,8 @@ class ReproductionView:
         """Print what came of it, and where the bundle is."""
         for entry in verdict.seeds:
             self._print(seeds_text(entry))
-        color = COLORS.get(verdict.outcome, "red")
-        self._console.print(f"[{color}]{escape(verdict_line(verdict))}[/]", soft_wrap=True)
+        look = LOOKS.get(verdict.outcome, "failed")
+        self._console.print(styled(verdict_line(verdict), look), soft_wrap=True)
         self._print(f"bundle: {self._folder}")
 
     def _print(self, text: str) -> None:

@@ -34,11 +34,11 @@ from harness.render.format import (
     stop_counts,
     stop_note,
 )
+from harness.render.results import marks_legend, result_table
 from harness.render.roofline import with_measured_peaks
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.plan import conflict_lines
 from harness.render.terminal.roofline import roofline_lines
-from harness.render.terminal.table import marks_legend, result_table
 from harness.render.terminal.table import show as show_table
 from harness.render.terminal.verdicts import show_verdicts
 from harness.spec.cell import Trial

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.markup import escape
-from rich.text import Text
 
 from harness.core.paths import TrialFolder
 from harness.measure.selftest import TOLERANCE, QuantityCheck, check_record
 from harness.records.record import Record
 from harness.render.format import MISSING
+from harness.render.table import Styled, Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import PlainTable, make_table, show
+from harness.render.terminal.table import show
 from harness.spec.cell import Trial
 
 
@@ -76,18 +76,18 @@ def _problem(record: Record) -> str:
     return f"{record.trial.cell.label}: {reason}"
 
 
-def _check_table(checks: Sequence[QuantityCheck]) -> PlainTable:
+def _check_table(checks: Sequence[QuantityCheck]) -> Table:
     """Return a table with a row for each quantity of each number of ranks, ticked if it passed."""
-    table = make_table(
+    table = Table(
         ["ranks", "quantity", "truth", "measured", "error", ""],
         ["ranks", "truth", "measured", "error"],
     )
     for check in checks:
         measured = MISSING if check.measured is None else f"{check.measured:.4f}"
         error = MISSING if check.error is None else f"{check.error:+.2%}"
-        mark = Text("✗", style="red")
+        mark = Styled("✗", "failed")
         if check.passed:
-            mark = Text("✓", style="green")
+            mark = Styled("✓", "better")
         truth = f"{check.expected:.4f}"
         table.add_row(str(check.ranks), check.quantity, truth, measured, error, mark)
     return table

@@ -16,21 +16,23 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from harness.core.text import counted
-from harness.render.format import duration
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import STATUS_STYLE, PlainTable, make_table
+from harness.render.format import STATUS_LOOKS, duration
+from harness.render.table import Content, Look, Styled, Table
+from harness.render.terminal.console import TerminalConsole, styled
+from harness.render.terminal.table import as_rich
 from harness.render.terminal.table import show as show_table
 from harness.slurm.rules import OPEN_STATES
 from harness.slurm.status import SweepStatus, TrialState
 
-STYLE = STATUS_STYLE | {  # Rich's, by the state of a trial
-    "running": "cyan",
-    "queued": "dim",
-    "held": "yellow",
-    "interrupted": "yellow",
-    "lost": "red",
-    "unreadable": "red",
-    "cancelled": "dim",
+STATE_LOOKS: Mapping[str, Look] = {  # by the state of a trial
+    **STATUS_LOOKS,
+    "running": "running",
+    "queued": "quiet",
+    "held": "open",
+    "interrupted": "open",
+    "lost": "failed",
+    "unreadable": "failed",
+    "cancelled": "quiet",
 }
 # The order in which trials are listed while a sweep is watched, the most interesting first.
 # Any other state follows.
@@ -149,7 +151,9 @@ def panel(status: SweepStatus, max_rows: int) -> Group:
     if seconds_left is not None:
         text += f", about {duration(seconds_left)} left"
     bar = ProgressBar(total=len(status.trials), completed=ended, width=40)
-    return Group(trial_table(rows), Text.from_markup(headline(status)), Columns([bar, text]))
+    return Group(
+        as_rich(trial_table(rows)), Text.from_markup(headline(status)), Columns([bar, text])
+    )
 
 
 def _rank(trial: TrialState) -> int:
@@ -159,7 +163,7 @@ def _rank(trial: TrialState) -> int:
     return len(ORDER)
 
 
-def trial_table(trials: Sequence[TrialState]) -> PlainTable:
+def trial_table(trials: Sequence[TrialState]) -> Table:
     """Return a table with a row for each trial.
 
     A column in which every cell is empty is left out, so that a sweep that runs locally has none
@@ -174,18 +178,13 @@ def trial_table(trials: Sequence[TrialState]) -> PlainTable:
             row["repeat"] = ""
         rows.append(row)
     columns = _columns_with_content(rows)
-    table = make_table(columns, NUMBER_COLUMNS)
-    for table_column in table.columns:
-        table_column.no_wrap = str(table_column.header) not in SHORTENED_COLUMNS
+    table = Table(columns, NUMBER_COLUMNS, SHORTENED_COLUMNS)
     for row in rows:
-        texts: list[str | Text] = []
-        for column in columns:
-            texts.append(row[column])
-        table.add_row(*texts)
+        table.add_row(*[row[column] for column in columns])
     return table
 
 
-def _columns_with_content(rows: Sequence[Mapping[str, str | Text]]) -> list[str]:
+def _columns_with_content(rows: Sequence[Mapping[str, Content]]) -> list[str]:
     """Return the columns that are not empty in every row, in the order in which rows have them."""
     filled: set[str] = set()
     ordered: list[str] = []
@@ -202,20 +201,20 @@ def _columns_with_content(rows: Sequence[Mapping[str, str | Text]]) -> list[str]
     return columns
 
 
-def _trial_row(trial: TrialState) -> dict[str, str | Text]:
+def _trial_row(trial: TrialState) -> dict[str, Content]:
     """Return the cells of a trial's row by the name of their column; empty if unknown."""
-    row: dict[str, str | Text] = {
-        "trial": _shortened(trial.trial),
-        "cell": _shortened(trial.label),
+    row: dict[str, Content] = {
+        "trial": trial.trial,
+        "cell": trial.label,
         "seed": str(trial.seed),
         "repeat": str(trial.repeat),
-        "state": Text(trial.state, style=STYLE.get(trial.state, "")),
+        "state": Styled(trial.state, STATE_LOOKS.get(trial.state, "plain")),
         "step": "",
         "samples/s": "",
         "left": "",
         "job": trial.job or "",
         "nodes": trial.nodes,
-        "": _shortened(trial.detail),
+        "": trial.detail,
     }
     if trial.step is not None:
         row["step"] = f"{trial.step:,}/{trial.steps:,}"
@@ -226,34 +225,26 @@ def _trial_row(trial: TrialState) -> dict[str, str | Text]:
     return row
 
 
-def _shortened(text: str) -> Text:
-    """Return text that is cut off before that of other columns where a terminal is narrow."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def cell_table(trials: Sequence[TrialState]) -> PlainTable:
+def cell_table(trials: Sequence[TrialState]) -> Table:
     """Return a table of how many trials of each cell are in each state.
 
-    It has a column for each state that any trial is in, in the order of STYLE.
+    It has a column for each state that any trial is in, in the order of STATE_LOOKS.
     """
     counts: dict[str, Counter[str]] = {}
     present: set[str] = set()
     for trial in trials:
         counts.setdefault(trial.label, Counter())[trial.state] += 1
         present.add(trial.state)
-    states = [state for state in STYLE if state in present]
-    table = make_table(["cell", *states], states)
+    states = [state for state in STATE_LOOKS if state in present]
+    table = Table(["cell", *states], states)
     for label, by_state in counts.items():
-        row = [Text(label)]
+        row: list[Content] = [label]
         for state in states:
-            row.append(Text(_count(by_state[state]), style=STYLE[state]))
+            count = by_state[state]
+            # Empty for none, so that the others stand out.
+            row.append(Styled(f"{count:,}" if count else "", STATE_LOOKS[state]))
         table.add_row(*row)
     return table
-
-
-def _count(number: int) -> str:
-    """Return a number of trials; empty for none, so that the others stand out."""
-    return f"{number:,}" if number else ""
 
 
 def headline(status: SweepStatus) -> str:
@@ -265,8 +256,7 @@ def headline(status: SweepStatus) -> str:
     counts = Counter(trial.state for trial in status.trials)
     listed = []
     for state, count in counts.most_common():
-        style = STYLE.get(state, "default")
-        listed.append(f"[{style}]{count} {state}[/]")
+        listed.append(styled(f"{count} {state}", STATE_LOOKS.get(state, "plain")))
     name = escape(status.sweep.name)
     lines = [f"[bold]{name}[/]: {counted(len(status.trials), 'trial')}: {', '.join(listed)}"]
     for node, lost_count in sorted(status.bad_nodes.items()):

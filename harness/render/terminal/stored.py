@@ -10,8 +10,9 @@ from dataclasses import asdict
 from harness.core.text import counted
 from harness.housekeeping.sweeps import Removal, StoredSweep
 from harness.render.format import byte_size, duration
+from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import show
 
 COLUMNS = ["sweep", "trials", "size", "changed", ""]
 DAY = 24 * 3600.0  # seconds
@@ -26,7 +27,7 @@ def show_sweeps(sweeps: Sequence[StoredSweep], *, as_json: bool) -> None:
     if not sweeps:
         console.print("no sweep has run here")
         return
-    table = make_table(COLUMNS, ["trials", "size", "changed"])
+    table = Table(COLUMNS, ["trials", "size", "changed"])
     now = time.time()
     for stored in sweeps:
         trials = str(stored.trials)

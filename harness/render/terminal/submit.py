@@ -7,8 +7,9 @@ from rich.markup import escape
 
 from harness.core.text import counted
 from harness.render.format import duration
+from harness.render.table import Table
 from harness.render.terminal.plan import conflict_lines
-from harness.render.terminal.table import make_table, show
+from harness.render.terminal.table import show
 from harness.slurm.submission import JobArray, Submission
 from harness.slurm.submit import PreparedSubmission
 
@@ -44,7 +45,7 @@ def show_jobs(console: Console, submission: Submission) -> None:
     """
     if not submission.arrays:
         return
-    table = make_table(COLUMNS, NUMBER_COLUMNS)
+    table = Table(COLUMNS, NUMBER_COLUMNS)
     for array in submission.arrays:
         table.add_row(
             array.slurm_id or "–",

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.compare import Row
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted
 from harness.render import format as fmt
-from harness.render.terminal.compare import STYLES
-from harness.render.terminal.table import PlainTable, make_table
+from harness.render.table import Content, Table
 from harness.render.terminal.table import show as show_table
 from harness.statistics.verdict import ALPHA
 
@@ -40,7 +37,7 @@ def show_verdicts(console: Console, result: SweepResult) -> None:
     if result.comparison is None or not result.comparison.rows:
         return
     metric_column = _metric_column(result)
-    table = make_table([*COLUMNS, *metric_column], NUMBER_COLUMNS)
+    table = Table([*COLUMNS, *metric_column], NUMBER_COLUMNS)
     for workload, cells in result.workloads.items():
         _add_workload(table, result, workload, cells, has_metric=bool(metric_column))
     console.print()
@@ -80,7 +77,7 @@ def _metric_column(result: SweepResult) -> list[str]:
 
 
 def _add_workload(
-    table: PlainTable,
+    table: Table,
     result: SweepResult,
     workload: str,
     cells: Sequence[CellResult],
@@ -98,22 +95,15 @@ def _add_workload(
         speed = result.throughput_row(cell)
         if speed is None:  # the reference itself, or a cell that was not measured
             continue
-        texts: list[str | Text] = [
+        texts: list[Content] = [
             workload,
             fmt.cell_name(cell, axes),
             fmt.cell_name(speed.a.cell, axes),
             fmt.effect(speed.verdict),
             fmt.effect_interval(speed.verdict),
             str(speed.verdict.question.estimate.count),
-            _verdict_text(speed),
+            fmt.verdict_badge(speed),
         ]
         if has_metric:
-            texts.append(_verdict_text(result.metric_row(cell)))
+            texts.append(fmt.verdict_badge(result.metric_row(cell)))
         table.add_row(*texts)
-
-
-def _verdict_text(row: Row | None) -> Text:
-    """Return the verdict of a row in its color; nothing was measured where there is no row."""
-    if row is None:
-        return Text(fmt.MISSING)
-    return Text(row.verdict.label, style=STYLES[row.verdict.outcome])

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from rich.table import Table
+import rich.table
 from rich.text import Text
 
+from harness.render.table import Table
 from harness.render.terminal.axes import as_yaml, describe_type
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import make_table
 from harness.render.terminal.table import show as show_table
 from harness.spec.setting_axis import SOURCE
 from harness.spec.settings import plain
@@ -92,7 +92,7 @@ def show_all(workloads: Sequence[WorkloadHelp], installed: Sequence[str], *, as_
         print(json.dumps({"workloads": content, "installed": list(installed)}, indent=1))
         return
     console = TerminalConsole()
-    table = make_table(["workload", "batch_size", "options", "data sources"], ["batch_size"])
+    table = Table(["workload", "batch_size", "options", "data sources"], ["batch_size"])
     for workload in workloads:
         options = ", ".join(option.name for option in workload.options)
         sources = ", ".join(workload.data)
@@ -111,8 +111,8 @@ def show_workload(workload: WorkloadHelp, *, as_json: bool) -> None:
     console = TerminalConsole()
     title = f"{workload.uses}  {workload.path}, batch_size {workload.batch_size}"
     console.print(title, markup=False, soft_wrap=True)
-    # Not `make_table`: what is allowed wraps to the width of the terminal, as in `harness axes`.
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    # Not a `Table`: what is allowed wraps to the width of the terminal, as in `harness axes`.
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     _add_rows(table, "options", workload.options)
@@ -123,7 +123,7 @@ def show_workload(workload: WorkloadHelp, *, as_json: bool) -> None:
     console.print(table)
 
 
-def _add_rows(table: Table, section: str, settings: Sequence[SettingHelp]) -> None:
+def _add_rows(table: rich.table.Table, section: str, settings: Sequence[SettingHelp]) -> None:
     """Add a row for each setting of a section."""
     for setting in settings:
         default = f"  default {as_yaml(setting.default) or repr('')}"

@@ -1,0 +1,85 @@
+"""Tables of texts: declared once for a subject, and drawn by the terminal and by the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# What a text says of its subject, beyond the words. The report's looks are in templates/report.css.
+Look = Literal[
+    "plain", "best", "better", "same", "worse", "failed", "invalid", "open", "running", "quiet",
+    # Phases of a step, in a bar of the terminal.
+    "data wait", "to device", "forward", "backward", "communication", "optimizer",
+]  # fmt: skip
+TERMINAL_STYLES: Mapping[Look, str] = {  # Rich's
+    "plain": "",
+    "best": "bold green",
+    "better": "green",
+    "same": "",
+    "worse": "bold red",
+    "failed": "red",
+    "invalid": "magenta",
+    "open": "yellow",
+    "running": "cyan",
+    "quiet": "dim",
+    "data wait": "yellow",
+    "to device": "bright_yellow",
+    "forward": "green",
+    "backward": "blue",
+    "communication": "red",
+    "optimizer": "magenta",
+}
+
+
+@dataclass(frozen=True)
+class Styled:
+    """A text with a look: a verdict, a certainty, a status."""
+
+    text: str
+    look: Look
+
+    def __str__(self) -> str:
+        return self.text
+
+
+# What a field of a table holds; several texts follow each other without a blank.
+Content = str | Styled | Sequence[Styled]
+
+
+class Table:
+    """Rows of texts below titles; the first column names the rows."""
+
+    def __init__(
+        self, columns: Iterable[str], numbers: Iterable[str] = (), shortened: Iterable[str] = ()
+    ) -> None:
+        """Begin a table without rows.
+
+        The columns `numbers` are aligned to the right, and `shortened` are cut off where a live
+        display is narrow. Both may name columns that the table does not have.
+        """
+        self.columns = list(columns)
+        self.numbers = frozenset(numbers)
+        self.shortened = frozenset(shortened)
+        self.rows: list[Sequence[Content]] = []
+
+    def add_row(self, *row: Content) -> None:
+        """Add a row, with the content of each column."""
+        self.rows.append(row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableGroup:
+    """Tables of the report below one title, with notes after them."""
+
+    title: str
+    about: str = ""  # how to read them, before the tables
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+
+
+def pieces(content: Content) -> Sequence[Styled]:
+    """Return the texts of a field, each with its look."""
+    if isinstance(content, str):
+        return [Styled(content, "plain")]
+    return [content] if isinstance(content, Styled) else content
