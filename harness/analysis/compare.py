@@ -44,7 +44,7 @@ from harness.spec.cell import Cell, Length, axis_names
 from harness.spec.environment import PREFIX, variable_of
 from harness.spec.setting_axis import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
-from harness.statistics.verdict import ALPHA, Correction, Metric, Question, Verdict, judge
+from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, Question, judge
 
 # Of a cell's axes, all values. `asdict` takes longer than all else, and `vars` lacks an axis that a
 # recorded cell does not have.
@@ -153,7 +153,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MetricRow:
     """One metric of two cells; the verdict is on B against A."""
 
     a: CellResult  # the reference
@@ -161,7 +161,7 @@ class Row:
     b_side: str  # the name of B's side
     mean_a: float  # in the metric's unit; geometric for throughput
     mean_b: float  # and that of B
-    verdict: Verdict  # with the effect, its interval and what could have been detected
+    verdict: MetricVerdict  # with the effect, its interval and what could have been detected
 
     @property
     def metric(self) -> Metric:
@@ -180,24 +180,24 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class CellComparison:
     """Cells that were compared, with a verdict on each of their metrics."""
 
     matches: Sequence[Match]  # cells that were compared
-    rows: Sequence[Row]  # by match; of each the throughput first
+    rows: Sequence[MetricRow]  # by match; of each the throughput first
     differences: Sequence[str]  # between the conditions of the sides
     missing: Sequence[str]  # what could not be compared, as cells that only one side has
     notes: Sequence[str]  # what a reader should know and that changes no exit code
     rules: Rules  # by which it was judged
 
-    def rows_of(self, match: Match) -> list[Row]:
+    def rows_of(self, match: Match) -> list[MetricRow]:
         """Return a row for each metric of a match."""
         return self._rows_by_match.get((id(match.a), id(match.b), match.b_side), [])
 
     @cached_property
-    def _rows_by_match(self) -> dict[tuple[int, int, str], list[Row]]:
+    def _rows_by_match(self) -> dict[tuple[int, int, str], list[MetricRow]]:
         """The rows by the cells, which can't be hashed, and the side of their match."""
-        rows: dict[tuple[int, int, str], list[Row]] = {}
+        rows: dict[tuple[int, int, str], list[MetricRow]] = {}
         for row in self.rows:
             rows.setdefault((id(row.a), id(row.b), row.b_side), []).append(row)
         return rows
@@ -213,10 +213,10 @@ class Comparison:
         return 0
 
 
-def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
+def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellComparison:
     """Compare every other side with `a`.
 
-    Code and software may differ and are then named in `Comparison.differences`. Raises BadInput for
+    Code and software may differ and are then named in `CellComparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
     check_across(rules.across, _names_of_differences([a, *other_sides]))
@@ -230,7 +230,7 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> Comparison:
     return _judge_matches(matches, missing, list(dict.fromkeys(differences)), rules)
 
 
-def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
+def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     """Compare the cells of one side that differ in these axes only, with the first of each group.
 
     Cells are in one group if they are alike in all else. Raises BadInput for a name that is no
@@ -249,7 +249,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> Comparison:
 
 def _compare_groups(
     groups: Mapping[str, Sequence[CellResult]], side_name: str, rules: Rules
-) -> Comparison | None:
+) -> CellComparison | None:
     """Compare the cells of each group with its first; None where no group has two cells."""
     matches = []
     for reference, *other_cells in groups.values():
@@ -318,7 +318,7 @@ def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[s
     return frozenset(names)
 
 
-def against_first(side: Side, goal: float | None = None) -> Comparison | None:
+def against_first(side: Side, goal: float | None = None) -> CellComparison | None:
     """Compare each cell of a sweep with the first measured one of its workload.
 
     With a goal of the target metric, the steps to reach it are compared too. This is the comparison
@@ -553,7 +553,7 @@ def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
 
 def _judge_matches(
     matches: Sequence[Match], unmatched: Sequence[str], differences: Sequence[str], rules: Rules
-) -> Comparison:
+) -> CellComparison:
     """Return the comparison of these matches, with verdicts over all their metrics together.
 
     `unmatched` are messages on cells that only one side has, `differences` those between the
@@ -578,7 +578,7 @@ def _judge_matches(
     rows = []
     for (match, difference), verdict in zip(askers, verdicts, strict=True):
         rows.append(_row(match, difference, verdict))
-    return Comparison(
+    return CellComparison(
         matches=matches,
         rows=rows,
         differences=differences,
@@ -600,9 +600,9 @@ def _convergence(match: Match, rules: Rules, missing: list[str]) -> MetricDiffer
     return convergence_difference(match.a, match.b, rules.goal, rules.steps_margin)
 
 
-def _row(match: Match, difference: MetricDifference, verdict: Verdict) -> Row:
+def _row(match: Match, difference: MetricDifference, verdict: MetricVerdict) -> MetricRow:
     """Return the row of one metric of a match."""
-    return Row(
+    return MetricRow(
         a=match.a,
         b=match.b,
         b_side=match.b_side,

@@ -12,7 +12,7 @@ from harness.analysis.compare import Side
 from harness.analysis.result import CellResult
 from harness.core.errors import BadInput
 from harness.spec.cell import Cell, axis_names, level_reader
-from harness.statistics.attribution import Attribution, Levels, Point, attribute
+from harness.statistics.attribution import Attribution, Levels, TrialThroughput, attribute
 
 COMPANY = "company"  # the axis that says what ran beside a trial
 
@@ -24,7 +24,7 @@ def attributions(side: Side) -> dict[str, Attribution]:
     """
     names = axis_names(result.cell for result in side.cells)
     axes = {axis: level_reader(axis) for axis in names}
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
         points.setdefault(result.cell.workload.label, []).extend(_points(result, axes))
     by_workload = {}
@@ -35,7 +35,9 @@ def attributions(side: Side) -> dict[str, Attribution]:
     return by_workload
 
 
-def _points(result: CellResult, axes: Mapping[str, Callable[[Cell], Hashable]]) -> list[Point]:
+def _points(
+    result: CellResult, axes: Mapping[str, Callable[[Cell], Hashable]]
+) -> list[TrialThroughput]:
     """Return a point for each measured trial of a cell.
 
     Trials of all cells with the same seed and repeat ran interleaved and are one block: what the
@@ -51,7 +53,7 @@ def _points(result: CellResult, axes: Mapping[str, Callable[[Cell], Hashable]]) 
         if trial.company not in levels_by_company:
             levels_by_company[trial.company] = {**levels, COMPANY: trial.company}
         shared_levels = levels_by_company[trial.company]
-        points.append(Point(levels=shared_levels, block=block, value=log_throughput))
+        points.append(TrialThroughput(levels=shared_levels, block=block, value=log_throughput))
     return points
 
 

@@ -51,7 +51,7 @@ Moment = tuple[int, int]  # the step, counted from 1, and the phase of it, by it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class NumberSeries:
     """Numbers that a trial has left, one after the other."""
 
     steps: Sequence[int]  # optimizer steps done when each was computed
@@ -64,11 +64,11 @@ class Evidence:
     """What one execution of a trial has computed, as far as it was recorded."""
 
     digests: Mapping[tuple[Moment, str], str]  # by when they were taken, and what they are of
-    rows: Mapping[str, Row]  # by what they are of: losses by rank, metrics by name
+    rows: Mapping[str, NumberSeries]  # by what they are of: losses by rank, metrics by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstDifference:
+class RerunDifference:
     """The first that differs of two executions, in the order in which it was computed."""
 
     subject: str  # what it is of: the loss of a rank, a metric, a digest
@@ -87,7 +87,7 @@ class Agreement:
     compared: Sequence[str]  # what both have left
     differing: Sequence[str]  # of these
     has_series: bool  # whether more numbers than one metric were compared
-    first_difference: FirstDifference | None = None
+    first_difference: RerunDifference | None = None
     max_ulp: int | None = None  # the largest distance of two numbers; None without numbers
     # The same as a share of the larger number; None too where one is infinite or NaN.
     max_relative: float | None = None
@@ -106,18 +106,20 @@ def evidence_of_record(record: Record) -> Evidence:
     return Evidence(digests=digests, rows=rows)
 
 
-def _losses(ranks: Sequence[RankResult]) -> dict[str, Row]:
+def _losses(ranks: Sequence[RankResult]) -> dict[str, NumberSeries]:
     """Return the losses of each rank at each step."""
     rows = {}
     for result in ranks:
         if result.loss is not None:
             losses = result.loss.unpack()
             steps = range(1, len(losses) + 1)
-            rows[f"loss of rank {result.rank}"] = Row(steps=steps, numbers=losses, phase=FORWARD)
+            rows[f"loss of rank {result.rank}"] = NumberSeries(
+                steps=steps, numbers=losses, phase=FORWARD
+            )
     return rows
 
 
-def _metrics(evaluations: Sequence[Evaluation]) -> dict[str, Row]:
+def _metrics(evaluations: Sequence[Evaluation]) -> dict[str, NumberSeries]:
     """Return each metric at each evaluation that has it."""
     values: dict[str, list[tuple[int, float]]] = {}
     for evaluation in evaluations:
@@ -126,11 +128,13 @@ def _metrics(evaluations: Sequence[Evaluation]) -> dict[str, Row]:
     rows = {}
     for name, points in values.items():
         steps, numbers = zip(*points, strict=True)
-        rows[f"evaluation's {name}"] = Row(steps=steps, numbers=np.array(numbers, dtype=np.float64))
+        rows[f"evaluation's {name}"] = NumberSeries(
+            steps=steps, numbers=np.array(numbers, dtype=np.float64)
+        )
     return rows
 
 
-def _last_metric(record: Record) -> dict[str, Row]:
+def _last_metric(record: Record) -> dict[str, NumberSeries]:
     """Return the target metric at the end, which baselines have too."""
     if record.summary is None or record.summary.final_metric is None:
         return {}
@@ -155,9 +159,11 @@ def _fingerprints(rank: int, fingerprints: RankFingerprints) -> dict[tuple[Momen
     return digests
 
 
-def _metric_row(metric: float) -> dict[str, Row]:
+def _metric_row(metric: float) -> dict[str, NumberSeries]:
     """Return the target metric at the end as a row of one number."""
-    return {LAST_METRIC: Row(steps=[AFTER_ALL], numbers=np.array([metric], dtype=np.float64))}
+    return {
+        LAST_METRIC: NumberSeries(steps=[AFTER_ALL], numbers=np.array([metric], dtype=np.float64))
+    }
 
 
 def evidence_of_baseline(trial: TrialResult) -> Evidence:
@@ -255,7 +261,7 @@ class _Distance:
     relative: float | None
 
 
-def _distance(recorded: Row, again: Row) -> _Distance:
+def _distance(recorded: NumberSeries, again: NumberSeries) -> _Distance:
     """Return how far two rows are apart."""
     a, b = recorded.numbers, again.numbers
     ulp = largest_ulp(a, b)
@@ -350,12 +356,12 @@ def _earliest_difference(
     again: Evidence,
     unequal: Sequence[tuple[Moment, str]],
     unequal_rows: Sequence[str],
-) -> FirstDifference | None:
+) -> RerunDifference | None:
     """Return the earliest of what differs, None if nothing does."""
     candidates = [_row_difference(name, recorded, again) for name in unequal_rows]
     for moment, subject in unequal:
         step = moment[0]
-        difference = FirstDifference(
+        difference = RerunDifference(
             subject=subject,
             step=None if step in (BEFORE_ALL, AFTER_ALL) else step,
             recorded=recorded.digests[moment, subject],
@@ -369,13 +375,13 @@ def _earliest_difference(
 
 def _row_difference(
     name: str, recorded: Evidence, again: Evidence
-) -> tuple[Moment, FirstDifference]:
+) -> tuple[Moment, RerunDifference]:
     """Return where two rows that differ do so first, and when that was computed."""
     before, now = recorded.rows[name], again.rows[name]
     index = first_difference(before.numbers, now.numbers) or 0
     steps = before.steps if index < len(before.steps) else now.steps
     step = steps[index]
-    difference = FirstDifference(
+    difference = RerunDifference(
         subject=name,
         step=None if step == AFTER_ALL else step,
         recorded=_number_at(before, index),
@@ -384,7 +390,7 @@ def _row_difference(
     return (step, before.phase), difference
 
 
-def _number_at(row: Row, index: int) -> str:
+def _number_at(row: NumberSeries, index: int) -> str:
     """Return a number with all of its digits, `none` after the end."""
     if index >= len(row.numbers):
         return "none"

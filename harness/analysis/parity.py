@@ -21,7 +21,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
 from harness.statistics.equivalence import Equivalence, equivalence
-from harness.statistics.verdict import Verdict, judge
+from harness.statistics.verdict import MetricVerdict, judge
 
 SCHEMA = "2.0"
 PARITY_FORMAT = FileFormat(
@@ -112,7 +112,7 @@ class CellParity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parity:
+class SweepParity:
     """The parity of a sweep, as `harness parity` has measured it."""
 
     schema: str = SCHEMA
@@ -197,7 +197,7 @@ def largest_ulp(distances: Sequence[TensorDistance]) -> int | None:
     return largest
 
 
-def with_seeds(parity: Parity, results: Sequence[CellResult]) -> Parity:
+def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParity:
     """Return the parity with what the trials of these cells say about the target metric.
 
     Only cells whose tensors reach no rung are asked, by pairs of trials with the same seed. A cell is
@@ -214,7 +214,7 @@ def with_seeds(parity: Parity, results: Sequence[CellResult]) -> Parity:
     return replace(parity, cells=cells)
 
 
-def _verdicts(parity: Parity, by_cell: Mapping[str, CellResult]) -> dict[str, Verdict]:
+def _verdicts(parity: SweepParity, by_cell: Mapping[str, CellResult]) -> dict[str, MetricVerdict]:
     """Return the verdict on the target metric of each cell that seeds decide, by its id."""
     questions = {}
     for cell in parity.cells:
@@ -229,7 +229,7 @@ def _verdicts(parity: Parity, by_cell: Mapping[str, CellResult]) -> dict[str, Ve
     return dict(zip(questions, judge(list(questions.values())), strict=True))
 
 
-def _seed_evidence(verdict: Verdict | None, margin: float) -> SeedEvidence | None:
+def _seed_evidence(verdict: MetricVerdict | None, margin: float) -> SeedEvidence | None:
     """Return what seeds say about a cell; None of no verdict."""
     if verdict is None:
         return None
@@ -242,16 +242,16 @@ def _seed_evidence(verdict: Verdict | None, margin: float) -> SeedEvidence | Non
     return SeedEvidence(metric=verdict.metric.name, outcome=outcome, equivalence=shown)
 
 
-def write_parity(folder: SweepFolder, parity: Parity) -> None:
+def write_parity(folder: SweepFolder, parity: SweepParity) -> None:
     """Write the parity into the sweep's folder, sealed."""
     write_atomically(folder.parity_path, sealed_text(asdict(parity)))
 
 
-def read_parity(folder: SweepFolder) -> Parity | None:
+def read_parity(folder: SweepFolder) -> SweepParity | None:
     """Return the parity of a sweep, None where it was not measured.
 
     Raises BadFile for a file that is damaged, was changed or is of another major schema.
     """
     if not folder.parity_path.exists():
         return None
-    return decode_file(Parity, folder.parity_path, PARITY_FORMAT)
+    return decode_file(SweepParity, folder.parity_path, PARITY_FORMAT)

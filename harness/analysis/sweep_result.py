@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from harness.analysis.cells import group_by_cell, missing_trials
-from harness.analysis.compare import Comparison, Row, Side, against_first
+from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
 from harness.analysis.effects import attributions
 from harness.analysis.questions import SPEED, throughput_difference
 from harness.analysis.result import CellResult, join, of_trial, unrecorded
@@ -73,7 +73,7 @@ class SweepResult:
         return Side(name=self.name, cells=[cell for cell in self.cells if cell.is_recorded])
 
     @cached_property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> CellComparison | None:
         """The comparison of each cell with the reference of its workload.
 
         None where no two cells share a workload.
@@ -86,36 +86,36 @@ class SweepResult:
         return attributions(self.side)
 
     @cached_property
-    def _rows(self) -> dict[str, list[Row]]:
+    def _rows(self) -> dict[str, list[MetricRow]]:
         """The rows of the comparison by the id of the cell that is judged."""
-        rows: dict[str, list[Row]] = {}
+        rows: dict[str, list[MetricRow]] = {}
         if self.comparison is not None:
             for row in self.comparison.rows:
                 rows.setdefault(row.b.cell.id, []).append(row)
         return rows
 
-    def rows(self, cell: Cell) -> list[Row]:
+    def rows(self, cell: Cell) -> list[MetricRow]:
         """Return the verdicts on a cell against its reference, throughput first.
 
         The reference itself has none.
         """
         return self._rows.get(cell.id, [])
 
-    def throughput_row(self, cell: Cell) -> Row | None:
+    def throughput_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's throughput, None for the reference of its workload."""
         for row in self.rows(cell):
             if row.is_throughput:
                 return row
         return None
 
-    def metric_row(self, cell: Cell) -> Row | None:
+    def metric_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
         for row in self.rows(cell):
             if row.is_target_metric:
                 return row
         return None
 
-    def convergence_row(self, cell: Cell) -> Row | None:
+    def convergence_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's steps to the goal, None for the reference."""
         for row in self.rows(cell):
             if not row.is_throughput and not row.is_target_metric:

@@ -26,7 +26,7 @@ Kind = Literal["text", "integer", "number", "boolean", "time"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """A column of the table."""
 
     name: str
@@ -39,35 +39,41 @@ class Column:
 class TrialTable:
     """Trials in rows, in the order in which they are shown."""
 
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[Mapping[str, Value]]  # by the columns' names; None for what is unknown
 
 
 # What identifies a trial, before the axes.
 IDENTITY = (
-    Column(name="sweep", kind="text", meaning="the sweep that ran the trial"),
-    Column(name="trial", kind="text", meaning="the trial's id"),
-    Column(name="cell", kind="text", meaning="the cell's id"),
-    Column(name="workload", kind="text", meaning="the sweep's name for the workload"),
+    TableColumn(name="sweep", kind="text", meaning="the sweep that ran the trial"),
+    TableColumn(name="trial", kind="text", meaning="the trial's id"),
+    TableColumn(name="cell", kind="text", meaning="the cell's id"),
+    TableColumn(name="workload", kind="text", meaning="the sweep's name for the workload"),
 )
 COURSE = (
-    Column(name="seed", kind="integer", meaning="seed of parameters, data order and dropout"),
-    Column(name="repeat", kind="integer", meaning="tells trials of a cell and seed apart, from 0"),
-    Column(name="status", kind="text", meaning="done, invalid, failed or interrupted"),
+    TableColumn(name="seed", kind="integer", meaning="seed of parameters, data order and dropout"),
+    TableColumn(
+        name="repeat", kind="integer", meaning="tells trials of a cell and seed apart, from 0"
+    ),
+    TableColumn(name="status", kind="text", meaning="done, invalid, failed or interrupted"),
 )
 # After the numbers.
 ORIGIN = (
-    Column(name="attempt", kind="integer", meaning="how often it was started, from 1"),
-    Column(name="started", kind="time", unit="UTC", meaning="when the last attempt began"),
-    Column(name="duration_s", kind="number", unit="s", meaning="time from its start to its end"),
-    Column(name="nodes", kind="integer", meaning="how many machines its ranks ran on"),
-    Column(name="hardware", kind="text", meaning="kind of hardware, as baselines are filed by"),
-    Column(name="torch", kind="text", meaning="version of torch"),
-    Column(name="commit", kind="text", meaning="commit of the harness, where it has one"),
-    Column(name="parameter_digest", kind="text", meaning="SHA-256 of the final parameters"),
-    Column(name="order_digest", kind="text", meaning="digest of the order of all samples"),
-    Column(name="violations", kind="text", meaning="rules of validity that it broke"),
-    Column(name="failure", kind="text", meaning="why it failed"),
+    TableColumn(name="attempt", kind="integer", meaning="how often it was started, from 1"),
+    TableColumn(name="started", kind="time", unit="UTC", meaning="when the last attempt began"),
+    TableColumn(
+        name="duration_s", kind="number", unit="s", meaning="time from its start to its end"
+    ),
+    TableColumn(name="nodes", kind="integer", meaning="how many machines its ranks ran on"),
+    TableColumn(
+        name="hardware", kind="text", meaning="kind of hardware, as baselines are filed by"
+    ),
+    TableColumn(name="torch", kind="text", meaning="version of torch"),
+    TableColumn(name="commit", kind="text", meaning="commit of the harness, where it has one"),
+    TableColumn(name="parameter_digest", kind="text", meaning="SHA-256 of the final parameters"),
+    TableColumn(name="order_digest", kind="text", meaning="digest of the order of all samples"),
+    TableColumn(name="violations", kind="text", meaning="rules of validity that it broke"),
+    TableColumn(name="failure", kind="text", meaning="why it failed"),
 )
 # What a table for people shows of it, beside the axes that differ and the target metric.
 HEADLINE = ("workload", "seed", "repeat", "status", "throughput_samples_per_s", "step_time_p50_ms")
@@ -139,7 +145,7 @@ def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> T
     return TrialTable(columns=[*leading, *numbers, *last], rows=rows)
 
 
-def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> Column:
+def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> TableColumn:
     """Return the column of an axis, with the kind that all of its values have."""
     kinds = {_kind(row[axis]) for row in rows if row.get(axis) is not None}
     kind: Kind = "text"
@@ -147,7 +153,7 @@ def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> Column:
         (kind,) = kinds
     elif kinds == {"integer", "number"}:
         kind = "number"
-    return Column(name=axis, kind=kind, meaning=_axis_meaning(axis))
+    return TableColumn(name=axis, kind=kind, meaning=_axis_meaning(axis))
 
 
 def _kind(value: Value) -> Kind:
@@ -169,13 +175,13 @@ def _axis_meaning(axis: str) -> str:
     return f"environment variable {variable_of(axis)}; none where it is unset"
 
 
-def _number_columns(names: Iterable[str]) -> list[Column]:
+def _number_columns(names: Iterable[str]) -> list[TableColumn]:
     """Return the columns of these numbers of `SCALARS`, in the order of that table."""
     positions = {row.name: position for position, row in enumerate(SCALARS)}
     columns = []
     for name in sorted(names, key=lambda name: positions[row_of(name).name]):
         row = row_of(name)
-        columns.append(Column(name=name, kind="number", unit=row.unit, meaning=row.meaning))
+        columns.append(TableColumn(name=name, kind="number", unit=row.unit, meaning=row.meaning))
     return columns
 
 

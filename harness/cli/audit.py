@@ -19,7 +19,7 @@ from harness.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from harness.analysis.parity import Parity
+    from harness.analysis.parity import SweepParity
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
@@ -156,7 +156,7 @@ def _audit_settings(
     return _repeats(parity)
 
 
-def _repeats(parity: Parity) -> bool:
+def _repeats(parity: SweepParity) -> bool:
     """Return whether every reference computed the same bits twice, and no cell failed."""
     same_bits = all(reference.control is None for reference in parity.references)
     return same_bits and not any(cell.failure for cell in parity.cells)

@@ -19,13 +19,20 @@ from typing import Any
 import pytest
 
 from harness.analysis import baseline
-from harness.analysis.compare import Comparison, Row, Rules, Side, certified_drifts, compare
+from harness.analysis.compare import (
+    CellComparison,
+    MetricRow,
+    Rules,
+    Side,
+    certified_drifts,
+    compare,
+)
 from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
-from harness.gate.answer import Answer, judge_cell
+from harness.gate.answer import GateAnswer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
@@ -199,7 +206,7 @@ class SweepFile(pytest.File):
             reporter.print_line(f"harness: {line}")
 
     @cached_property
-    def comparison(self) -> Comparison | BadInput:
+    def comparison(self) -> CellComparison | BadInput:
         """Compare all selected cells with their baselines at once, or return why that is refused.
 
         They are one family: verdicts control false alarms over all of them. A refusal is returned
@@ -434,7 +441,7 @@ def _is_of_sweep(result: CellResult, sweep: Sweep) -> bool:
     return any(trial.sweep == sweep.name for trial in result.trials)
 
 
-def extra_info(cell: Cell, records: Sequence[Record], answer: Answer | None) -> dict[str, Any]:
+def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None) -> dict[str, Any]:
     """Return what pytest-benchmark's JSON holds of a cell beside the times.
 
     `answer` is None where the comparison was refused; then the verdict's keys are absent.
@@ -465,7 +472,7 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: Answer | None) -> 
     return info
 
 
-def _describe_verdict(row: Row) -> dict[str, Any]:
+def _describe_verdict(row: MetricRow) -> dict[str, Any]:
     """Return a verdict as JSON, with the numbers that it rests on; no interval where it is unknown.
 
     The value and its interval are ratios of throughput, or differences of the target metric.

@@ -36,7 +36,7 @@ from harness.records.files import read_rank_result
 from harness.records.record import RankResult
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, count_gpus
-from harness.statistics.verdict import ALPHA, Question, Verdict, judge
+from harness.statistics.verdict import ALPHA, MetricVerdict, Question, judge
 
 POLL = 0.2  # seconds between two looks at ranks that train
 
@@ -265,7 +265,7 @@ def judge_accuracy(cells: Sequence[TrainedCell], margin: float) -> list[Accuracy
     return results
 
 
-def _result(difference: MetricDifference, verdict: Verdict, family: int) -> AccuracyResult:
+def _result(difference: MetricDifference, verdict: MetricVerdict, family: int) -> AccuracyResult:
     """Return the result of one of `family` cells."""
     outcome = _outcome(difference.question, verdict, family)
     interval = verdict.interval
@@ -292,7 +292,7 @@ def _loss_confidence(family: int) -> float:
     return 1 - 2 * ALPHA / family
 
 
-def _outcome(question: Question, verdict: Verdict, family: int) -> AccuracyOutcome:
+def _outcome(question: Question, verdict: MetricVerdict, family: int) -> AccuracyOutcome:
     """Return the verdict, `not worse` where it is inconclusive but a loss of the margin is ruled out.
 
     That is a test of non-inferiority, at the family's level by Bonferroni.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.compare import CODE_FIELDS, Comparison, Match, Row
+from harness.analysis.compare import CODE_FIELDS, CellComparison, Match, MetricRow
 from harness.analysis.questions import SPEED
 from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
@@ -28,13 +28,13 @@ class Reason:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GateAnswer:
     """What a gate says of one cell; its outcome is that of its most severe reason."""
 
     outcome: Outcome = "pass"
     reasons: Sequence[str] = ()  # why it does not pass
     measured: Sequence[str] = ()  # what was measured and passes
-    rows: Sequence[Row] = field(default=(), repr=False)
+    rows: Sequence[MetricRow] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -42,13 +42,15 @@ class Answer:
         return "\n".join([*self.reasons, *self.measured])
 
 
-def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_trials: int) -> Answer:
+def judge_cell(
+    cell: Cell, limits: Limits, comparison: CellComparison, expected_trials: int
+) -> GateAnswer:
     """Return the answer on a cell that has `expected_trials` in the run; nothing that was not
     measured passes.
     """
     match = _match_of(cell, comparison)
     if match is None:
-        return Answer(
+        return GateAnswer(
             outcome=OUTCOMES[limits.missing],
             reasons=["no baseline of this cell: harness baseline save"],
         )
@@ -64,7 +66,7 @@ def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_tria
     # The most severe first: pytest's summary shows the first line only.
     reasons.sort(key=lambda reason: SEVERITY.index(reason.outcome), reverse=True)
     outcome: Outcome = reasons[0].outcome if reasons else "pass"
-    return Answer(
+    return GateAnswer(
         outcome=outcome,
         reasons=[reason.text for reason in reasons if reason.outcome != "pass"],
         measured=[reason.text for reason in reasons if reason.outcome == "pass"],
@@ -72,7 +74,7 @@ def judge_cell(cell: Cell, limits: Limits, comparison: Comparison, expected_tria
     )
 
 
-def _match_of(cell: Cell, comparison: Comparison) -> Match | None:
+def _match_of(cell: Cell, comparison: CellComparison) -> Match | None:
     """Return the match that a cell is one side of, None if it was compared with nothing."""
     for match in comparison.matches:
         if cell.id in (match.a.cell.id, match.b.cell.id):
@@ -99,7 +101,7 @@ def _judge_trials(match: Match, expected: int) -> list[Reason]:
     return reasons
 
 
-def _judge_row(row: Row, limits: Limits) -> Reason:
+def _judge_row(row: MetricRow, limits: Limits) -> Reason:
     """Return what follows from the verdict on one metric.
 
     Worse fails, whatever the limits say; what is inconclusive is up to them.
@@ -117,7 +119,7 @@ def _judge_row(row: Row, limits: Limits) -> Reason:
     return Reason(outcome=OUTCOMES[limits.inconclusive], text=text)
 
 
-def _judge_unmeasured(match: Match, rows: Sequence[Row], limits: Limits) -> list[Reason]:
+def _judge_unmeasured(match: Match, rows: Sequence[MetricRow], limits: Limits) -> list[Reason]:
     """Return a reason for each metric that one side lacks.
 
     Throughput is always expected, and the target metric of the workload if it has one.
@@ -133,7 +135,7 @@ def _judge_unmeasured(match: Match, rows: Sequence[Row], limits: Limits) -> list
     return [Reason(outcome=outcome, text=f"{name}: not measured on both sides") for name in lacking]
 
 
-def _warnings(match: Match, comparison: Comparison) -> list[Reason]:
+def _warnings(match: Match, comparison: CellComparison) -> list[Reason]:
     """Return the differences between the conditions of the sides, and the notes on this cell.
 
     Other code is no such difference: it is what a gate is for.
@@ -144,7 +146,7 @@ def _warnings(match: Match, comparison: Comparison) -> list[Reason]:
     return [Reason(outcome="warn", text=text) for text in texts]
 
 
-def describe_row(row: Row) -> str:
+def describe_row(row: MetricRow) -> str:
     """Return `slower: samples/s 19,024 → 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters:
     1.0%`.
     """

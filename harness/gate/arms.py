@@ -56,7 +56,7 @@ LONGEST_LOG = 1_000_000  # bytes of a log that are searched for an error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ArmTurn:
     """What an arm did in a turn: so many steps without a pause, while the other arm stood still."""
 
     seconds: Sequence[float]  # of each step, at the slowest rank, by the ranks' own clocks
@@ -71,7 +71,7 @@ class Turn:
         return max(self.elapsed)
 
 
-class Arm:
+class TrainingArm:
     """The ranks of one tree, each behind a connection of its own.
 
     A rank waits until it is told how many steps to train. Its messages are lines of JSON, as
@@ -108,7 +108,7 @@ class Arm:
         """Stop all processes of the arm until its next turn; those that have ended are skipped."""
         self._signal(signal.SIGSTOP)
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         """Train so many steps and return how long each took.
 
         All ranks get the request before the first answer is read, because they train together.
@@ -133,7 +133,7 @@ class Arm:
             by_rank.append(self._step_seconds(rank, answer, steps, elapsed[rank]))
         slowest = [max(step) for step in zip(*by_rank, strict=True)]
         losses = [str(answer.get("losses")) for answer in answers.values()]
-        return Turn(
+        return ArmTurn(
             seconds=slowest,
             reported=[math.fsum(seconds) for seconds in by_rank],
             elapsed=[elapsed[rank] for rank in answers],
@@ -330,13 +330,13 @@ class PairStarter:
         self._scratch.remove()
 
     @contextmanager
-    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, TrainingArm]]:
         """Give fresh arms of the trees with these keys, started in this order and ready to train.
 
         Their ranks are gone when the context ends. Raises HarnessError if a rank fails.
         """
         with ExitStack() as stack:
-            arms: dict[str, Arm] = {}
+            arms: dict[str, TrainingArm] = {}
             requests: dict[ArmRank, ForkRequest] = {}
             secrets = secret_values(os.environ, self.profile.environment)
             cores = self._draw_cores()
@@ -344,7 +344,7 @@ class PairStarter:
             on_gpus = self.profile.device != "cpu" and count_gpus() > 0
             for key in keys:
                 log = TrialFolder(self.folder / key).launch_log
-                arms[key] = Arm(self.trees[key].name, log, secrets)
+                arms[key] = TrainingArm(self.trees[key].name, log, secrets)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
             processes = self._start(requests, stack, on_gpus=on_gpus)
@@ -456,7 +456,7 @@ class PairStarter:
 
     def _accept_all(
         self,
-        arms: Mapping[str, Arm],
+        arms: Mapping[str, TrainingArm],
         processes: Mapping[ArmRank, Process],
         stack: ExitStack,
     ) -> None:
@@ -491,7 +491,7 @@ class PairStarter:
 def connect_rank(
     connection: socket.socket,
     names: Mapping[int, ArmRank],
-    arms: Mapping[str, Arm],
+    arms: Mapping[str, TrainingArm],
     stack: ExitStack,
 ) -> None:
     """Give the connection of a rank to its arm; raises HarnessError if it speaks another protocol.
@@ -541,7 +541,7 @@ def _peer_process_id(connection: socket.socket) -> int:
     return int(process_id)
 
 
-def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, Arm]) -> None:
+def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, TrainingArm]) -> None:
     """Raise HarnessError if one of the ranks that have ended never connected.
 
     A rank that connected has said itself why it ended, and its next message is that reason.

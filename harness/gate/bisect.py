@@ -19,7 +19,7 @@ from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.history import Bisection, Commit, Mark, describe_commit, resolve_ends
-from harness.gate.judge import Finding, Judge, LossJudge, SpeedJudge, TrainingSetup
+from harness.gate.judge import BisectFinding, Judge, LossJudge, SpeedJudge, TrainingSetup
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -44,7 +44,7 @@ class Step:
     """A commit that was tried against the ends."""
 
     commit: Commit
-    finding: Finding
+    finding: BisectFinding
     remaining: str  # what git says is left to try
 
 
@@ -59,7 +59,7 @@ class BisectOutcome:
     cell: Cell
     steps: Sequence[Step]
     suspects: Sequence[Commit]  # the first bad commit is one of them
-    against_parent: Finding | None  # the only suspect against its own parent
+    against_parent: BisectFinding | None  # the only suspect against its own parent
 
     @property
     def exit_code(self) -> int:
@@ -207,7 +207,7 @@ class _Search:
             git.mark(finding.mark)
             self.add_step(Step(commit=commit, finding=finding, remaining=git.remaining))
 
-    def compare_with_parent(self, judge: Judge, commit: Commit) -> Finding:
+    def compare_with_parent(self, judge: Judge, commit: Commit) -> BisectFinding:
         """Return the finding on a commit against its own parent.
 
         All that is known so far is that it is nearer to BAD: that its parent is not may be an error
@@ -225,7 +225,7 @@ class _Search:
 
 def compare_ends(
     judge: Judge, good: Tree, bad: Tree, options: BisectOptions, kind: str = "revision"
-) -> Finding:
+) -> BisectFinding:
     """Return the finding on BAD, which is bad; `kind` is what both are.
 
     Raises BadInput for a BAD that is not, Inconclusive if that is not certain, HarnessError if one of
@@ -246,12 +246,12 @@ def compare_ends(
     return finding
 
 
-def finding_or_skip(find: Callable[[], Finding]) -> Finding:
+def finding_or_skip(find: Callable[[], BisectFinding]) -> BisectFinding:
     """Return the finding on a commit; one that fails is skipped, as a commit may be broken."""
     try:
         return find()
     except HarnessError as error:
-        return Finding(mark="skip", description=f"failed: {error}")
+        return BisectFinding(mark="skip", description=f"failed: {error}")
 
 
 def _check_out(repository: Path, folder: Path, commit: Commit) -> AbstractContextManager[Tree]:

@@ -15,7 +15,7 @@ from typing import Protocol
 from harness.core.errors import BadInput, did_you_mean
 from harness.gate.bisect import BisectOptions, compare_ends, finding_or_skip, make_judge
 from harness.gate.history import Mark
-from harness.gate.judge import Finding, TrainingSetup
+from harness.gate.judge import BisectFinding, TrainingSetup
 from harness.gate.paired import FRESH_PAIRS_PER_BUDGET
 from harness.gate.stacks import changed_packages, stack_trees, under_stack
 from harness.spec.cell import Cell
@@ -28,7 +28,7 @@ class StackStep:
     """A stack that was measured against the ends."""
 
     stack: str
-    finding: Finding
+    finding: BisectFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class StackBisectOutcome:
     previous: str  # the last good stack
     # The packages in which each suspect differs from the stack before it.
     package_changes: Sequence[Sequence[str]]
-    against_previous: Finding | None  # of the only suspect
+    against_previous: BisectFinding | None  # of the only suspect
 
     @property
     def exit_code(self) -> int:
@@ -61,7 +61,7 @@ class StackListener(Protocol):
     def on_progress(self, text: str) -> None:
         """The comparison goes on; the text says how far it has come."""
 
-    def on_stack_end(self, name: str, finding: Finding) -> None:
+    def on_stack_end(self, name: str, finding: BisectFinding) -> None:
         """A stack has been measured."""
 
 

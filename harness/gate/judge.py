@@ -31,7 +31,7 @@ MARKS: Mapping[SpeedVerdict, Mark] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class BisectFinding:
     """What a judge says of one revision.
 
     `skip` means that the revision can't be judged: it failed, or the measurement of an end is
@@ -60,13 +60,13 @@ class TrainingSetup:
 class Judge(Protocol):
     """Tells good commits from bad ones."""
 
-    def compare(self, a: Tree, b: Tree) -> Finding:
+    def compare(self, a: Tree, b: Tree) -> BisectFinding:
         """Say whether b is bad where a is good; raises HarnessError if a rank fails."""
 
-    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> BisectFinding:
         """Say whether a tree belongs to the good end or to the bad one; raises HarnessError."""
 
-    def narrowed(self, bad: Finding) -> Self:
+    def narrowed(self, bad: BisectFinding) -> Self:
         """Return the judge of the commits in between, once it is known how bad the last one is."""
 
 
@@ -85,7 +85,7 @@ class SpeedJudge:
     rng: np.random.Generator
     by_whole_turns: bool = False  # whether undisturbed steps don't show the loss between the ends
 
-    def compare(self, a: Tree, b: Tree) -> Finding:
+    def compare(self, a: Tree, b: Tree) -> BisectFinding:
         """Measure b against a, until the loss is known well; raises HarnessError if a rank fails."""
         setup = self.setup
         budget = Budget(
@@ -105,13 +105,13 @@ class SpeedJudge:
             self.rng,
             setup.on_progress,
         )
-        return Finding(
+        return BisectFinding(
             mark=self._mark(measured),
             description=self._describe(measured),
             measurement=measured,
         )
 
-    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> BisectFinding:
         """Measure a tree against both ends; raises HarnessError if a rank fails."""
         setup = self.setup
         budget = Budget(
@@ -130,13 +130,13 @@ class SpeedJudge:
                 by_whole_turns=self.by_whole_turns,
                 on_progress=setup.on_progress,
             )
-        return Finding(
+        return BisectFinding(
             mark="bad" if classification.is_bad else "good",
             description=_describe_classification(classification),
             is_certain=classification.is_certain,
         )
 
-    def narrowed(self, bad: Finding) -> Self:
+    def narrowed(self, bad: BisectFinding) -> Self:
         """Return a judge that looks at what shows the loss between the ends."""
         measured = bad.measurement
         return replace(self, by_whole_turns=bool(measured and measured.is_slower_as_a_whole))
@@ -196,11 +196,11 @@ class LossJudge:
     seconds: float  # of training, after which losses that are still the same count as the same
     max_steps: int | None = None  # instead of `seconds`, once it is known
 
-    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> BisectFinding:
         """Compare a tree with the good end: other losses than its are bad, whatever they are."""
         return self.compare(good, tree)
 
-    def compare(self, a: Tree, b: Tree) -> Finding:
+    def compare(self, a: Tree, b: Tree) -> BisectFinding:
         """Train both until their losses differ; raises HarnessError if a rank fails."""
         setup = self.setup
         trees = {"a": a, "b": b}
@@ -217,14 +217,14 @@ class LossJudge:
                 spent += sum(turn_a.seconds) + sum(turn_b.seconds)
                 setup.on_progress(f"{steps} steps")
                 if turn_a.losses != turn_b.losses:
-                    return Finding(
+                    return BisectFinding(
                         mark="bad",
                         description=f"other losses within {steps} steps",
                         steps_until_divergence=steps,
                     )
-        return Finding(mark="good", description=f"the same losses for {steps} steps")
+        return BisectFinding(mark="good", description=f"the same losses for {steps} steps")
 
-    def narrowed(self, bad: Finding) -> Self:
+    def narrowed(self, bad: BisectFinding) -> Self:
         """Return a judge that trains for as many steps as it took `bad` to differ."""
         return replace(self, max_steps=bad.steps_until_divergence)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from harness.core.errors import HarnessError
 from harness.core.text import counted
 from harness.core.worktree import Tree
-from harness.gate.arms import Arm, PairStarter, Turn, milliseconds
+from harness.gate.arms import ArmTurn, PairStarter, TrainingArm, milliseconds
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import (
@@ -67,7 +67,7 @@ VERDICTS: dict[str, SpeedVerdict] = {
     "undecided": "inconclusive",
 }
 # Starts the arms with the given keys, in their order, for as long as the context lasts.
-StartPair = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Arm]]]
+StartPair = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, TrainingArm]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +309,7 @@ def _continued(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return continued
 
 
-def warm_up(arms: Mapping[str, Arm]) -> int:
+def warm_up(arms: Mapping[str, TrainingArm]) -> int:
     """Train all arms until they are warm; return the steps to count in a window.
 
     That is as many steps as take `WINDOW_SECONDS` by the arm that reports the longer ones: an arm
@@ -332,10 +332,10 @@ def warm_up(arms: Mapping[str, Arm]) -> int:
 
 
 def sample_pair(
-    arms: Mapping[str, Arm], uncounted: int, counted: int, seconds: float
+    arms: Mapping[str, TrainingArm], uncounted: int, counted: int, seconds: float
 ) -> PairSample:
     """Let the arms train windows in turn for so many seconds, `MIN_WINDOWS` at least."""
-    turns: dict[str, list[Turn]] = {key: [] for key in arms}
+    turns: dict[str, list[ArmTurn]] = {key: [] for key in arms}
     same_bits = True
     spent = 0.0
     while sum(map(len, turns.values())) < MIN_WINDOWS or spent < seconds:
@@ -358,7 +358,7 @@ def sample_pair(
     )
 
 
-def mean_step(turns: Sequence[Sequence[Turn]], uncounted: int) -> float:
+def mean_step(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> float:
     """Return the mean seconds of a counted step of all arms, geometric over turns."""
     means = []
     for of_arm in turns:
@@ -367,12 +367,12 @@ def mean_step(turns: Sequence[Sequence[Turn]], uncounted: int) -> float:
     return geometric_mean(means)
 
 
-def fast_step(turns: Sequence[Turn], uncounted: int) -> float:
+def fast_step(turns: Sequence[ArmTurn], uncounted: int) -> float:
     """Return the seconds that `FAST_SHARE` of an arm's counted steps do not exceed."""
     return float(np.quantile([turn.seconds[uncounted:] for turn in turns], FAST_SHARE))
 
 
-def turn_step_seconds(turns: Sequence[Sequence[Turn]], uncounted: int) -> NDArray[np.float64]:
+def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDArray[np.float64]:
     """Return the mean seconds of a step in each turn, in the order of training, (windows,).
 
     `turns` are those of each arm. The time is the gate's own: that of the whole turn, less what
@@ -398,7 +398,9 @@ def turn_step_seconds(turns: Sequence[Sequence[Turn]], uncounted: int) -> NDArra
     return step_seconds
 
 
-def find_misreports(arms: Mapping[str, Arm], turns: Mapping[str, Sequence[Turn]]) -> dict[str, str]:
+def find_misreports(
+    arms: Mapping[str, TrainingArm], turns: Mapping[str, Sequence[ArmTurn]]
+) -> dict[str, str]:
     """Return by arm which rank's turns mostly take far longer than it reports.
 
     Messages, and epochs that begin, take time that no rank reports, but they do in both arms.
@@ -433,7 +435,7 @@ def refuse_misreports(samples: Sequence[PairSample]) -> None:
             raise HarnessError(messages[-1])
 
 
-def _usual_unreported(turns: Sequence[Turn]) -> list[float]:
+def _usual_unreported(turns: Sequence[ArmTurn]) -> list[float]:
     """Return by rank the median seconds of a turn that its report leaves out."""
     unreported = np.asarray(
         [np.subtract(turn.elapsed, turn.reported) - turn.delay for turn in turns]

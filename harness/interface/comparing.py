@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from harness.analysis.compare import (
-    Comparison,
-    Row,
+    CellComparison,
+    MetricRow,
     Rules,
     Side,
     certified_drifts,
@@ -43,10 +43,10 @@ class Verdicts:
 
     a: str  # the name of A
     b: Sequence[str]  # the names of what is compared with it
-    comparison: Comparison
+    comparison: CellComparison
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[MetricRow]:
         """Return a row for each metric of each pair of cells; `row.verdict` is the verdict."""
         return self.comparison.rows
 

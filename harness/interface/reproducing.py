@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.analysis.parity import CellParity, Parity, with_seeds, write_parity
+from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
 from harness.analysis.selection import recorded_results
 from harness.core.paths import Results
 from harness.interface.folders import run_folder
@@ -100,7 +100,7 @@ def sweep_parity(
     margin: float,
     on_progress: Callable[[str], None],
     on_cell: Callable[[CellParity], None],
-) -> Parity:
+) -> SweepParity:
     """Measure the parity of a sweep, and write it into the sweep's folder.
 
     The parity of a part of the sweep is not written. `on_cell` gets each cell as soon as it was

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.trial_table import Column, TrialTable, Value
+from harness.analysis.trial_table import TableColumn, TrialTable, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ def arrow_table(table: TrialTable) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _stored(value: Value, column: Column) -> Value:
+def _stored(value: Value, column: TableColumn) -> Value:
     """Return a value as Arrow takes it: text where the kind is text, and whole milliseconds."""
     if value is None:
         return None

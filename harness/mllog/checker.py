@@ -33,7 +33,7 @@ TIMEOUT = 60.0  # seconds; it takes a fraction of one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CheckerAnswer:
     """What the checker has said of a log."""
 
     accepted: bool
@@ -45,7 +45,7 @@ class Answer:
         return ACCEPTED if self.accepted else REFUSED
 
 
-def check_logs(paths: Sequence[Path], benchmarks: Sequence[str]) -> list[Answer]:
+def check_logs(paths: Sequence[Path], benchmarks: Sequence[str]) -> list[CheckerAnswer]:
     """Return the checker's answer to each log, with warnings taken as errors.
 
     `benchmarks` are the names that logs may give their benchmark. Raises BadInput where the checker
@@ -100,7 +100,7 @@ def _checker_folder() -> Path:
     return Path(specification.origin).parent / "compliance_checker"
 
 
-def _check(path: Path, rules_path: Path) -> Answer:
+def _check(path: Path, rules_path: Path) -> CheckerAnswer:
     """Return the answer to one log."""
     command = [sys.executable, "-m", f"{PACKAGE}.compliance_checker"]
     command += ["--ruleset", RULESET, "--config", str(rules_path), "--werror"]
@@ -119,4 +119,4 @@ def _check(path: Path, rules_path: Path) -> Answer:
     refused = completed.returncode == 1 and REFUSED in output
     if not accepted and not refused:
         raise HarnessError(f"{path}: the checker ended without an answer: {output.strip()[-500:]}")
-    return Answer(accepted=accepted, output=output)
+    return CheckerAnswer(accepted=accepted, output=output)

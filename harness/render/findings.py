@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.compare import Row
+from harness.analysis.compare import MetricRow
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted
@@ -118,7 +118,7 @@ def _accuracy_sentences(result: SweepResult, winner: CellResult) -> list[str]:
     return [f"{value}{_metric_comparison(row)}."]
 
 
-def _metric_comparison(row: Row) -> str:
+def _metric_comparison(row: MetricRow) -> str:
     """Return the end of a sentence that compares the target metric with the reference's."""
     reference = f"the reference's {fmt.metric_value(row.mean_a)}"
     outcome = row.verdict.outcome

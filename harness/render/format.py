@@ -18,7 +18,7 @@ from harness.spec.axes import AXES, DEFAULTS
 from harness.spec.cell import LABEL_AXES, short_axis
 
 if TYPE_CHECKING:
-    from harness.analysis.compare import Row
+    from harness.analysis.compare import MetricRow
     from harness.analysis.stopping import StopSummary
     from harness.hardware.machine import Machine
     from harness.preflight.rates import Spread
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
     from harness.statistics.interval import Interval
-    from harness.statistics.verdict import Outcome, Verdict
+    from harness.statistics.verdict import MetricVerdict, Outcome
 
 MISSING = "–"  # stands for what was not measured
 BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -219,14 +219,14 @@ def bounds(low: float, high: float, digits: int = 3) -> str:
 # Verdicts.
 
 
-def effect(verdict: Verdict) -> str:
+def effect(verdict: MetricVerdict) -> str:
     """Return the size of a difference: a ratio of throughputs, or a signed difference of metrics."""
     if verdict.metric.relative:
         return ratio(verdict.effect)
     return f"{verdict.effect:+.4f}"
 
 
-def effect_interval(verdict: Verdict) -> str:
+def effect_interval(verdict: MetricVerdict) -> str:
     """Return the interval of `effect`: `1.100 to 1.300`, `+0.0012 to +0.0034`."""
     if verdict.interval is None:
         return MISSING
@@ -244,14 +244,14 @@ def interval_legend(alpha: float) -> str:
     )
 
 
-def mean_values(row: Row) -> tuple[str, str]:
+def mean_values(row: MetricRow) -> tuple[str, str]:
     """Return the means of A and of B that a row compares, in the unit of its metric."""
     if row.metric.relative:
         return samples_per_second(row.mean_a), samples_per_second(row.mean_b)
     return metric_value(row.mean_a), metric_value(row.mean_b)
 
 
-def detectable_effect(verdict: Verdict) -> str:
+def detectable_effect(verdict: MetricVerdict) -> str:
     """Return the smallest effect that would have been detected: `1.2%`, `0.0034`."""
     size = verdict.min_detectable_effect
     if size is None:
@@ -263,14 +263,14 @@ def detectable_effect(verdict: Verdict) -> str:
     return share(size)
 
 
-def verdict_badge(row: Row | None) -> Styled:
+def verdict_badge(row: MetricRow | None) -> Styled:
     """Return the verdict of a row with its look; a dash where nothing was compared."""
     if row is None:
         return Styled(MISSING, "plain")
     return Styled(row.verdict.label, OUTCOME_LOOKS[row.verdict.outcome])
 
 
-def verdict_label(row: Row | None) -> str:
+def verdict_label(row: MetricRow | None) -> str:
     """Return the verdict of a row: `faster`, `slower`, `same`, …; `reference` where there is none."""
     return "reference" if row is None else row.verdict.label
 

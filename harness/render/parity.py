@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from harness.analysis.cells import naming_axes
 from harness.analysis.distance import MOST_ROUNDING, TensorDistance
-from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference, SeedEvidence
+from harness.analysis.parity import (
+    CellParity,
+    FirstDifference,
+    Reference,
+    SeedEvidence,
+    SweepParity,
+)
 from harness.core.text import counted
 from harness.render.format import MISSING, cell_name
 from harness.render.table import Look, Styled, Table
@@ -102,7 +108,7 @@ def _missing_seeds(evidence: SeedEvidence) -> str:
     return f"; needs about {evidence.seeds_missing} more"
 
 
-def parity_table(parity: Parity, reference: Reference) -> Table:
+def parity_table(parity: SweepParity, reference: Reference) -> Table:
     """Return the table of the cells that are compared with a reference."""
     table = Table(COLUMNS, ["error"])
     for cell in parity.cells:
@@ -132,7 +138,7 @@ def reference_line(reference: Reference) -> str:
     return control
 
 
-def rule_lines(parity: Parity) -> list[str]:
+def rule_lines(parity: SweepParity) -> list[str]:
     """Return what the rungs mean, with the bounds that were used."""
     steps = ", ".join(map(str, parity.references[0].steps)) if parity.references else ""
     return [
@@ -144,7 +150,7 @@ def rule_lines(parity: Parity) -> list[str]:
     ]
 
 
-def hints(parity: Parity) -> list[str]:
+def hints(parity: SweepParity) -> list[str]:
     """Return what to do about causes that are unknown."""
     if not any(UNEXPLAINED.name in cell.causes for cell in parity.cells):
         return []

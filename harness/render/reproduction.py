@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.evidence import Agreement, FirstDifference, Fp64Problem
+from harness.analysis.evidence import Agreement, Fp64Problem, RerunDifference
 from harness.analysis.rungs import Rung
 from harness.core.text import counted
 from harness.records.differences import Difference, shown
@@ -112,7 +112,7 @@ def _fp64_text(trial: TrialVerdict) -> str:
     return FP64_PROBLEM_TEXTS[trial.agreement.fp64_problem]
 
 
-def first_text(difference: FirstDifference) -> str:
+def first_text(difference: RerunDifference) -> str:
     """Return the first difference: `loss of rank 0 at step 3 (0.25, recorded 0.5)`."""
     moment = "" if difference.step is None else f" at step {difference.step}"
     again, recorded = _short(difference.again), _short(difference.recorded)

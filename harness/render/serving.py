@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.trial_table import Column, TrialTable, Value
+from harness.analysis.trial_table import TableColumn, TrialTable, Value
 from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.table import Table
@@ -159,31 +159,37 @@ def _table_row(export: TrialExport, latency: ArmLatency) -> dict[str, Value]:
     return row
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[TableColumn]:
     """Return the columns of the table of latencies."""
     columns = [
-        Column(name="trial", kind="text", meaning="the trial's id"),
-        Column(name="arm", kind="text", meaning="eager, compiled, or the format of the export"),
-        Column(name="batch_size", kind="integer", meaning="samples of a call"),
-        Column(name="threads", kind="integer", meaning="threads of a call"),
+        TableColumn(name="trial", kind="text", meaning="the trial's id"),
+        TableColumn(
+            name="arm", kind="text", meaning="eager, compiled, or the format of the export"
+        ),
+        TableColumn(name="batch_size", kind="integer", meaning="samples of a call"),
+        TableColumn(name="threads", kind="integer", meaning="threads of a call"),
     ]
     for name in QUANTILES:
         meaning = f"{name} of the time of a call"
-        columns.append(Column(name=f"{name}_ms", kind="number", unit="ms", meaning=meaning))
+        columns.append(TableColumn(name=f"{name}_ms", kind="number", unit="ms", meaning=meaning))
         for bound in ("low", "high"):
             column = f"{name}_{bound}_ms"
             meaning = f"{bound} bound of its 95% interval"
-            columns.append(Column(name=column, kind="number", unit="ms", meaning=meaning))
+            columns.append(TableColumn(name=column, kind="number", unit="ms", meaning=meaning))
     meaning = "median over rounds of the time in eager mode over this one"
-    columns.append(Column(name="speedup", kind="number", meaning=meaning))
+    columns.append(TableColumn(name="speedup", kind="number", meaning=meaning))
     for bound in ("low", "high"):
         meaning = f"{bound} bound of its 95% interval"
-        columns.append(Column(name=f"speedup_{bound}", kind="number", meaning=meaning))
+        columns.append(TableColumn(name=f"speedup_{bound}", kind="number", meaning=meaning))
     return [
         *columns,
-        Column(name="calls", kind="integer", meaning="calls that count"),
-        Column(name="warmup_rounds", kind="integer", meaning="calls before them"),
-        Column(name="settled", kind="boolean", meaning="whether calls became steady"),
-        Column(name="load_s", kind="number", unit="s", meaning="time to load or compile the model"),
-        Column(name="first_call_ms", kind="number", unit="ms", meaning="time of the first call"),
+        TableColumn(name="calls", kind="integer", meaning="calls that count"),
+        TableColumn(name="warmup_rounds", kind="integer", meaning="calls before them"),
+        TableColumn(name="settled", kind="boolean", meaning="whether calls became steady"),
+        TableColumn(
+            name="load_s", kind="number", unit="s", meaning="time to load or compile the model"
+        ),
+        TableColumn(
+            name="first_call_ms", kind="number", unit="ms", meaning="time of the first call"
+        ),
     ]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from harness.analysis.trial_table import Column, TrialTable, Value
+from harness.analysis.trial_table import TableColumn, TrialTable, Value
 from harness.render.format import MISSING
 
 
@@ -42,7 +42,7 @@ def as_markdown(table: TrialTable) -> str:
     return "".join(lines)
 
 
-def _plain(value: Value, column: Column) -> Value:
+def _plain(value: Value, column: TableColumn) -> Value:
     """Return a value as CSV and JSON have it; a number that is not finite is unknown."""
     if value is None or column.kind == "text":
         return value
@@ -52,12 +52,12 @@ def _plain(value: Value, column: Column) -> Value:
     return value if is_finite else None
 
 
-def _is_number(column: Column) -> bool:
+def _is_number(column: TableColumn) -> bool:
     """Return whether a column is aligned to the right."""
     return column.kind in ("integer", "number")
 
 
-def _text(value: Value, column: Column) -> str:
+def _text(value: Value, column: TableColumn) -> str:
     """Return a value as a person reads it: a number with four significant digits."""
     plain = _plain(value, column)
     if plain is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.evidence import ORDER, FirstDifference
+from harness.analysis.evidence import ORDER, RerunDifference
 from harness.analysis.result import compared_fields
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 from harness.hardware.machine import Device, machine_key
@@ -155,7 +155,7 @@ def _is_read_by_workload(entry: Difference) -> bool:
 
 
 def most_likely_cause(
-    candidates: Sequence[Difference], first_difference: FirstDifference | None
+    candidates: Sequence[Difference], first_difference: RerunDifference | None
 ) -> Difference | None:
     """Return the difference that most likely explains another result, None where none is known.
 

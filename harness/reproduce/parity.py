@@ -19,8 +19,8 @@ from harness.analysis.distance import TensorDistance, is_beyond_rounding
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
-    Parity,
     Reference,
+    SweepParity,
     largest_ulp,
     tensor_rung,
     worst_by_step,
@@ -128,7 +128,7 @@ def measure_parity(
     max_ulp: int,
     margin: float,
     on_cell: Callable[[CellParity], None],
-) -> Parity:
+) -> SweepParity:
     """Return the parity of a sweep, without what its seeds say.
 
     `on_cell` gets each cell as soon as it was compared. Raises HarnessError if a run of a reference
@@ -143,7 +143,7 @@ def measure_parity(
             by_cell[cell.id] = ladder.measure(cell)
             on_cell(by_cell[cell.id])
         ladder.close()
-    return Parity(
+    return SweepParity(
         sweep=sweep.name,
         seed=seed,
         measured=time.time(),

@@ -32,7 +32,7 @@ Term = tuple[str, ...]  # the one or two axes whose effect a part of the model d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrialThroughput:
     """One trial."""
 
     levels: Levels  # the axes of its cell
@@ -128,7 +128,7 @@ class _Fit:
     degrees_of_freedom: int  # points less columns
 
 
-def attribute(points: Sequence[Point]) -> Attribution | None:
+def attribute(points: Sequence[TrialThroughput]) -> Attribution | None:
     """Return main effects and two-way interactions of the axes that vary, with blocks taken out.
 
     A level's reference is the first of its axis in the order of the points. Interactions of three
@@ -180,7 +180,7 @@ def _effects(contrasts: Sequence[_Contrast], degrees_of_freedom: int) -> list[Ef
     return effects
 
 
-def _design(points: Sequence[Point]) -> _Design:
+def _design(points: Sequence[TrialThroughput]) -> _Design:
     """Return the model of these points, with every term that they can separate from the others.
 
     Terms are added one at a time. One whose columns do not raise the rank of the matrix by their
@@ -233,7 +233,7 @@ def _are_independent(products: Numbers, cross: Numbers, added_products: Numbers)
     return bool(smallest > RANK_TOLERANCE * np.trace(added_products))
 
 
-def _varying_axes(points: Sequence[Point]) -> dict[str, list[Hashable]]:
+def _varying_axes(points: Sequence[TrialThroughput]) -> dict[str, list[Hashable]]:
     """Return the levels of each axis that has several, in order of appearance."""
     different = {id(point.levels): point.levels for point in points}  # trials of a cell share them
     axes = {}

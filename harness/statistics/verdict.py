@@ -63,7 +63,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class MetricVerdict:
     """The answer, with p-values that are corrected for the family, and the interval that decided.
 
     Of a better or worse effect the interval leaves out no effect. Of the same it lies within the
@@ -114,7 +114,7 @@ class Verdict:
 
 def judge(
     questions: Sequence[Question], *, alpha: float = ALPHA, correction: Correction = "holm"
-) -> list[Verdict]:
+) -> list[MetricVerdict]:
     """Return a verdict on each question, with false alarms controlled over all of them.
 
     Better or worse: the difference is significant and at least as large as the smallest effect of
@@ -136,7 +136,7 @@ def judge(
 
 def _verdict(
     question: Question, change: CorrectedTest, same: CorrectedTest, smallest_level: float
-) -> Verdict:
+) -> MetricVerdict:
     """Return the verdict on a question, from tests that are corrected for its family."""
     metric, estimate = question.metric, question.estimate
     outcome = _outcome(question, change, same)
@@ -145,7 +145,7 @@ def _verdict(
     lower_margin, upper_margin = metric.margins
     margin = max(-lower_margin, upper_margin)
     detectable = estimate.min_detectable_effect(smallest_level, margin)
-    return Verdict(
+    return MetricVerdict(
         question=question,
         outcome=outcome,
         p_change=change.p,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.parity import Parity
+from harness.analysis.parity import SweepParity
 from harness.analysis.result import CellResult, join, of_trial, rounded
 from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
@@ -196,7 +196,7 @@ def cell_contents(
     *,
     planned: Iterable[str],
     result: SweepResult | None = None,
-    parity: Parity | None = None,
+    parity: SweepParity | None = None,
     search: RateSearch | None = None,
     error_bar: str | None = None,
     picture: str | None = None,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from harness.analysis.compare import Row
+from harness.analysis.compare import MetricRow
 from harness.analysis.sweep_result import SweepResult
 from harness.render import format as fmt
 from harness.render.findings import Finding, findings
@@ -140,7 +140,7 @@ def _levels(levels: Mapping[str, Any]) -> str:
     return escape_markdown(fmt.axis_levels(levels))
 
 
-def comparison_note(rows: Sequence[Row]) -> str:
+def comparison_note(rows: Sequence[MetricRow]) -> str:
     """Return the verdicts on a cell against the reference, for the description of the cell's run.
 
     A row of `rows` is a metric: throughput, and the target metric if there is one.

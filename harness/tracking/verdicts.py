@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.compare import Row
-from harness.analysis.parity import Parity
+from harness.analysis.compare import MetricRow
+from harness.analysis.parity import SweepParity
 from harness.analysis.result import CellResult
 from harness.analysis.scalars import RATE, metric_name
 from harness.analysis.sweep_result import SweepResult
@@ -89,7 +89,7 @@ def verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
     }
 
 
-def parity_tags(parity: Parity | None, cell: Cell) -> dict[str, Any]:
+def parity_tags(parity: SweepParity | None, cell: Cell) -> dict[str, Any]:
     """Return the rung of a cell as tags, with where it parts from its reference and the cause.
 
     The reference itself is tagged `reference`; without a measured parity there are no tags.
@@ -129,7 +129,7 @@ def rate_metrics(search: RateSearch | None, cell: Cell) -> dict[str, float]:
     return metrics
 
 
-def _verdict_labels(rows: Sequence[Row]) -> Mapping[str, str]:
+def _verdict_labels(rows: Sequence[MetricRow]) -> Mapping[str, str]:
     """Return the label of each row's verdict by the tag that shows it."""
     labels = {}
     for row in rows:

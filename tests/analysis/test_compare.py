@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.compare import Comparison, Rules, Side, compare, compare_by
+from harness.analysis.compare import CellComparison, Rules, Side, compare, compare_by
 from harness.analysis.effects import attributions
 from harness.analysis.questions import throughput_difference
 from harness.analysis.result import CellResult, TrialResult
@@ -31,7 +31,7 @@ def side(name: str, *cells: CellResult) -> Side:
     return Side(name=name, cells=cells)
 
 
-def compare_cells(a: CellResult, b: CellResult, *across: str) -> Comparison:
+def compare_cells(a: CellResult, b: CellResult, *across: str) -> CellComparison:
     return compare(side("A", a), [side("B", b)], Rules(across=across))
 
 
@@ -39,7 +39,7 @@ def faster(by: float) -> list[float]:
     return [speed * by for speed in STEADY]
 
 
-def labels(comparison: Comparison) -> list[str]:
+def labels(comparison: CellComparison) -> list[str]:
     return [row.verdict.label for row in comparison.rows]
 
 
@@ -286,7 +286,7 @@ def test_several_sides_are_one_family() -> None:
     ]
 
 
-def on_a_machine_that_gets_slower(order: Sequence[Trial]) -> Comparison:
+def on_a_machine_that_gets_slower(order: Sequence[Trial]) -> CellComparison:
     """Compare two equally fast cells on a machine that loses 20% over these trials."""
     rng = np.random.default_rng(1)
     sides: dict[str, list[TrialResult]] = {}
@@ -340,7 +340,9 @@ class TestBy:
 class TestAccuracy:
     LOW, HIGH = (0.90, 0.91, 0.905, 0.902, 0.908), (0.93, 0.94, 0.936, 0.931, 0.937)
 
-    def comparison(self, a: tuple[float, ...], b: tuple[float, ...], bits: str = "x") -> Comparison:
+    def comparison(
+        self, a: tuple[float, ...], b: tuple[float, ...], bits: str = "x"
+    ) -> CellComparison:
         return compare_cells(
             make_result(STEADY, metrics=a), make_result(STEADY, metrics=b, bits=bits)
         )

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.evidence import (
     Agreement,
-    FirstDifference,
+    RerunDifference,
     compare_evidence,
     evidence_of_baseline,
     evidence_of_record,
@@ -66,7 +66,7 @@ def scaled(factor: float, record: Record = RECORD) -> Record:
     return record
 
 
-def first(again: Record, recorded: Record = RECORD) -> FirstDifference:
+def first(again: Record, recorded: Record = RECORD) -> RerunDifference:
     found = agreement(again, recorded).first_difference
     assert found is not None
     return found

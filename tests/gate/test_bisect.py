@@ -20,10 +20,10 @@ from harness.core.paths import Results
 from harness.core.worktree import Tree
 from harness.gate import bisect as module
 from harness.gate import judge as judging
-from harness.gate.arms import Arm, Turn
+from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.classify import classify
-from harness.gate.judge import Finding, SpeedJudge, TrainingSetup
+from harness.gate.judge import BisectFinding, SpeedJudge, TrainingSetup
 from harness.gate.paired import Budget, PairedResult
 from harness.records.store import write_spec
 from harness.render.terminal import bisect as view
@@ -39,10 +39,10 @@ REAL_MAKE_JUDGE = module.make_judge
 class Reading:
     """Takes a commit for what its file `mark` says."""
 
-    def classify(self, good: Tree, tree: Tree, bad: Tree) -> Finding:
+    def classify(self, good: Tree, tree: Tree, bad: Tree) -> BisectFinding:
         return self.compare(good, tree)
 
-    def compare(self, a: Tree, b: Tree) -> Finding:
+    def compare(self, a: Tree, b: Tree) -> BisectFinding:
         before, now = (
             (tree.path / "mark").read_text(encoding="utf-8").split()[0] for tree in (a, b)
         )
@@ -50,11 +50,11 @@ class Reading:
             raise HarnessError(f"{b.name}: its ranks did not start")
         if now == "interrupts":
             raise KeyboardInterrupt
-        return Finding(
+        return BisectFinding(
             mark="good" if now == before else "skip" if now == "noisy" else "bad", description=now
         )
 
-    def narrowed(self, bad: Finding) -> Self:
+    def narrowed(self, bad: BisectFinding) -> Self:
         return self
 
 
@@ -161,7 +161,7 @@ def test_losses_that_are_never_the_same_tell_nothing(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Reading, "compare", lambda self, a, b: Finding(mark="bad", description="other losses")
+        Reading, "compare", lambda self, a, b: BisectFinding(mark="bad", description="other losses")
     )
     write(repository, "fast slow")
     with pytest.raises(Inconclusive, match="GOOD 0: found other losses whenever it trains"):
@@ -174,7 +174,7 @@ def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: 
     doubted = BisectOutcome(
         **{
             **vars(found),
-            "against_parent": Finding(mark="good", description="as fast, to within 1.0%"),
+            "against_parent": BisectFinding(mark="good", description="as fast, to within 1.0%"),
         }
     )
     assert doubted.exit_code == 3
@@ -278,7 +278,7 @@ def test_an_end_that_is_slower_as_a_whole_only_is_looked_at_as_a_whole() -> None
     )
     fast = PairedResult(verdict="slower", ratio=0.9, high=0.95, whole_ratio=0.9, whole_high=0.95)
     for measured, expected in ((whole, True), (fast, False)):
-        finding = Finding(mark="bad", description="", measurement=measured)
+        finding = BisectFinding(mark="bad", description="", measurement=measured)
         assert speed_judge().narrowed(finding).by_whole_turns is expected
 
 
@@ -302,7 +302,7 @@ class Noisy:
     def __exit__(self, *_: object) -> None: ...
 
     @contextmanager
-    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, TrainingArm]]:
         type(self).started += 1
         yield {key: NoisyArm(self._step_seconds(self.trees[key])) for key in keys}
 
@@ -312,15 +312,15 @@ class Noisy:
         return 0.005 * (1 + slower / 100) * math.exp(luck)
 
 
-class NoisyArm(Arm):
+class NoisyArm(TrainingArm):
     def __init__(self, step_seconds: float) -> None:
         super().__init__("a tree", Path("log"))
         self.step_seconds = step_seconds
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         seconds = [self.step_seconds] * steps
         total = sum(seconds)
-        return Turn(seconds=seconds, reported=[total], elapsed=[total], delay=0.0, losses="")
+        return ArmTurn(seconds=seconds, reported=[total], elapsed=[total], delay=0.0, losses="")
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_a_commit_that_is_uncertain_gets_the_likelier_class(noisy: type[Noisy]) 
         @contextmanager
         def pair(
             keys: Sequence[str], factors: Mapping[str, float] = factors
-        ) -> Iterator[dict[str, Arm]]:
+        ) -> Iterator[dict[str, TrainingArm]]:
             yield {
                 key: NoisyArm(0.005 * factors[key] * math.exp(rng.normal(0, 0.05))) for key in keys
             }

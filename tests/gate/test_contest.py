@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.gate.arms import Arm, Turn
+from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.paired import (
     WARM_UP_STEPS,
     Budget,
@@ -58,7 +58,7 @@ class Machine:
     kind: type[Simulated] | None = None
 
     @contextmanager
-    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, Arm]]:
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, TrainingArm]]:
         luck = {
             "a": float(self.rng.normal(0, self.placement)),
             "b": float(self.rng.normal(0, self.placement)),
@@ -81,19 +81,19 @@ class Machine:
         return seconds_of_steps
 
 
-def report(seconds: Sequence[float], *, hidden: float = 0.0, delay: float = 0.0) -> Turn:
+def report(seconds: Sequence[float], *, hidden: float = 0.0, delay: float = 0.0) -> ArmTurn:
     """A turn of one rank that takes `hidden` and `delay` seconds beside the steps that it reports."""
     total = sum(seconds)
     elapsed = total + hidden + delay
-    return Turn(seconds=seconds, reported=[total], elapsed=[elapsed], delay=delay, losses="")
+    return ArmTurn(seconds=seconds, reported=[total], elapsed=[elapsed], delay=delay, losses="")
 
 
-class Simulated(Arm):
+class Simulated(TrainingArm):
     def __init__(self, machine: Machine, key: str, factor: float) -> None:
         super().__init__(f"tree {key}", Path("log"))
         self.machine, self.key, self.factor = machine, key, factor
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         return report(self.machine.take(steps, self.factor))
 
 
@@ -163,7 +163,7 @@ def test_every_value_is_a_fresh_pair_of_processes() -> None:
 class InSequence(Simulated):
     """Trains all of its blocks as long after the other side as those take."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         now, self.machine.now = (
             self.machine.now,
             self.machine.now + (1.0 if self.key == "b" else 0.0),
@@ -185,7 +185,7 @@ def test_a_ramp_biases_a_sequential_order_and_not_ours(kind: type[Simulated], bi
 class Intermittent(Simulated):
     """One turn in ten of side b takes three times as long."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         seconds = self.machine.take(steps, self.factor)
         if self.key == "b" and self.machine.rng.random() < 0.1:
             seconds = [3 * step for step in seconds]
@@ -195,7 +195,7 @@ class Intermittent(Simulated):
 class MovedToTheFirstStep(Simulated):
     """Side b does in the first step of a turn, which is not counted, what the others leave out."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         first, *others = self.machine.take(steps, self.factor)
         if self.key == "b":
             first += 0.5 * sum(others)
@@ -205,7 +205,7 @@ class MovedToTheFirstStep(Simulated):
 class CallsItsStepsShorter(Simulated):
     """Side b takes 30% longer and reports what side a does."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         seconds = self.machine.take(steps, self.factor)
         return report(seconds, hidden=0.3 * sum(seconds) * (self.key == "b"))
 
@@ -222,7 +222,7 @@ def test_what_usual_steps_do_not_show_whole_turns_do(kind: type[Simulated]) -> N
 class SleepsAndLies(Simulated):
     """Side b takes half a second and reports 5 µs."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         if self.key == "a":
             return super().train(steps)
         return report([5e-6 / steps] * steps, hidden=0.5)
@@ -239,7 +239,7 @@ def test_a_rank_that_reports_next_to_nothing_fails_by_name() -> None:
 class DisturbedAtFirst(Simulated):
     """Other programs take the core in all turns of side b's first pair, which nobody counts."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         seconds = self.machine.take(steps, self.factor)
         disturbed = self.key == "b" and len(self.machine.drawn) == 1
         return report(seconds, hidden=0.5 * disturbed)
@@ -253,7 +253,7 @@ def test_a_pair_that_was_disturbed_makes_nobody_a_liar() -> None:
 class Disturbed(Simulated):
     """Other programs take a core: every other turn lasts far longer, which the kernel counts."""
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int) -> ArmTurn:
         seconds = self.machine.take(steps, self.factor)
         rng = self.machine.rng
         delay = float(rng.exponential(0.01)) * (rng.random() < 0.5)

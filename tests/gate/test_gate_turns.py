@@ -19,7 +19,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.gate import paired
-from harness.gate.arms import ENDLESS, Arm, ArmRank, check_connected, connect_rank
+from harness.gate.arms import ENDLESS, ArmRank, TrainingArm, check_connected, connect_rank
 from harness.gate.paired import Budget
 from harness.gate.protocol import PROTOCOL
 from harness.gate.turn_worker import TurnSocket, train_in_turns
@@ -34,7 +34,7 @@ ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 
 
 @contextmanager
-def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str, Arm]]]:
+def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str, TrainingArm]]]:
     """Sides `a` and `b` of the test workload; `options` are those of b."""
     cells = [
         load_sweep(line_sweep(folder, {"line": {"options": kinds}})).cells[0]
@@ -45,7 +45,9 @@ def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str
 
 
 @contextmanager
-def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Iterator[dict[str, Arm]]:
+def threads(
+    folder: Path, cells: Sequence[Cell], bases: Sequence[Path]
+) -> Iterator[dict[str, TrainingArm]]:
     with ExitStack() as stack:
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(str(folder / "turns"))
@@ -61,7 +63,7 @@ def threads(folder: Path, cells: Sequence[Cell], bases: Sequence[Path]) -> Itera
             player.start()
             stack.callback(player.join)
             connection = stack.enter_context(listening.accept()[0])
-            arms[key] = Arm(key, trial_folder.launch_log)
+            arms[key] = TrainingArm(key, trial_folder.launch_log)
             arms[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
             stack.callback(connection.shutdown, socket.SHUT_RDWR)
             arms[key].wait_until_ready(0)
@@ -169,7 +171,7 @@ def rank_that_sent(stack: ExitStack, **message: object) -> socket.socket:
 
 
 def test_a_rank_that_ended_before_it_connected_is_reported_with_its_log(tmp_path: Path) -> None:
-    arm = Arm("HEAD", tmp_path / "log")
+    arm = TrainingArm("HEAD", tmp_path / "log")
     arm.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
     with pytest.raises(HarnessError, match="HEAD: rank 0 did not start: raise ValueError"):
         check_connected([ArmRank("a", 0)], {"a": arm})
@@ -178,7 +180,7 @@ def test_a_rank_that_ended_before_it_connected_is_reported_with_its_log(tmp_path
 def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
     tmp_path: Path,
 ) -> None:
-    arm = Arm("HEAD", tmp_path / "log", secrets=["hunter2-hunter2"])
+    arm = TrainingArm("HEAD", tmp_path / "log", secrets=["hunter2-hunter2"])
     with ExitStack() as stack:
         said = "rank 0 on n1: ValueError: the dog\x1b ate\nhunter2-hunter2"
         rank = rank_that_sent(stack, failure=said)
@@ -192,7 +194,7 @@ def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
 
 
 def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
-    arm = Arm("v1.0", tmp_path / "log")
+    arm = TrainingArm("v1.0", tmp_path / "log")
     with ExitStack() as stack:
         rank = rank_that_sent(stack, protocol=1, side="a", rank=0)
         with pytest.raises(HarnessError, match=r"^v1\.0: its turn worker speaks protocol 1; "):
@@ -211,7 +213,7 @@ def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_an_answer_that_can_not_be_true_is_refused(answer: str, words: str, tmp_path: Path) -> None:
-    arm = Arm("HEAD", tmp_path / "log")
+    arm = TrainingArm("HEAD", tmp_path / "log")
     with ExitStack() as stack:
         ours, theirs = map(stack.enter_context, socket.socketpair())
         arm.connect(0, ours, stack.enter_context(ours.makefile("r", encoding="utf-8")))
@@ -222,7 +224,7 @@ def test_an_answer_that_can_not_be_true_is_refused(answer: str, words: str, tmp_
 
 def test_one_arm_can_not_answer_for_the_other(tmp_path: Path) -> None:
     """The kernel says which process connected; what the process says of itself does not count."""
-    arms = {"a": Arm("main", tmp_path / "log"), "b": Arm("HEAD", tmp_path / "log")}
+    arms = {"a": TrainingArm("main", tmp_path / "log"), "b": TrainingArm("HEAD", tmp_path / "log")}
     names = {os.getpid(): ArmRank("b", 0)}
     with ExitStack() as stack:
         hello = {"protocol": PROTOCOL, "side": "a", "rank": 0}
@@ -254,7 +256,7 @@ def test_a_process_that_missed_its_continuation_is_continued_again(
         process = subprocess.Popen(command, start_new_session=True, pass_fds=[theirs.fileno()])
         theirs.close()
         try:
-            arm = Arm("main", tmp_path / "log")
+            arm = TrainingArm("main", tmp_path / "log")
             arm.connect(0, ours, lines)
             arm.watch([process.pid], with_delays=False)
             assert arm.train(2).losses == "same"

@@ -15,7 +15,7 @@ from harness.gate import stacks as gating
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.bisect import BisectOptions
 from harness.gate.bisect_stacks import StackBisection, StackBisectOutcome, stacks_between
-from harness.gate.judge import Finding
+from harness.gate.judge import BisectFinding
 from harness.gate.paired import PairedResult
 from harness.gate.ranks import StackTree, present_stack
 from harness.launch.stack import ReadyStack
@@ -185,21 +185,21 @@ class Listener:
 
     def on_progress(self, text: str) -> None: ...
 
-    def on_stack_end(self, name: str, finding: Finding) -> None:
+    def on_stack_end(self, name: str, finding: BisectFinding) -> None:
         self.shown.append(f"{name} {finding.mark}")
 
 
 class ByVersion:
     """A judge that calls a stack with another version of `toy` than that of GOOD bad."""
 
-    def compare(self, a: StackTree, b: StackTree) -> Finding:
+    def compare(self, a: StackTree, b: StackTree) -> BisectFinding:
         is_bad = a.stack.packages["toy"][0] != b.stack.packages["toy"][0]
-        return Finding(mark="bad" if is_bad else "good", description="5% slower")
+        return BisectFinding(mark="bad" if is_bad else "good", description="5% slower")
 
-    def classify(self, good: StackTree, tree: StackTree, bad: StackTree) -> Finding:
+    def classify(self, good: StackTree, tree: StackTree, bad: StackTree) -> BisectFinding:
         return self.compare(good, tree)
 
-    def narrowed(self, bad: Finding) -> ByVersion:
+    def narrowed(self, bad: BisectFinding) -> ByVersion:
         return self
 
 

@@ -32,7 +32,7 @@ from harness.records.environment import describe_hardware
 from harness.spec.cluster import Parallel, load_profile, with_parallel
 from harness.spec.sweep import load_sweep
 from harness.statistics.estimate import paired
-from harness.statistics.verdict import Verdict, judge
+from harness.statistics.verdict import MetricVerdict, judge
 from tests.support.running import RecordCollector
 
 PAIRS = 4  # of cells in a round
@@ -64,7 +64,7 @@ class Round:
         """The number of trials that had less company than others."""
         return sum("empty" in trial.company for cell in self.cells for trial in cell.trials)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[MetricVerdict]:
         """Return the verdict on each pair of cells, as though it were the only question."""
         verdicts = []
         for a, b in zip(self.cells[::2], self.cells[1::2], strict=True):

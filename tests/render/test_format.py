@@ -8,14 +8,14 @@ from harness.core.text import counted
 from harness.render import format as fmt
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
-from harness.statistics.verdict import Metric, Question, Verdict, judge
+from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
 from tests.factories import make_cell
 
 SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, min_effect=0.01)
 ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
 
 
-def verdict(metric: Metric, *differences: float) -> Verdict:
+def verdict(metric: Metric, *differences: float) -> MetricVerdict:
     (judged,) = judge([Question(metric=metric, estimate=paired(differences))])
     return judged
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.evidence import FirstDifference
+from harness.analysis.evidence import RerunDifference
 from harness.records.code import Code, Repository
 from harness.records.differences import differences
 from harness.records.environment import Environment, Gpu, Hardware, Software, TorchSettings
@@ -172,7 +172,7 @@ MUTANTS: Mapping[str, Callable[[Record], Record]] = {
     "run.device": run(device="cpu"),
     "run.profile.environment.MALLOC_CONF": run(profile={"environment": {"MALLOC_CONF": "x"}}),
 }  # fmt: skip
-FIRST = FirstDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
+FIRST = RerunDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
 
 
 @pytest.mark.parametrize("field", MUTANTS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.parity import CellParity, Parity
+from harness.analysis.parity import CellParity, SweepParity
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
@@ -70,7 +70,7 @@ def line(folder: Path, *cells: dict[str, Any]) -> Sweep:
     return load_sweep(line_sweep(folder, {"line": {"axes": {"batch_size": 32}}}, **keys))
 
 
-def measure(sweep: Sweep, tracer: InProcessTracer) -> Parity:
+def measure(sweep: Sweep, tracer: InProcessTracer) -> SweepParity:
     """Return the parity of a sweep."""
     plan = plan_parity(sweep, "")
     return measure_parity(

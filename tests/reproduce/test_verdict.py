@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.evidence import Agreement, FirstDifference
+from harness.analysis.evidence import Agreement, RerunDifference
 from harness.analysis.rungs import Rung
 from harness.records.differences import Difference
 from harness.render.reproduction import markdown, remedies, verdict_line
@@ -24,7 +24,7 @@ from harness.reproduce.verdict import (
 )
 from tests.support.results import make_result
 
-FIRST = FirstDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
+FIRST = RerunDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
 NUMPY = Difference("software.packages.numpy", "2.1.0", "2.2.0")
 SEED = Difference("seed", 0, 1)
 
@@ -96,7 +96,7 @@ def test_seeds_decide_where_numbers_do_not(shift: float, rung: Rung | None) -> N
 
 
 def test_the_likeliest_cause_depends_on_what_differs_first() -> None:
-    order = FirstDifference(subject="order of the samples", step=None, recorded="a", again="b")
+    order = RerunDifference(subject="order of the samples", step=None, recorded="a", again="b")
     torch = Difference("software.torch", "2.12.0", "2.13.0")
     batch = Difference("axes.batch_size", 32, 64)
     assert most_likely_cause([torch, batch], FIRST) == torch

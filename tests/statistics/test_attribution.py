@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from harness.statistics.attribution import Attribution, Effect, Point, attribute
+from harness.statistics.attribution import Attribution, Effect, TrialThroughput, attribute
 
 AXES = {"execution": ("eager", "compile"), "precision": ("fp32", "bf16"), "workers": (0, 2, 4)}
 NOISE = 0.01
@@ -24,13 +24,13 @@ def planted(levels: Mapping[str, object]) -> float:
     return math.log(1.2) * compiled + math.log(1.5) * half + math.log(1.1) * (compiled and half)
 
 
-def trials(seed: int, blocks: int = 3, noise: float = NOISE) -> list[Point]:
+def trials(seed: int, blocks: int = 3, noise: float = NOISE) -> list[TrialThroughput]:
     """Return every cell in every block; blocks differ much in speed."""
     rng = np.random.default_rng(seed)
     cells = [dict(zip(AXES, levels, strict=True)) for levels in itertools.product(*AXES.values())]
     drift = rng.normal(0, 0.2, blocks)
     return [
-        Point(
+        TrialThroughput(
             levels=levels, block=block, value=planted(levels) + drift[block] + rng.normal(0, noise)
         )
         for block in range(blocks)
@@ -38,7 +38,7 @@ def trials(seed: int, blocks: int = 3, noise: float = NOISE) -> list[Point]:
     ]
 
 
-def fit(points: list[Point]) -> Attribution:
+def fit(points: list[TrialThroughput]) -> Attribution:
     """Return the attribution, which there must be."""
     attribution = attribute(points)
     assert attribution is not None
@@ -92,7 +92,7 @@ def test_drift_from_block_to_block_is_no_effect_and_no_noise() -> None:
 
 def test_axes_that_change_together_are_one_effect() -> None:
     zipped = [
-        Point(
+        TrialThroughput(
             levels={
                 "world_size": 1 if levels == "single" else 2,
                 "strategy": levels,
@@ -114,7 +114,7 @@ def test_axes_that_change_together_are_one_effect() -> None:
 def test_an_interaction_with_more_columns_than_points_is_never_made() -> None:
     levels = 80
     points = [
-        Point(
+        TrialThroughput(
             levels={"lr": number % levels, "batch_size": number // 7 % levels}, block=0, value=0.0
         )
         for number in range(levels * 7)
@@ -128,7 +128,10 @@ def test_an_interaction_with_more_columns_than_points_is_never_made() -> None:
 
 
 def test_one_trial_of_each_of_two_cells_is_not_enough() -> None:
-    points = [Point(levels={"workers": number}, block=0, value=float(number)) for number in (0, 2)]
+    points = [
+        TrialThroughput(levels={"workers": number}, block=0, value=float(number))
+        for number in (0, 2)
+    ]
     assert attribute(points) is None
 
 

@@ -16,8 +16,8 @@ from harness.statistics.verdict import (
     CorrectedTest,
     Correction,
     Metric,
+    MetricVerdict,
     Question,
-    Verdict,
     benjamini_hochberg,
     correct_by_benjamini_hochberg,
     correct_by_holm,
@@ -44,7 +44,7 @@ SECONDS = Metric(
 ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.005)
 
 
-def verdict(metric: Metric, estimate: Estimate) -> Verdict:
+def verdict(metric: Metric, estimate: Estimate) -> MetricVerdict:
     """Return the verdict on a single question."""
     (verdict,) = judge([Question(metric=metric, estimate=estimate)])
     return verdict
@@ -150,7 +150,7 @@ def test_corrections_by_hand() -> None:
 
 def families(
     rng: np.random.Generator, tries: int, cells: int, pairs: int, spread: float = 0.02
-) -> list[list[Verdict]]:
+) -> list[list[MetricVerdict]]:
     """Return families of verdicts on sides that do not differ."""
     noise = rng.normal(0, spread, (tries, cells, pairs))
     return [
@@ -210,7 +210,7 @@ def test_values_without_spread_detect_what_matters() -> None:
     assert make_estimate(0.0, 0.0).min_detectable_effect(margin=0.01) == 0.01
 
 
-def contradicts(judged: Verdict) -> bool:
+def contradicts(judged: MetricVerdict) -> bool:
     """Whether the interval that is shown says something else than the verdict beside it."""
     assert judged.interval is not None
     metric = judged.metric

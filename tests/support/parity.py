@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.distance import TensorDistance
-from harness.analysis.parity import CellParity, FirstDifference, Parity, Reference
+from harness.analysis.parity import CellParity, FirstDifference, Reference, SweepParity
 from harness.spec.cell import Cell
 from tests.factories import make_cell
 
@@ -25,7 +25,7 @@ DISTANCE = TensorDistance(
 )
 
 
-def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any) -> Parity:
+def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any) -> SweepParity:
     """Return the parity of one cell, which by default only seeds can decide."""
     cell = CellParity(
         cell=other,
@@ -39,7 +39,7 @@ def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any
     held_against = Reference(
         cell=reference, control=None, steps=[1, 3], draws_random=True, fp64_problem=None
     )
-    return Parity(
+    return SweepParity(
         sweep="demo",
         seed=0,
         measured=1.0,

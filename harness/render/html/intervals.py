@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis.compare import Row
+from harness.analysis.compare import MetricRow
 from harness.render import format as fmt
 from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
 from harness.render.html.rows import NO_BADGE, Bounds, Group, RatioScale, Scale
@@ -97,7 +97,7 @@ def shortened(remarks: Sequence[str]) -> list[str]:
     return [*remarks[:MAX_REMARKS], f"and {len(remarks) - MAX_REMARKS:,} more"]
 
 
-def _ratio(label: str, row: Row) -> Ratio:
+def _ratio(label: str, row: MetricRow) -> Ratio:
     """Return the ratio of a row of a comparison."""
     verdict = row.verdict
     return Ratio(

@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from harness.analysis.cells import shown_seeds
-from harness.analysis.compare import Comparison
+from harness.analysis.compare import CellComparison
 from harness.analysis.result import KEPT_ENVIRONMENTS
 from harness.core.caches import cached_by_identity
 from harness.core.redaction import redact_text, secret_values
@@ -235,7 +235,7 @@ def _sections(report: Report) -> list[Section]:
     return ordered
 
 
-def _against_section(name: str, comparison: Comparison) -> Section:
+def _against_section(name: str, comparison: CellComparison) -> Section:
     """Return the section that compares the sweep with another one or with a baseline.
 
     What the two differ in, such as other code, is said above the numbers.

@@ -12,8 +12,8 @@ from functools import cached_property
 from statistics import fmean
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.compare import Comparison, Rules, Side, certified_drifts, compare
-from harness.analysis.parity import Parity, read_parity, with_seeds
+from harness.analysis.compare import CellComparison, Rules, Side, certified_drifts, compare
+from harness.analysis.parity import SweepParity, read_parity, with_seeds
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
@@ -94,8 +94,8 @@ class Report:
     result: SweepResult
     workloads: dict[str, list[ReportCell]]  # all cells, by label
     shown: dict[str, list[ReportCell]]  # those that have rows of their own, by label
-    against: tuple[str, Comparison] | None  # the name of what the sweep is compared with
-    parity: Parity | None  # how alike its cells compute; None if `harness parity` never ran
+    against: tuple[str, CellComparison] | None  # the name of what the sweep is compared with
+    parity: SweepParity | None  # how alike its cells compute; None if `harness parity` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran
     exports: Sequence[TrialExport]  # of those trials that `harness export` was used on
@@ -179,7 +179,7 @@ def _exports(folder: SweepFolder, records: Sequence[Record]) -> list[TrialExport
     return exports
 
 
-def _parity(results: Results, sweep: Sweep, result: SweepResult) -> Parity | None:
+def _parity(results: Results, sweep: Sweep, result: SweepResult) -> SweepParity | None:
     """Return the parity of the sweep with what its seeds say; None if it was not measured."""
     parity = read_parity(results.sweep_folder(sweep.name))
     return None if parity is None else with_seeds(parity, result.cells)

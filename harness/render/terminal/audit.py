@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness.analysis.parity import CellParity, Parity, Reference
+from harness.analysis.parity import CellParity, Reference, SweepParity
 from harness.core.text import counted
 from harness.gate.tax import Tax
 from harness.render import parity as texts
@@ -32,7 +32,7 @@ LOOKS: Mapping[str, Look] = {
 }
 
 
-def show_audit(console: Console, parity: Parity, taxes: Sequence[Tax]) -> None:
+def show_audit(console: Console, parity: SweepParity, taxes: Sequence[Tax]) -> None:
     """Print a table for each reference, then the costs."""
     for reference in parity.references:
         console.print(f"against {escape(reference.cell.label)}", soft_wrap=True)
@@ -115,7 +115,7 @@ def tax_line(tax: Tax) -> str:
     return f"{cost} ({where})"
 
 
-def to_json(parity: Parity, taxes: Sequence[Tax]) -> dict[str, Any]:
+def to_json(parity: SweepParity, taxes: Sequence[Tax]) -> dict[str, Any]:
     """Return an audit as JSON can hold it."""
     content = parity_to_json(parity)
     references = {reference.cell.id: reference.cell for reference in parity.references}

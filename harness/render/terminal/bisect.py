@@ -16,7 +16,7 @@ from rich.markup import escape
 from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.bisect_stacks import StackBisectOutcome
 from harness.gate.history import Commit
-from harness.gate.judge import Finding
+from harness.gate.judge import BisectFinding
 from harness.render.table import Look
 from harness.render.terminal.console import TerminalConsole, styled
 
@@ -62,12 +62,12 @@ class Progress:
         if step.remaining:
             self.console.print(f"[dim]{step.remaining}[/]")
 
-    def on_stack_end(self, name: str, finding: Finding) -> None:
+    def on_stack_end(self, name: str, finding: BisectFinding) -> None:
         """Print a stack with its mark."""
         self.console.print(_describe_finding(escape(name), finding))
 
 
-def _describe_finding(name: str, finding: Finding) -> str:
+def _describe_finding(name: str, finding: BisectFinding) -> str:
     """Return what was found of a commit or a stack, in Rich's markup."""
     mark = styled(f"{finding.mark:<4}", LOOKS[finding.mark])
     return f"{mark}  {name}  {escape(finding.description)}"

@@ -17,7 +17,7 @@ from typing import Any
 from rich.markup import escape
 
 from harness.analysis.baseline import Saved
-from harness.analysis.compare import Comparison, Match, Row, Rules, setting_differences
+from harness.analysis.compare import CellComparison, Match, MetricRow, Rules, setting_differences
 from harness.analysis.result import CellResult, TrialResult
 from harness.render import format as fmt
 from harness.render.table import Content, Table
@@ -37,7 +37,7 @@ CORRECTIONS: dict[Correction, str] = {
 SHORT_DIGEST = 12  # characters of a parameter digest that are shown
 
 
-def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> None:
+def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> None:
     """Print the table, what the sides differ in, and a last line that explains the exit code.
 
     With several sides B, a column says which of them a row is about.
@@ -59,7 +59,7 @@ def show_comparison(comparison: Comparison, a_name: str, b_names: Sequence[str])
     console.print(f"[bold]{escape(_conclusion(comparison))}[/]", soft_wrap=True)
 
 
-def _match_rows(comparison: Comparison, match: Match) -> list[list[Content]]:
+def _match_rows(comparison: CellComparison, match: Match) -> list[list[Content]]:
     """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`.
 
     The last row says how many pairs of trials ended with the same parameters, bit for bit. It has
@@ -88,7 +88,7 @@ def _label(match: Match) -> str:
     return f"{match.b.cell.label} against {' '.join(differing)}"
 
 
-def _row_texts(row: Row) -> list[Content]:
+def _row_texts(row: MetricRow) -> list[Content]:
     """Return the texts of one metric's row, one for each of `COLUMNS`."""
     verdict = row.verdict
     # Trials without a partner of the same seed are compared as two groups, with wider intervals.
@@ -104,7 +104,7 @@ def _row_texts(row: Row) -> list[Content]:
     ]
 
 
-def _remarks(comparison: Comparison) -> list[str]:
+def _remarks(comparison: CellComparison) -> list[str]:
     """Return what the sides differ in, what is missing, notes, and how to read the table.
 
     Each is a line in Rich's markup. Names of cells and values of conditions come from users and are
@@ -127,7 +127,7 @@ def _steps_clause(rules: Rules) -> str:
     return f" or {fmt.share(rules.steps_margin)} of the steps to reach {rules.goal:g}"
 
 
-def _legend(comparison: Comparison) -> str:
+def _legend(comparison: CellComparison) -> str:
     """Return what counts as a change, and how a change is detected.
 
     It stands below every table, as verdicts depend on options that are not in it.
@@ -142,8 +142,8 @@ def _legend(comparison: Comparison) -> str:
     )
 
 
-def _conclusion(comparison: Comparison) -> str:
-    """Return the meaning of the exit code (`Comparison.exit_code`).
+def _conclusion(comparison: CellComparison) -> str:
+    """Return the meaning of the exit code (`CellComparison.exit_code`).
 
     Cells that are worse are named; where none is, it says what would settle what is open.
     """
@@ -161,7 +161,7 @@ def _conclusion(comparison: Comparison) -> str:
     return "nothing is worse"
 
 
-def print_json(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> None:
+def print_json(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> None:
     """Print all that the table shows and what it is computed from, as JSON for other programs.
 
     Numbers are not rounded. JSON has no infinity: a bound or an effect without a limit is null.
@@ -179,7 +179,7 @@ def print_json(comparison: Comparison, a_name: str, b_names: Sequence[str]) -> N
     print(json.dumps(content, indent=1, allow_nan=False))
 
 
-def _json_match(comparison: Comparison, match: Match) -> dict[str, Any]:
+def _json_match(comparison: CellComparison, match: Match) -> dict[str, Any]:
     """Return a match with the rows of its metrics.
 
     `same_bits` of `pairs` pairs of trials ended with the same parameters.
@@ -216,7 +216,7 @@ def _json_cell(result: CellResult) -> dict[str, Any]:
     return content
 
 
-def row_fields(row: Row) -> dict[str, Any]:
+def row_fields(row: MetricRow) -> dict[str, Any]:
     """Return one metric: the means, the effect with its interval, and the verdict with p-values."""
     verdict = row.verdict
     low, high = verdict.interval or (None, None)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from harness.analysis.parity import CellParity, Parity
+from harness.analysis.parity import CellParity, SweepParity
 from harness.render import parity as texts
 from harness.render.terminal.table import show as show_table
 
@@ -19,7 +19,7 @@ def show_cell(console: Console, cell: CellParity) -> None:
     console.print(f"{escape(cell.cell.label)}: {texts.rung_label(cell)}", soft_wrap=True)
 
 
-def show_parity(console: Console, parity: Parity) -> None:
+def show_parity(console: Console, parity: SweepParity) -> None:
     """Print a table for each reference, with the cells that were held against it."""
     for reference in parity.references:
         line = f"against {reference.cell.label}, {texts.reference_line(reference)}"
@@ -30,7 +30,7 @@ def show_parity(console: Console, parity: Parity) -> None:
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
-def to_json(parity: Parity) -> dict[str, Any]:
+def to_json(parity: SweepParity) -> dict[str, Any]:
     """Return the parity as JSON can hold it, with each cell's id and rung."""
     content = asdict(parity)
     for entry, cell in zip(content["cells"], parity.cells, strict=True):
@@ -38,6 +38,6 @@ def to_json(parity: Parity) -> dict[str, Any]:
     return content
 
 
-def print_json(parity: Parity) -> None:
+def print_json(parity: SweepParity) -> None:
     """Print the parity as JSON."""
     print(json.dumps(to_json(parity), indent=1, default=str))
