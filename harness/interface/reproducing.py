@@ -13,7 +13,7 @@ from harness.render.chart import save_png
 from harness.render.divergence_plot import draw_divergence
 from harness.render.terminal.divergence import differing_settings
 from harness.reproduce.course import course_of_runs
-from harness.reproduce.parity import Plan, measure_parity
+from harness.reproduce.parity import ParityPlan, measure_parity
 from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
 from harness.reproduce.tracing import LAST_STEP, Parting, TracedTrial, Tracer, find_parting
 from harness.spec.cell import Trial
@@ -93,7 +93,7 @@ def sweep_parity(
     results: Results,
     sweep: Sweep,
     profile: Profile,
-    plan: Plan,
+    plan: ParityPlan,
     *,
     seed: int,
     max_ulp: int,

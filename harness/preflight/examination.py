@@ -13,7 +13,7 @@ from harness.preflight.advice import advise, describe
 from harness.preflight.learning_checks import Rehearsal, parameter_norms
 from harness.preflight.outcome import Outcome, problem
 from harness.preflight.probe import Probe
-from harness.preflight.report import Finding, ParameterNorms, WorkloadReport
+from harness.preflight.report import CheckFinding, ParameterNorms, WorkloadReport
 from harness.spec.axes import Axes
 from harness.training.ranks import seed_everything
 from workloads.base import Workload
@@ -60,7 +60,7 @@ def examine(
     started = time.monotonic()
     seed_everything(seed)
     probe = Probe(workload=workload, splits=workload.splits(), axes=axes, device=device, seed=seed)
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for name, check in REQUIRED.items():
         finding = _run(name, partial(check, probe))
         # Samples that can't be read fail all of these in the same way, which is said once.
@@ -81,7 +81,7 @@ def examine(
     )
 
 
-def _run(name: str, check: Callable[[], Outcome]) -> Finding:
+def _run(name: str, check: Callable[[], Outcome]) -> CheckFinding:
     """Run one check."""
     try:
         return check().finding(name)
@@ -89,7 +89,7 @@ def _run(name: str, check: Callable[[], Outcome]) -> Finding:
         return problem(describe(error), advise(error)).finding(name)
 
 
-def _rehearse(probe: Probe) -> list[Finding]:
+def _rehearse(probe: Probe) -> list[CheckFinding]:
     """Have a model learn one batch, and run the checks that look at it."""
     try:
         rehearsal = Rehearsal(probe=probe)

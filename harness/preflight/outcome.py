@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.preflight.report import Finding, Status
+from harness.preflight.report import CheckFinding, Status
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,11 @@ class Outcome:
     measured: str
     advice: str = ""
 
-    def finding(self, check: str) -> Finding:
+    def finding(self, check: str) -> CheckFinding:
         """Return the outcome with the name of its check."""
-        return Finding(check=check, status=self.status, measured=self.measured, advice=self.advice)
+        return CheckFinding(
+            check=check, status=self.status, measured=self.measured, advice=self.advice
+        )
 
 
 def passed(measured: str) -> Outcome:

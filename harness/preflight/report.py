@@ -26,7 +26,7 @@ Status = Literal["passed", "problem", "noted", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckFinding:
     """What one check has come to."""
 
     check: str  # its name
@@ -52,11 +52,11 @@ class WorkloadReport:
     seed: int
     device: str  # as torch calls it
     seconds: Annotated[float, Between(0)]  # that the checks took, without loading torch
-    findings: Sequence[Finding]  # in the order of the checks
+    findings: Sequence[CheckFinding]  # in the order of the checks
     norms: Sequence[ParameterNorms] = ()  # of all parameters, in the model's order
 
     @property
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[CheckFinding]:
         """Return the findings that call for a change."""
         return [finding for finding in self.findings if finding.status == "problem"]
 

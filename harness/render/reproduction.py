@@ -9,7 +9,7 @@ from harness.analysis.evidence import Agreement, Fp64Problem, RerunDifference
 from harness.analysis.rungs import Rung
 from harness.core.text import counted
 from harness.records.differences import Difference, shown
-from harness.reproduce.verdict import Outcome, SeedVerdict, TrialVerdict, Verdict
+from harness.reproduce.verdict import Outcome, ReproductionVerdict, SeedVerdict, TrialVerdict
 
 RUNG_TEXTS: Mapping[Rung | None, str] = {
     "bitwise": "bitwise equal",
@@ -43,7 +43,7 @@ LONGEST_DIGEST = 12
 LISTED_TRIALS = 50  # in the text of a bundle; verdict.json has all
 
 
-def verdict_line(verdict: Verdict) -> str:
+def verdict_line(verdict: ReproductionVerdict) -> str:
     """Return what a reproduction comes to, in one line."""
     outcome = OUTCOME_TEXTS[verdict.outcome]
     decisive = _decisive(verdict)
@@ -58,7 +58,7 @@ def verdict_line(verdict: Verdict) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _decisive(verdict: Verdict) -> TrialVerdict:
+def _decisive(verdict: ReproductionVerdict) -> TrialVerdict:
     """Return the trial that the outcome comes from."""
     for trial in verdict.trials:
         if trial.outcome == verdict.outcome and trial.rung == verdict.rung:
@@ -86,7 +86,7 @@ def rung_text(trial: TrialVerdict) -> str:
     return text
 
 
-def conditions_text(verdict: Verdict) -> str:
+def conditions_text(verdict: ReproductionVerdict) -> str:
     """Return in how many conditions the trials differ from what was recorded."""
     fields = {entry.field for trial in verdict.trials for entry in trial.differences}
     if not fields:
@@ -165,7 +165,7 @@ def remedies(differences: Sequence[Difference]) -> list[str]:
     return commands + variables
 
 
-def markdown(verdict: Verdict) -> str:
+def markdown(verdict: ReproductionVerdict) -> str:
     """Return the text of a bundle's `verdict.md`."""
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.made))
     lines = [
@@ -198,7 +198,7 @@ ACM: Mapping[Outcome, str] = {
 }
 
 
-def _conditions_section(verdict: Verdict) -> list[str]:
+def _conditions_section(verdict: ReproductionVerdict) -> list[str]:
     """Return the conditions that differ, and how to bring them back."""
     differences = unique_differences([trial.differences for trial in verdict.trials])
     lines = ["## Conditions", ""]
@@ -235,7 +235,7 @@ def unique_differences(of_trials: Sequence[Sequence[Difference]]) -> list[Differ
     return list(dict.fromkeys(entry for of_trial in of_trials for entry in of_trial))
 
 
-def _trials_section(verdict: Verdict) -> list[str]:
+def _trials_section(verdict: ReproductionVerdict) -> list[str]:
     """Return what came of each trial."""
     lines = ["## Trials", ""]
     for trial in verdict.trials[:LISTED_TRIALS]:
@@ -270,7 +270,7 @@ def compared_text(agreement: Agreement) -> str:
     return f"{', '.join(agreement.compared)}; {differing}"
 
 
-def _seeds_section(verdict: Verdict) -> list[str]:
+def _seeds_section(verdict: ReproductionVerdict) -> list[str]:
     """Return what seeds show of the target metrics; nothing where no cell has several."""
     if not verdict.seeds:
         return []

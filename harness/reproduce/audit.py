@@ -19,7 +19,7 @@ from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
 from harness.records.assignment import Assignment, write_assignment
 from harness.reproduce.catalog import OperationResult, read_operations, single_process
-from harness.reproduce.parity import Group, Plan
+from harness.reproduce.parity import ParityGroup, ParityPlan
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -55,7 +55,7 @@ def choose_workloads(sweep: Sweep, labels: Sequence[str]) -> Sweep:
     return replace(sweep, cells=[cell for cell in sweep.cells if cell.workload.label in labels])
 
 
-def plan_audit(sweep: Sweep) -> Plan:
+def plan_audit(sweep: Sweep) -> ParityPlan:
     """Return each cell's reference: the cell before it with the fewest other settings.
 
     Of several such cells it is the first. Raises BadInput if no workload has two cells.
@@ -77,8 +77,8 @@ def plan_audit(sweep: Sweep) -> Plan:
     groups = []
     for cell in sweep.cells:
         if cell.id in references:
-            groups.append(Group(reference=cell, cells=held_against[cell.id]))
-    return Plan(groups=groups, by_design=[])
+            groups.append(ParityGroup(reference=cell, cells=held_against[cell.id]))
+    return ParityPlan(groups=groups, by_design=[])
 
 
 def turned(reference: Cell, cell: Cell) -> Mapping[str, tuple[Any, Any]]:
@@ -86,7 +86,7 @@ def turned(reference: Cell, cell: Cell) -> Mapping[str, tuple[Any, Any]]:
     return setting_differences(reference, cell)
 
 
-def taxed_pairs(plan: Plan) -> list[TaxedPair]:
+def taxed_pairs(plan: ParityPlan) -> list[TaxedPair]:
     """Return the cells of a plan that differ from their reference in one setting of TAXED only."""
     pairs = []
     for group in plan.groups:

@@ -29,7 +29,7 @@ from harness.records.files import read_record
 from harness.records.seal import sealed_text
 from harness.reproduce.conditions import has_other_kernels
 from harness.reproduce.verdict import SCHEMA as VERDICT_SCHEMA
-from harness.reproduce.verdict import TrialVerdict, Verdict
+from harness.reproduce.verdict import ReproductionVerdict, TrialVerdict
 
 VERDICT_FILE = "verdict.json"
 TEXT_FILE = "verdict.md"
@@ -51,14 +51,14 @@ MANIFEST_FORMAT = FileFormat(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class BundleManifest:
     """The content of `manifest.json`."""
 
     schema: str = SCHEMA
     files: Mapping[str, str]  # path relative to the bundle -> SHA-256
 
 
-def write_verdict(folder: Path, verdict: Verdict, text: str) -> None:
+def write_verdict(folder: Path, verdict: ReproductionVerdict, text: str) -> None:
     """Write what came of a reproduction, as JSON and as `text` for people."""
     write_atomically(folder / VERDICT_FILE, sealed_text(asdict(verdict)))
     write_atomically(folder / TEXT_FILE, text)
@@ -73,7 +73,7 @@ def seal_bundle(folder: Path) -> None:
     for sweep_folder in Results(folder / RESULTS_FOLDER).runs.glob("*"):
         SweepFolder(sweep_folder).key_path.unlink(missing_ok=True)
     files = {name: _sha256(path) for name, path in _files(folder)}
-    write_atomically(folder / MANIFEST_FILE, sealed_text(asdict(Manifest(files=files))))
+    write_atomically(folder / MANIFEST_FILE, sealed_text(asdict(BundleManifest(files=files))))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -98,12 +98,12 @@ def requirements(packages: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
 
 
-def check(folder: Path) -> Verdict:
+def check(folder: Path) -> ReproductionVerdict:
     """Return the verdict of a bundle that is whole, and that follows from its own records.
 
     Raises BadInput, which names the first file that is missing, changed or no part of it.
     """
-    manifest = decode_file(Manifest, folder / MANIFEST_FILE, MANIFEST_FORMAT)
+    manifest = decode_file(BundleManifest, folder / MANIFEST_FILE, MANIFEST_FORMAT)
     present = dict(_files(folder))
     for name, expected in manifest.files.items():
         if name not in present:
@@ -119,13 +119,13 @@ def check(folder: Path) -> Verdict:
             raise BadInput(
                 f"{folder / name}: found a file that the bundle's manifest does not have"
             )
-    verdict = decode_file(Verdict, folder / VERDICT_FILE, VERDICT_FORMAT)
+    verdict = decode_file(ReproductionVerdict, folder / VERDICT_FILE, VERDICT_FORMAT)
     for trial in verdict.trials:
         _check_agreement(folder, manifest, trial)
     return verdict
 
 
-def _check_agreement(folder: Path, manifest: Manifest, trial: TrialVerdict) -> None:
+def _check_agreement(folder: Path, manifest: BundleManifest, trial: TrialVerdict) -> None:
     """Raise BadInput unless the records of a trial agree as its verdict says.
 
     What was on record of a baseline's trial is no record, and is not compared again.

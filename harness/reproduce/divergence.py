@@ -39,7 +39,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TraceComparison:
     """What a comparison of two traces has looked at, and found."""
 
     compared: int  # marks that both trials have
@@ -56,7 +56,7 @@ class Comparison:
         return self.divergence is None and not self.other_tensors_a and not self.other_tensors_b
 
 
-def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
+def compare(a: Traces, b: Traces, *, global_only: bool = False) -> TraceComparison:
     """Compare the traces of two trials.
 
     With the same number of ranks, each rank is compared with its counterpart. With another number,
@@ -83,7 +83,7 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> Comparison:
                 agreeing.append(mark)
             else:
                 differing.append(RankMark(rank=rank, mark=mark))
-    return Comparison(
+    return TraceComparison(
         compared=compared,
         only_a=only_a,
         only_b=only_b,

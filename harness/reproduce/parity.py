@@ -29,7 +29,7 @@ from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput, HarnessError
 from harness.records.trace import Recording
 from harness.reproduce.causes import differing_axes, likely_causes, splits_differently
-from harness.reproduce.divergence import Comparison, Traces, compare
+from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances, gradient_distances
@@ -43,7 +43,7 @@ WITHOUT_SNAPSHOTS = replace(WITH_SNAPSHOTS, snapshots=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ParityGroup:
     """Cells that are meant to train the same, and the one that the others are held against."""
 
     reference: Cell
@@ -51,10 +51,10 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ParityPlan:
     """Which cells are held against which."""
 
-    groups: Sequence[Group]
+    groups: Sequence[ParityGroup]
     by_design: Sequence[CellParity]  # cells without a reference that they could be like
 
 
@@ -67,7 +67,7 @@ class TracedRun:
     traces: Traces
 
 
-def plan_parity(sweep: Sweep, reference: str) -> Plan:
+def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
     """Return which cells of a sweep are held against which.
 
     Cells of one workload that differ in no axis that `changes_recipe` are a group. Its reference is the
@@ -86,7 +86,7 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
         matching = [cell for cell in cells if not reference or has_settings(cell, reference)]
         remaining = [cell for cell in cells if cell not in matching[:1]]
         if matching and remaining:
-            planned.append(Group(reference=matching[0], cells=remaining))
+            planned.append(ParityGroup(reference=matching[0], cells=remaining))
         else:
             left += cells
     if not planned:
@@ -94,7 +94,7 @@ def plan_parity(sweep: Sweep, reference: str) -> Plan:
             f"{sweep.source}: found no two cells that are meant to train the same; allowed: cells"
             f" that agree in {', '.join(RECIPE_AXES)}, options and data"
         )
-    return Plan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
+    return ParityPlan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
 
 
 def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
@@ -107,7 +107,7 @@ def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def _by_design(cell: Cell, groups: Sequence[Group]) -> CellParity:
+def _by_design(cell: Cell, groups: Sequence[ParityGroup]) -> CellParity:
     """Return the entry of a cell that differs by design from the reference of its workload."""
     of_workload = [
         group for group in groups if group.reference.workload.label == cell.workload.label
@@ -121,7 +121,7 @@ def _by_design(cell: Cell, groups: Sequence[Group]) -> CellParity:
 
 def measure_parity(
     sweep: Sweep,
-    plan: Plan,
+    plan: ParityPlan,
     tracer: Tracer,
     *,
     seed: int,
@@ -277,7 +277,7 @@ def _rung_of(
     return tensor_rung(same_bits=difference is None, distances=gaps, max_ulp=max_ulp)
 
 
-def _first_difference(comparison: Comparison) -> FirstDifference | None:
+def _first_difference(comparison: TraceComparison) -> FirstDifference | None:
     """Return the first moment at which two trials differ, None if they do not.
 
     Where all tensors that both have are the same, it is the first that only one of them has.

@@ -24,7 +24,7 @@ from harness.records.trace import (
     digest_bytes,
     phase_digests,
 )
-from harness.reproduce.divergence import Comparison, Traces, compare
+from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.tracing import Parting, TracedTrial
 
 WHOLE = "all tensors"  # the name of a mark that has the digest of a whole phase
@@ -55,7 +55,7 @@ class RecordedTrial:
 class Bounds:
     """What two records say of the first step that differs."""
 
-    comparison: Comparison
+    comparison: TraceComparison
     equal_up_to: int  # a step up to which everything is known to be the same; 0 for the start
     fingerprinted: Set[int]  # steps that have fingerprints in both, counted from 1
 
@@ -111,7 +111,7 @@ def find_bounds(a: RecordedTrial, b: RecordedTrial) -> Bounds:
     )
 
 
-def _equal_steps(comparison: Comparison, steps: Set[int]) -> set[int]:
+def _equal_steps(comparison: TraceComparison, steps: Set[int]) -> set[int]:
     """Return those of the steps that are the same as far as they were recorded."""
     if comparison.divergence is None:
         return set(steps)

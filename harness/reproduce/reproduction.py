@@ -53,9 +53,9 @@ from harness.reproduce.rerun import (
 )
 from harness.reproduce.verdict import (
     CodeUsed,
+    ReproductionVerdict,
     SeedVerdict,
     TrialVerdict,
-    Verdict,
     outcome_of,
     overall,
     overall_rung,
@@ -93,7 +93,7 @@ def reproduce(
     folder: Path,
     make_listener: MakeListener,
     on_prepared: Callable[[Sequence[Prepared]], None],
-) -> Verdict:
+) -> ReproductionVerdict:
     """Run trials again, write the evidence into `folder`, and return the verdict.
 
     `on_prepared` is called once it is known what is other here, before anything runs. Raises
@@ -162,7 +162,7 @@ def _judge(
     exact: Sequence[Mapping[str, Record]],
     demand: Demand,
     folder: Path,
-) -> Verdict:
+) -> ReproductionVerdict:
     """Return the verdict, and write what was recorded into the bundle."""
     seeds = _seed_verdicts(prepared, again, demand.margin)
     trials = []
@@ -171,7 +171,7 @@ def _judge(
         exact_runs = [records[trial_id] for records in exact if trial_id in records]
         runs = _Runs(entry, again.get(trial_id), exact_runs)
         trials.append(_judge_trial(runs, demand, seeds.get(entry.original.trial.cell.id), folder))
-    return Verdict(
+    return ReproductionVerdict(
         subject=subject.name,
         demanded=demand.rung,
         rung=overall_rung([trial.rung for trial in trials]),

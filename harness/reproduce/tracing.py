@@ -17,7 +17,7 @@ from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Recording, read_traces, values_path, write_recording
-from harness.reproduce.divergence import Comparison, RankMark, Traces, compare, tensors_of
+from harness.reproduce.divergence import RankMark, TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -45,8 +45,8 @@ class Run:
 class Parting:
     """Where two trials part."""
 
-    steps: Comparison  # of all steps, with one mark a moment
-    tensors: Comparison | None = None  # of the first step that differs, with a mark a tensor
+    steps: TraceComparison  # of all steps, with one mark a moment
+    tensors: TraceComparison | None = None  # of the first step that differs, with a mark a tensor
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
     overviews: tuple[Run, Run]  # of all steps
     # Tensors that only one of them has, as `Mark.tensor` calls them; nothing else says of them.
@@ -127,7 +127,7 @@ def find_parting(
 
 def _trace_both(
     tracer: Tracer, a: TracedTrial, b: TracedTrial, recording: Recording
-) -> tuple[tuple[Run, Run], Comparison]:
+) -> tuple[tuple[Run, Run], TraceComparison]:
     """Run two trials, and return what they left and the comparison of it."""
     runs = []
     for name, traced in (("a", a), ("b", b)):

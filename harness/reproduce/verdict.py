@@ -79,7 +79,7 @@ class SeedVerdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ReproductionVerdict:
     """What a reproduction comes to: the content of a bundle's `verdict.json`."""
 
     schema: str = SCHEMA

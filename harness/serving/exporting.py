@@ -28,9 +28,9 @@ from harness.serving.orders import (
 )
 from harness.serving.record import (
     ExportedModel,
+    ExportParity,
     FormatName,
     LatencyGroup,
-    Parity,
     TrialExport,
     read_export,
     write_export,
@@ -212,7 +212,7 @@ def check_files(folder: TrialFolder, export: TrialExport) -> None:
             )
 
 
-def checked_parity(name: str, answer: ExportAnswer) -> Parity:
+def checked_parity(name: str, answer: ExportAnswer) -> ExportParity:
     """Return the comparison of an exported model with eager mode.
 
     Raises BadInput if the format can't hold the model, and HarnessError if samples disagree, with

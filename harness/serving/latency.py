@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Arm:
+class LatencyArm:
     """One way to run a model."""
 
     name: str
@@ -38,7 +38,7 @@ class Arm:
 
 @torch.inference_mode()
 def measure(
-    arms: Sequence[Arm],
+    arms: Sequence[LatencyArm],
     batches: Sequence[Inputs],
     *,
     batch_size: int,

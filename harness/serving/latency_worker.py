@@ -30,7 +30,7 @@ from harness.records.record import RankResult
 from harness.serving.calls import Inputs, inputs_of
 from harness.serving.exporters import EXPORTERS
 from harness.serving.formats import missing_compiler, missing_runtime
-from harness.serving.latency import Arm, Call, measure
+from harness.serving.latency import Call, LatencyArm, measure
 from harness.serving.orders import (
     LatencyAnswer,
     LatencyOrder,
@@ -94,7 +94,7 @@ def measure_groups(
             check_outputs(arm, eager, batches, order.tolerances[arm.name], batch_size)
         compiled, left_out = _compile(eager, batches)
         group = measure(
-            [Arm(EAGER, eager, 0.0), *compiled, *exported],
+            [LatencyArm(EAGER, eager, 0.0), *compiled, *exported],
             batches,
             batch_size=batch_size,
             threads=order.threads,
@@ -118,16 +118,16 @@ def batches_of(count: int, batch_size: int) -> list[list[int]]:
     return batches
 
 
-def _load(order: LatencyOrder, name: str, eager: nn.Module) -> Arm:
+def _load(order: LatencyOrder, name: str, eager: nn.Module) -> LatencyArm:
     """Load an exported model, as a server that starts does."""
     started = time.monotonic()
     call: Call = EXPORTERS[name].load(Path(order.models[name]), eager, order.threads)
-    return Arm(name, call, time.monotonic() - started)
+    return LatencyArm(name, call, time.monotonic() - started)
 
 
 @torch.inference_mode()
 def check_outputs(
-    arm: Arm, eager: nn.Module, batches: Sequence[Inputs], tolerance: float, batch_size: int
+    arm: LatencyArm, eager: nn.Module, batches: Sequence[Inputs], tolerance: float, batch_size: int
 ) -> None:
     """Raise NotApplied if a model's outputs are farther from eager mode's than they may be.
 
@@ -145,7 +145,9 @@ def check_outputs(
                 )
 
 
-def _compile(eager: nn.Module, batches: Sequence[Inputs]) -> tuple[list[Arm], dict[str, str]]:
+def _compile(
+    eager: nn.Module, batches: Sequence[Inputs]
+) -> tuple[list[LatencyArm], dict[str, str]]:
     """Return the compiled model as an arm, or why there is none.
 
     It is compiled anew for each batch size, and called with all batches before any call is timed:
@@ -166,7 +168,7 @@ def _compile(eager: nn.Module, batches: Sequence[Inputs]) -> tuple[list[Arm], di
         return [], {COMPILED: one_line(f"{type(error).__name__}: {error}")}
     if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
         return [], {COMPILED: "torch.compile compiled no graph"}
-    return [Arm(COMPILED, compiled, time.monotonic() - started)], {}
+    return [LatencyArm(COMPILED, compiled, time.monotonic() - started)], {}
 
 
 if __name__ == "__main__":

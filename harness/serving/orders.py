@@ -11,7 +11,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.records.checks import Amount, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.serving.record import FormatName, LatencyGroup, Parity
+from harness.serving.record import ExportParity, FormatName, LatencyGroup
 
 ORDER_FORMAT = FileFormat(name="order of an export", sealed_since=0)
 ANSWER_FORMAT = FileFormat(name="answer of an export", sealed_since=0)
@@ -34,7 +34,7 @@ class ExportAnswer:
     problem: str | None  # why the format can't hold the model, in one line; None: it can
     device: str  # that it was exported and compared on, as torch calls its type
     seconds: Amount = 0.0  # that the export took
-    parity: Parity | None = None
+    parity: ExportParity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from harness.core.errors import BadInput, one_line
 from harness.records.series import Numbers
 from harness.serving.exporters import Served
-from harness.serving.record import Parity, SampleDifference
+from harness.serving.record import ExportParity, SampleDifference
 from harness.spec.axes import Axes
 from harness.training.model import place_batch
 from workloads.base import Samples, Workload
@@ -34,7 +34,7 @@ LISTED = 20  # samples that are named
 
 
 @dataclass
-class Comparison:
+class ExportComparison:
     """A model in eager mode, an exported one, and what they came to so far."""
 
     eager: nn.Module
@@ -63,7 +63,7 @@ class Comparison:
 class Compared(nn.Module):
     """Stands in for the model in the evaluation of one batch, and returns what was exported."""
 
-    def __init__(self, comparison: Comparison, samples: int) -> None:
+    def __init__(self, comparison: ExportComparison, samples: int) -> None:
         super().__init__()
         # Not as a submodule: an exported graph refuses to be set to evaluation mode.
         self._comparison = (comparison,)
@@ -112,14 +112,14 @@ def compare(
     axes: Axes,
     device: torch.device,
     tolerance: float | None,
-) -> Parity:
+) -> ExportParity:
     """Evaluate all of `samples` with both models, in batches of the cell's size.
 
     `tolerance` is the largest difference that is allowed; None is ROUNDINGS times eager mode's own
     rounding error, and one rounding at the scale of the outputs. Raises BadInput if that can't be
     measured, because the model does not compute in fp64.
     """
-    comparison = Comparison(eager=eager, served=served, exact=None)
+    comparison = ExportComparison(eager=eager, served=served, exact=None)
     if tolerance is None:
         comparison.exact = exact_model(eager)
     rows, served_rows = [], []
@@ -152,7 +152,7 @@ def exact_model(eager: nn.Module) -> nn.Module:
 
 
 def _evaluate(
-    workload: Workload, compared: Compared, batch: tuple[Tensor, ...], comparison: Comparison
+    workload: Workload, compared: Compared, batch: tuple[Tensor, ...], comparison: ExportComparison
 ) -> Tensor:
     """Evaluate a batch; raises BadInput if it is the model in fp64 that can't."""
     try:
@@ -189,7 +189,7 @@ def _summarize(
     differences: Numbers,
     allowed: float,
     rounding: float | None,
-) -> Parity:
+) -> ExportParity:
     """Return what the rows of both models and the differences of all samples come to."""
     beyond = np.flatnonzero(~(differences <= allowed))
     changed = changed_predictions(workload, rows, served_rows)
@@ -198,7 +198,7 @@ def _summarize(
         disagreements.append(
             SampleDifference(index=int(index), difference=_finite(differences[index]))
         )
-    return Parity(
+    return ExportParity(
         samples=len(rows),
         metrics=_metrics(workload, rows),
         exported_metrics=_metrics(workload, served_rows),

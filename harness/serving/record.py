@@ -30,7 +30,7 @@ class SampleDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parity:
+class ExportParity:
     """How an exported model compares with eager mode, over a whole test set."""
 
     samples: Ordinal
@@ -62,7 +62,7 @@ class ExportedModel:
     bytes: Number  # of all its files
     files: Mapping[str, str]  # the SHA-256 of each, by its path in the format's folder
     seconds: Amount  # that the export took
-    parity: Parity
+    parity: ExportParity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,12 +84,12 @@ class Condition(Protocol):
     def holds(self, level_of: LevelOf) -> bool:
         """Return whether a trial with these levels satisfies it."""
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[AxisComparison]:
         """Yield the comparisons that it consists of, from left to right."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AxisComparison:
     """A comparison of one level with a value, or with several."""
 
     name: str
@@ -109,7 +109,7 @@ class Comparison:
         is_equal = any(value.equals(level) for value in self.values)
         return is_equal == (self.operator == "=")
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[AxisComparison]:
         """Yield this comparison."""
         yield self
 
@@ -124,7 +124,7 @@ class Negation:
         """Return whether a trial does not satisfy the condition."""
         return not self.condition.holds(level_of)
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[AxisComparison]:
         """Yield the comparisons of the condition."""
         return self.condition.comparisons()
 
@@ -140,7 +140,7 @@ class Combination:
         """Return whether a trial satisfies all of the conditions, or any of them."""
         return self.join(condition.holds(level_of) for condition in self.conditions)
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[AxisComparison]:
         """Yield the comparisons of all conditions."""
         for condition in self.conditions:
             yield from condition.comparisons()
@@ -192,7 +192,7 @@ def check_condition(
             raise _error(source, text, column, problem)
 
 
-def _problem_of_order(comparison: Comparison, levels: Collection[Hashable]) -> str | None:
+def _problem_of_order(comparison: AxisComparison, levels: Collection[Hashable]) -> str | None:
     """Return why `<` and its like can't compare, None if they can."""
     bound = comparison.values[0]
     if not is_number(bound.value):
@@ -209,7 +209,9 @@ def _problem_of_order(comparison: Comparison, levels: Collection[Hashable]) -> s
     return None
 
 
-def _unknown_word(comparison: Comparison, levels: Collection[Hashable]) -> tuple[str, int] | None:
+def _unknown_word(
+    comparison: AxisComparison, levels: Collection[Hashable]
+) -> tuple[str, int] | None:
     """Return what is wrong with a word that neither the axis nor the sweep has, and its column.
 
     Axes that take anything else than a few words have no wrong values.
@@ -323,18 +325,18 @@ class _Parser:
         self._depth -= 1
         return condition
 
-    def _parse_comparison(self) -> Comparison:
+    def _parse_comparison(self) -> AxisComparison:
         """Parse a name, an operator and what it is compared with."""
         if self._next.kind != "word" or self._next.text in KEYWORDS:
             self._fail("the name of an axis, workload, seed, not, (")
         name = self._take()
         if self._next.kind == "operator":
             symbol = self._take().text.replace("==", "=")
-            return Comparison(name.text, name.column, symbol, [self._parse_literal()])
+            return AxisComparison(name.text, name.column, symbol, [self._parse_literal()])
         symbol = "!=" if self._skip("not") else "="
         if not self._skip("in"):
             self._fail(OPERATORS if symbol == "=" else "in")
-        return Comparison(name.text, name.column, symbol, self._parse_literals())
+        return AxisComparison(name.text, name.column, symbol, self._parse_literals())
 
     def _parse_literals(self) -> list[Literal]:
         """Parse values between parentheses."""

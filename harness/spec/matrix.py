@@ -37,7 +37,7 @@ CONFLICT = "conflict"  # the rule of points whose axes make no sense together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MatrixPoint:
     """One combination of a matrix: the value of every axis."""
 
     axes: Axes
@@ -45,7 +45,7 @@ class Point:
     settings: Values  # of the workload, as axes: `options.hidden` -> value
 
     @classmethod
-    def of(cls, values: Values) -> Point:
+    def of(cls, values: Values) -> MatrixPoint:
         """Return the point with these values; axes without one have their defaults.
 
         `rank_batch_size` becomes `batch_size`.
@@ -112,14 +112,14 @@ class Matrix:
         """Return whether the axis is set for all workloads."""
         return axis in self.fixed or self.varies(axis)
 
-    def points(self, axes_of_workload: Values) -> Iterator[Point]:
+    def points(self, axes_of_workload: Values) -> Iterator[MatrixPoint]:
         """Yield every combination for a workload, those that an exclude rule matches too.
 
         The first axis of the product varies slowest.
         """
         return self._expand(axes_of_workload, self._columns())
 
-    def _expand(self, axes_of_workload: Values, columns: Columns) -> Iterator[Point]:
+    def _expand(self, axes_of_workload: Values, columns: Columns) -> Iterator[MatrixPoint]:
         """Yield every combination of one alternative of each column."""
         unset = {f"{PREFIX}{variable}": None for variable in self.variables}
         fixed = {**unset, **self.fixed, **axes_of_workload}
@@ -127,7 +127,7 @@ class Matrix:
             values = dict(fixed)
             for alternative in alternatives:
                 values.update(alternative)
-            yield Point.of(values)
+            yield MatrixPoint.of(values)
 
     def count_points(self, workload: str) -> int:
         """Return how many combinations a workload has, inclusions too, without making any."""
@@ -150,7 +150,9 @@ class Matrix:
                 columns.append(alternatives)
         return columns
 
-    def inclusions(self, workload: str, axes_of_workload: Values) -> Iterator[tuple[int, Point]]:
+    def inclusions(
+        self, workload: str, axes_of_workload: Values
+    ) -> Iterator[tuple[int, MatrixPoint]]:
         """Yield the further combinations for a workload, each with the number of its include rule.
 
         A rule is a small product of its own, on top of the axes that are the same for all points. A
@@ -162,7 +164,7 @@ class Matrix:
             for point in self._expand(axes_of_workload, _columns_of(_options_of(rule))):
                 yield number, point
 
-    def matching_exclusion(self, workload: str, point: Point) -> str | None:
+    def matching_exclusion(self, workload: str, point: MatrixPoint) -> str | None:
         """Return the first exclude rule that matches a point, and note that it is used.
 
         A rule matches a point that has, for each axis of the rule, one of its values. A variable

@@ -54,7 +54,7 @@ MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFile(Strict):
+class SweepContent(Strict):
     """The keys of a sweep file and their defaults."""
 
     name: str  # decides the folder of the results
@@ -85,7 +85,7 @@ class SweepFile(Strict):
 
 
 # In the order of the class.
-SWEEP_KEYS = [key.name for key in fields(SweepFile)]
+SWEEP_KEYS = [key.name for key in fields(SweepContent)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,24 +250,24 @@ def _check_trial_count(document: Document, sweep: Sweep) -> None:
         raise document.error((), problem)
 
 
-def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepFile:
+def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:
     """Return the checked keys of a sweep file, `--data` and then `--set` applied; raises BadInput.
 
     The file is checked before the first flag and again after each. A flag so finds mappings where
     it looks for them, and a mistake is reported where it was made.
     """
-    file: SweepFile = document.validate(SweepFile, document.content)
+    file: SweepContent = document.validate(SweepContent, document.content)
     for text in data:
         apply_data(document, text)
-        file = document.validate(SweepFile, document.content)
+        file = document.validate(SweepContent, document.content)
     for text in sets:
         apply_set(document, text, SWEEP_KEYS)
-        file = document.validate(SweepFile, document.content)
+        file = document.validate(SweepContent, document.content)
     _check_file(document, file)
     return file
 
 
-def _check_file(document: Document, file: SweepFile) -> None:
+def _check_file(document: Document, file: SweepContent) -> None:
     """Raise BadInput for what the types of the keys can't rule out.
 
     That is a name that would not be safe to show, no workloads, and seeds that repeat.
@@ -301,7 +301,7 @@ def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
         raise document.error(key, f"found {seeds}; allowed: at least one, each once")
 
 
-def _workload_seeds(file: SweepFile) -> dict[str, Sequence[int]]:
+def _workload_seeds(file: SweepContent) -> dict[str, Sequence[int]]:
     """Return the seeds of the workloads that have their own, by label."""
     seeds: dict[str, Sequence[int]] = {}
     for label, entry in file.workloads.items():
@@ -344,7 +344,7 @@ class _CellPlanner:
     """Makes the cells of one workload of a sweep."""
 
     document: Document
-    file: SweepFile
+    file: SweepContent
     label: str  # the sweep's name for the workload
     entry: WorkloadEntry
     declaration: Declaration
@@ -381,7 +381,7 @@ class _CellPlanner:
             cells.append(self._cell(point))
         return cells
 
-    def _workload(self, point: matrix.Point) -> PlannedWorkload:
+    def _workload(self, point: matrix.MatrixPoint) -> PlannedWorkload:
         """Return the workload with the settings of a point; raises BadInput for wrong ones."""
         settings = point.settings
         key = str(settings)
@@ -409,7 +409,7 @@ class _CellPlanner:
                 return True
         return False
 
-    def _find_conflict(self, point: matrix.Point) -> str | None:
+    def _find_conflict(self, point: matrix.MatrixPoint) -> str | None:
         """Return why a point makes no sense for the workload, None if it does."""
         for axis in point.settings:
             if axis not in self.setting_names:
@@ -499,7 +499,7 @@ class _CellPlanner:
         """Return how long the workload trains: its own length, or else the sweep's."""
         return self.entry.length or self.file.length
 
-    def _exclusion(self, point: matrix.Point) -> matrix.ExcludedPoint | None:
+    def _exclusion(self, point: matrix.MatrixPoint) -> matrix.ExcludedPoint | None:
         """Return a point that is left out with the rule, or CONFLICT, and the reason; None of a cell."""
         rule = self.axes_matrix.matching_exclusion(self.label, point)
         reason: str | None = "the sweep says so"
@@ -512,7 +512,7 @@ class _CellPlanner:
             workload=self.label, axes=point.levels, rule=rule, reason=reason
         )
 
-    def _environment(self, point: matrix.Point, workload: PlannedWorkload) -> Variables:
+    def _environment(self, point: matrix.MatrixPoint, workload: PlannedWorkload) -> Variables:
         """Return the variables of a point, with those that axes of the user's own set or leave unset.
 
         Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
@@ -528,7 +528,7 @@ class _CellPlanner:
                 environment[variable] = value
         return environment
 
-    def _cell(self, point: matrix.Point) -> Cell:
+    def _cell(self, point: matrix.MatrixPoint) -> Cell:
         """Return the cell of a point; lengths are the workload's or the sweep's."""
         workload = self._workload(point)
         stack = point.axes.stack

@@ -26,7 +26,7 @@ from harness.records.record import RankFingerprints, Ranks, Record
 from harness.records.seal import sealed_text
 from harness.records.series import Numbers
 from harness.serving.exporting import digest_files
-from harness.serving.record import ExportedModel, Parity, TrialExport, write_export
+from harness.serving.record import ExportedModel, ExportParity, TrialExport, write_export
 from harness.training.manifest import STATE_FILE, WEIGHTS_FILE, Origin, seal
 from tests.factories import make_machine, make_record, write_sweep
 from tests.support.parity import make_parity
@@ -145,7 +145,7 @@ def write_files_beside(folder: SweepFolder) -> None:
 def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
     """Return what is recorded of a model that was exported to ONNX."""
     assert record.rank0 is not None
-    parity = Parity(
+    parity = ExportParity(
         samples=60,
         metrics={"accuracy": 0.9},
         exported_metrics={"accuracy": 0.9},

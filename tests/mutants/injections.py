@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from harness.reproduce.divergence import Comparison
+from harness.reproduce.divergence import TraceComparison
 from tests.mutants.trials import BATCH_SIZE, STEPS, STEPS_BETWEEN_EVALUATIONS, Setting
 from tests.support.mutants import BIT_PARAMETERS
 
@@ -27,7 +27,7 @@ class Injection:
     tensor: str  # the first that differs, or one of those of the same moment
     ranks: Sequence[int] = field(default_factory=list)
 
-    def problem(self, comparison: Comparison) -> str | None:
+    def problem(self, comparison: TraceComparison) -> str | None:
         """Return how the defect is named otherwise than it should be; None if it is not."""
         divergence = comparison.divergence
         if divergence is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.trace import Mark
-from harness.reproduce.divergence import Comparison, Divergence, RankMark
+from harness.reproduce.divergence import Divergence, RankMark, TraceComparison
 from tests.mutants.injections import injections
 from tests.mutants.resumes import problem
 
@@ -42,9 +42,9 @@ def test_a_defect_that_is_named_otherwise_is_a_problem() -> None:
     )
     entries = [RankMark(rank=rank, mark=mark) for rank in injection.ranks]
 
-    def comparison(named: list[RankMark]) -> Comparison:
+    def comparison(named: list[RankMark]) -> TraceComparison:
         divergence = Divergence(earliest=named[0], together=named, agreeing=0) if named else None
-        return Comparison(compared=1, only_a=0, only_b=0, divergence=divergence)
+        return TraceComparison(compared=1, only_a=0, only_b=0, divergence=divergence)
 
     assert injection.problem(comparison(entries)) is None
     assert injection.problem(comparison([])) == "not found"

@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.paths import Results
 from harness.preflight.report import (
-    Finding,
+    CheckFinding,
     ParameterNorms,
     Preflight,
     WorkloadReport,
@@ -39,9 +39,11 @@ def test_the_mistakes_of_the_manuals_example_are_found(tmp_path: Path, results: 
 
 def make_preflight(*, problem: str = "") -> Preflight:
     """Return a pre-flight of a workload, with a problem if its text is given."""
-    findings = [Finding(check="loss", status="passed", measured="2.3")]
+    findings = [CheckFinding(check="loss", status="passed", measured="2.3")]
     if problem:
-        finding = Finding(check="labels", status="problem", measured=problem, advice="renumber")
+        finding = CheckFinding(
+            check="labels", status="problem", measured=problem, advice="renumber"
+        )
         findings.append(finding)
     norms = [ParameterNorms(name="head.weight", parameter=1.5, gradient=None)]
     workload = WorkloadReport(

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
 from harness.preflight.examination import FURTHER, REHEARSED, REQUIRED, examine
-from harness.preflight.report import Finding, WorkloadReport
+from harness.preflight.report import CheckFinding, WorkloadReport
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
@@ -410,7 +410,7 @@ class DrawsItsTargets(Unweighted):
         )
 
 
-def mean_loss_finding(workload_class: type[Unweighted], **options: Any) -> Finding:
+def mean_loss_finding(workload_class: type[Unweighted], **options: Any) -> CheckFinding:
     """Return what is found of the loss of a language model."""
     workload = workload_class(tokens.Options(**options), Settings())
     report = examine("tokens", workload, Axes(batch_size=32), 0, CPU)

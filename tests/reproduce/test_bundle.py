@@ -17,7 +17,7 @@ from harness.core.paths import SweepFolder
 from harness.records.files import write_record
 from harness.records.seal import sealed_text
 from harness.reproduce import bundle
-from harness.reproduce.verdict import TrialVerdict, Verdict
+from harness.reproduce.verdict import ReproductionVerdict, TrialVerdict
 from tests.factories import make_record
 from tests.support.commands import harness
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
         source=SOURCE,
         result=RESULT,
     )
-    verdict = Verdict(
+    verdict = ReproductionVerdict(
         subject="demo", demanded="fp64", rung="bitwise", outcome="repeated", made=1.7e9,
         version="0.1.0", commands=[], trials=[trial], seeds=[],
     )  # fmt: skip

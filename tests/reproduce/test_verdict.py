@@ -14,8 +14,8 @@ from harness.reproduce.conditions import most_likely_cause
 from harness.reproduce.verdict import (
     CodeUsed,
     Outcome,
+    ReproductionVerdict,
     TrialVerdict,
-    Verdict,
     outcome_of,
     overall,
     overall_rung,
@@ -106,7 +106,7 @@ def test_the_likeliest_cause_depends_on_what_differs_first() -> None:
     assert most_likely_cause([], FIRST) is None
 
 
-def make_verdict(outcome: Outcome, rung: Rung | None, **changes: Any) -> Verdict:
+def make_verdict(outcome: Outcome, rung: Rung | None, **changes: Any) -> ReproductionVerdict:
     trial = TrialVerdict(
         **{
             "trial": "mlp-0123456789-s0-r0",
@@ -126,7 +126,7 @@ def make_verdict(outcome: Outcome, rung: Rung | None, **changes: Any) -> Verdict
             **changes,
         }
     )
-    return Verdict(
+    return ReproductionVerdict(
         subject="demo",
         demanded="fp64",
         rung=rung,

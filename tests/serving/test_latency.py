@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.core.errors import NotApplied
 from harness.serving import latency
-from harness.serving.latency import Arm, measure
+from harness.serving.latency import LatencyArm, measure
 from harness.serving.latency_worker import batches_of, check_outputs
 from harness.serving.record import ArmTimes, LatencyGroup
 from harness.serving.summary import summarize_group
@@ -48,7 +48,10 @@ class Clock:
 def run(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Clock, LatencyGroup]:
     clock = Clock()
     monkeypatch.setattr(latency, "time", clock)
-    arms = [Arm("eager", clock.arm("eager", 3000), 0.0), Arm("onnx", clock.arm("onnx", 1000), 0.5)]
+    arms = [
+        LatencyArm("eager", clock.arm("eager", 3000), 0.0),
+        LatencyArm("onnx", clock.arm("onnx", 1000), 0.5),
+    ]
     batches = [(torch.tensor(number),) for number in range(4)]
     group = measure(arms, batches, batch_size=8, threads=1, calls=50, seconds=seconds, device=CPU)
     return clock, group
@@ -104,6 +107,8 @@ def test_what_is_timed_computes_the_same_at_every_batch_size() -> None:
     net = Net().eval()
     changed = perturbed(copy.deepcopy(net))
     batches = [(torch.randn(4, 4),) for _ in range(3)]
-    check_outputs(Arm("onnx", lambda points: [net(points)], 0.0), net, batches, 1e-6, 4)
+    check_outputs(LatencyArm("onnx", lambda points: [net(points)], 0.0), net, batches, 1e-6, 4)
     with pytest.raises(NotApplied, match="onnx computes something else at batch size 4: outputs"):
-        check_outputs(Arm("onnx", lambda points: [changed(points)], 0.0), net, batches, 1e-6, 4)
+        check_outputs(
+            LatencyArm("onnx", lambda points: [changed(points)], 0.0), net, batches, 1e-6, 4
+        )

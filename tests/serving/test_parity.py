@@ -15,7 +15,7 @@ from harness.serving.calls import CallWatch, inputs_of, probe_calls
 from harness.serving.exporting import checked_parity
 from harness.serving.orders import ExportAnswer
 from harness.serving.parity import compare, sample_differences
-from harness.serving.record import Parity
+from harness.serving.record import ExportParity
 from harness.spec.axes import Axes
 from tests.serving.blobs import SAMPLES, Net, make_blobs, perturbed
 from tests.support.training import CPU
@@ -30,7 +30,7 @@ def make_net() -> Net:
 
 def held_against_eager(
     serve: Callable[[Tensor], Tensor], tolerance: float | None = None, net: nn.Module | None = None
-) -> Parity:
+) -> ExportParity:
     """Compare a function with the net in eager mode."""
     workload = make_blobs()
     samples = workload.splits().test

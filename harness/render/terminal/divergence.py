@@ -10,7 +10,7 @@ from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
 from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show
-from harness.reproduce.divergence import Comparison, Divergence, RankMark
+from harness.reproduce.divergence import Divergence, RankMark, TraceComparison
 from harness.reproduce.tracing import Parting
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell, Trial, axis_names
@@ -143,7 +143,7 @@ def differing_settings(a: Cell, b: Cell) -> list[str]:
     return differing
 
 
-def _coverage(comparison: Comparison) -> str:
+def _coverage(comparison: TraceComparison) -> str:
     """Return how much was compared."""
     text = f"{comparison.compared} moments of training and evaluation compared"
     only = comparison.only_a + comparison.only_b

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from harness.core.text import counted
 from harness.preflight.report import (
-    Finding,
+    CheckFinding,
     Preflight,
     WorkloadReport,
 )
@@ -56,7 +56,7 @@ def _print_workload(console: TerminalConsole, workload: WorkloadReport, *, verbo
         show(console, norm_table(workload.norms))
 
 
-def _print_finding(console: TerminalConsole, finding: Finding) -> None:
+def _print_finding(console: TerminalConsole, finding: CheckFinding) -> None:
     """Print what a check has come to, and below it what to do about a problem."""
     name = f"{finding.check:{NAME_WIDTH}}"
     text = escape(f"{name}{finding.measured}")

@@ -20,7 +20,7 @@ from harness.render.terminal.run import RunView
 from harness.render.terminal.table import show as show_table
 from harness.reproduce.bundle import RESULTS_FOLDER
 from harness.reproduce.rerun import Prepared
-from harness.reproduce.verdict import Outcome, Verdict
+from harness.reproduce.verdict import Outcome, ReproductionVerdict
 from harness.spec.sweep import Sweep
 
 LONGEST_VALUE = 50  # characters of a value in the table of conditions; verdict.md has all
@@ -67,7 +67,7 @@ class ReproductionView:
         for command in remedies(differences):
             self._print(f"  as recorded: {command}")
 
-    def show_verdict(self, verdict: Verdict) -> None:
+    def show_verdict(self, verdict: ReproductionVerdict) -> None:
         """Print what came of it, and where the bundle is."""
         for entry in verdict.seeds:
             self._print(seeds_text(entry))
@@ -85,6 +85,6 @@ def _fitting(value: Value) -> str:
     return one_line(shown(value), LONGEST_VALUE)
 
 
-def print_json(verdict: Verdict, folder: Path) -> None:
+def print_json(verdict: ReproductionVerdict, folder: Path) -> None:
     """Print a verdict as JSON, with the folder of its bundle."""
     print(json.dumps({**asdict(verdict), "bundle": str(folder)}, indent=1))
