@@ -35,7 +35,7 @@ class Timing:
     """Repeated measurements of one call.
 
     The least and the largest of n repeats enclose the true median with probability 1 - 2^(1-n): the
-    chance that all n lie on the same side of the median is 2 * 2^-n.
+    chance that all n are on the same side of the median is 2 * 2^-n.
     """
 
     calls: Ordinal  # in each repeat

@@ -257,7 +257,7 @@ class PeakMeasurements:
         run_here = runner(lambda: dist.all_reduce(values), self.device)
 
         def run(calls: int) -> float:
-            """Return the seconds of so many calls at the slowest rank."""
+            """Return the seconds of `calls` calls at the slowest rank."""
             dist.barrier()
             nanoseconds = round(run_here(calls) * 1e9)
             slowest = -all_reduce_min(self.device, -nanoseconds)[0]  # the maximum

@@ -75,7 +75,7 @@ _V100_SXM = _without_tf32(900, 15.7, 125)
 _V100_PCIE = _without_tf32(900, 14.0, 112)
 
 # By the name that the driver gives the GPU, without "NVIDIA" or "Tesla"; oldest generation first.
-# A slice of a GPU (MIG) has a name of its own. It has no row because it has no vendor's peak.
+# A slice of a GPU (MIG) has another name, and no row because its vendor publishes no peak.
 VENDOR_PEAKS: Mapping[str, VendorPeaks] = {
     "V100-SXM2-16GB": _V100_SXM,
     "V100-SXM2-32GB": _V100_SXM,

@@ -1,4 +1,4 @@
-"""Tells the step clock when ranks communicate, without taking part in the communication."""
+"""FSDP2's collectives, and what tells the step clock that ranks communicate."""
 
 from __future__ import annotations
 

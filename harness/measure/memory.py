@@ -14,7 +14,7 @@ evaluations and checkpoints do. Some details:
   Otherwise training would be served from it, and seem to take less.
 
 The resident size is what the process occupies of the machine, which may be more than it uses: glibc
-keeps freed blocks of up to 32 MiB, the limit to which it raises M_MMAP_THRESHOLD by itself. FSDP2
+keeps freed blocks of up to 32 MiB, the limit to which it raises M_MMAP_THRESHOLD. FSDP2
 frees and allocates its blocks all the time, and glibc then keeps more than there is in use. With
 `MALLOC_MMAP_THRESHOLD_: "131072"` in the environment of a cluster profile the limit stays at 128
 KiB, and larger blocks return to the system when they are freed, at the cost of speed.

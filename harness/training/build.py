@@ -55,7 +55,7 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 class TrialParts:
     """What one rank of a trial trains with.
 
-    The parts change inside as training goes on, but which parts they are never does.
+    The parts change while a trial trains; which parts it has does not.
     """
 
     assignment: Assignment  # which trial this is, and what else the worker is asked to do
@@ -130,7 +130,7 @@ def build_trial(
         memory = PeakMemory(mesh.device)
         apply_matmul_precision(axes, mesh.device)
         determinism = DeterministicMode(axes, mesh.device)
-        # The same seed at every rank, as FSDP2 shards the model that each rank has built by itself.
+        # The same seed at every rank, as FSDP2 shards the model that each rank has built.
         seed_everything(seed)
         model = build_model(workload, axes, mesh.device)
         custom = active_axes(cell.workload, Path(assignment.base_folder))

@@ -1,8 +1,8 @@
-"""Checkpoints, from which a trial goes on to the same bits as if it had never stopped.
+"""Checkpoints, from which a trial resumes to the same bits as if it had never stopped.
 
 A checkpoint is a folder `step-N` with three files. `model.safetensors` has the unsharded weights,
-for whoever wants to use the model. `state.pt` has all else: the optimizer's and the schedule's
-state, and for each rank what that rank has of its own, its random numbers among them. It contains
+for whoever wants to use the model. `state.pt` has the rest: the state of the optimizer and of the
+schedule, and what differs between ranks, such as their random numbers. It contains
 plain values and tensors only, so that torch loads it with `weights_only=True`, which runs no code.
 `manifest.json` seals both.
 
@@ -52,7 +52,7 @@ KEPT = 2  # checkpoints of a folder
 
 @dataclass(kw_only=True)
 class Checkpointer:
-    """Saves and restores all that decides how a trial goes on; every rank must call both."""
+    """Saves and restores everything that a resumed trial depends on; every rank must call both."""
 
     folder: TrialFolder  # where checkpoints are looked for
     mesh: ParallelMesh
@@ -60,7 +60,7 @@ class Checkpointer:
     model: nn.Module  # without the strategy's wrapper
     optimizers: Sequence[Optimizer]  # of each turn of a step, in their order
     schedules: Sequence[LRScheduler | None]  # of each optimizer; None for a constant learning rate
-    scaler: Scaler  # whose loss scale goes on from where it was
+    scaler: Scaler  # whose loss scale is saved too
     workload_state: WorkloadState
     origin: Origin  # of what this process saves; it resumes from nothing else
 
@@ -95,7 +95,7 @@ class Checkpointer:
             raise StorageError(problem)
 
     def _rank_content(self, state: TrainingState, interrupted_by: str | None) -> dict[str, Any]:
-        """Return what each rank has of its own: plain Python values and tensors."""
+        """Return the part of a checkpoint that differs between ranks: plain values and tensors."""
         buffers = {}
         for name, buffer in self.model.named_buffers():
             buffers[name] = buffer.cpu()
@@ -181,7 +181,7 @@ class Checkpointer:
     def restore_model(self, folder: Path, step: int) -> None:
         """Put back the model and the workload's own state as `save` wrote them at `step`.
 
-        The optimizer and the random numbers stay as they are, so nothing is to be trained after it.
+        The optimizer and the random numbers stay as they are, so do not train after it.
         Raises BadCheckpoint at every rank if the checkpoint is missing or damaged.
         """
         path = folder / checkpoint_name(step)
@@ -207,7 +207,7 @@ class Checkpointer:
         self.workload_state.load(rank_content["workload"])
 
     def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
-        """Put back all that was built as it was; return what this rank has of its own."""
+        """Restore all parts of the trial; return this rank's part of the checkpoint."""
         weights, content = read_checkpoint(path)
         rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
         # A trial that had done fewer steps was still arranging itself.
@@ -226,7 +226,7 @@ class Checkpointer:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the weights and all else of a checkpoint, on the CPU; raises BadCheckpoint."""
+    """Return the weights and the state of a checkpoint, on the CPU; raises BadCheckpoint."""
     try:
         weights = load_file(path / WEIGHTS_FILE)
         content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
@@ -236,7 +236,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
 
 
 def find_sound(origin: Origin, *folders: Path) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint with the most steps that `origin` can go on from, None if there is none.
+    """Return the checkpoint with the most steps that `origin` can resume from, None if there is none.
 
     Also returns why those with more steps were passed over, a line for each.
     """
@@ -294,7 +294,7 @@ def _replace_folder(new: Path, path: Path) -> None:
 class _AsFile:
     """A file as torch.save writes to it through Python.
 
-    By itself, it hides the error of a disk that is full behind another of its own.
+    Otherwise it hides the error of a full disk behind one of its own.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -40,7 +40,7 @@ from harness.core.paths import cache_folder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder
 from harness.records.environment import cpu_info
 
-if TYPE_CHECKING:  # commands that only list what there is load no torch
+if TYPE_CHECKING:  # commands that only list the cache load no torch
     import torch
 
 # Where Inductor and Triton keep what they have compiled; both are read when compiling begins.
@@ -105,8 +105,9 @@ def size_limit() -> int:
 def describe_environment(device: torch.device) -> dict[str, str]:
     """Return what decides about compiled code and is no part of torch's own keys.
 
-    The GPU is among its keys, and is named for people. Where torch and Python lie is in the commands
-    that compile kernels: elsewhere, a graph would be found and its kernels compiled all the same.
+    The GPU is among torch's keys, and is here for people. The paths of torch and Python are in the
+    commands that compile kernels: under other paths, a graph would be found, and its kernels would be
+    compiled again.
     """
     import torch
 
@@ -226,7 +227,7 @@ def _remove(folder: Path) -> bool:
 
 
 def _lock_path(folder: Path) -> Path:
-    """Return the lock of a folder, which lies beside it."""
+    """Return the lock file of a folder, which is next to it."""
     return folder.with_name(f"{folder.name}.lock")
 
 

@@ -123,7 +123,7 @@ class DeterministicMode:
         if device.type == "cpu" and depends_on_placement():
             raise NotApplied(
                 f"deterministic=true: MKL_CBWR={self._variables['MKL_CBWR']} had no effect: the bits"
-                " of a product depend on where its matrices lie in memory; code that computes while"
+                " of a product depend on the addresses of its matrices; code that computes while"
                 " it is imported comes before the variable is set"
             )
 

@@ -33,7 +33,7 @@ class EpochOrder(ABC):
 
 
 class Permutation(EpochOrder):
-    """A permutation of all samples, drawn anew in each epoch and held in memory."""
+    """A permutation of all samples, drawn for each epoch and held in memory."""
 
     name = "permutation"
 
@@ -76,7 +76,7 @@ class InOrder(EpochOrder):
 
 
 class ShardWindows(EpochOrder):
-    """A few shards at a time, in an order that is drawn anew in each epoch.
+    """A few shards at a time, in an order that is drawn for each epoch.
 
     The shards are shuffled and cut into windows of `window` shards; within a window, all its
     samples are shuffled. So a rank that has the shards of one window in memory reads each file once

@@ -28,7 +28,7 @@ from workloads.base import Samples, Workload
 
 MOST_CLASSES = 1000  # that are counted; a record of more would be larger than everything else in it
 MOST_MISTAKES = 500  # pairs of classes that are listed, the most frequent
-PASSES_BETWEEN_CHECKS = 16  # forward passes after which ranks ask each other whether to go on
+PASSES_BETWEEN_CHECKS = 16  # forward passes after which ranks agree on whether to continue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def check_metrics(
     That is before any time is spent on it.
 
     `model` is the one that was just built, before a strategy has it. Two samples are evaluated, and
-    what that may change is put back: buffers, the generators of torch, and the modules' modes.
+    what that may change is restored: buffers, the generators of torch, and the modules' modes.
     """
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [device] if device.type == "cuda" else []

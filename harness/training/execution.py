@@ -31,7 +31,7 @@ FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 class Compiler:
     """Compiles a model, and counts what is compiled in this process; for eager, it does nothing.
 
-    `cold_cache` is a folder of this rank's own. If the axes ask for a cold cache, it is emptied and
+    `cold_cache` is a folder that only this rank uses. If the axes ask for a cold cache, it is emptied and
     used instead of the one that all trials of `workload` share, which is named as a sweep's `uses`.
     """
 
@@ -150,7 +150,7 @@ class Compiler:
             return f"{' and '.join(disabling)} in the environment turns it off"
         if not self._has_own_forward:
             return (
-                "it skips frames of torch itself, so the model's class needs a forward of its own"
+                "it skips frames of torch itself, so the model's class needs its own forward"
                 " (no bare nn.Sequential)"
             )
         return (

@@ -64,7 +64,7 @@ def epoch_order(samples: Samples, axis: Literal["recipe", "permutation", "keyed"
 def _check_is_recipe(axis: str, reason: str) -> None:
     """Raise NotApplied unless the axis leaves the order to the samples."""
     if axis != "recipe":
-        raise NotApplied(f"order={axis} can't be had: {reason}; allowed: recipe")
+        raise NotApplied(f"order={axis} is unavailable: {reason}; allowed: recipe")
 
 
 def make_loader(
@@ -72,8 +72,8 @@ def make_loader(
 ) -> Iterable[Fetched]:
     """Return an iterable over the batches of `order`; each iteration starts where `order` is then.
 
-    It has generators of its own, seeded with `seed` and the rank, so that no setting of it moves
-    the random numbers of training. Under `reduction: tree`, batches are what `MicroBatches` fetches.
+    Its generators are seeded with `seed` and the rank, so that no setting of it changes the random
+    numbers of training. Under `reduction: tree`, batches are what `MicroBatches` fetches.
     Raises NotApplied for resident samples that can't be moved to `device`.
     """
     is_resident = axes.input == "resident"
@@ -253,7 +253,7 @@ def _move(samples: Samples, device: torch.device) -> Samples:
     move: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
     if move is None:
         raise NotApplied(
-            f"input=resident can't be had: {type(samples).__name__} has no method to(device)"
+            f"input=resident is unavailable: {type(samples).__name__} has no method to(device)"
         )
     return move(device)
 

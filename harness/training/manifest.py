@@ -1,9 +1,9 @@
-"""What says of a checkpoint that it is whole, and whose it is.
+"""The manifest of a checkpoint: proves that it is whole, and names the trial that it belongs to.
 
 `manifest.json` is written last. It has the size and the SHA-256 of each file, so that a bit that
 flips on the disk, or a page that a file system lost, is noticed before anything is loaded. It also
-names the trial, the code and the software, since a trial that goes on with others would end with
-results that are neither's.
+names the trial, the code and the software, since a trial that resumes with others would end with
+results of neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN_DIGITS = 12  # of a digest, in errors
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What must be the same for a trial to go on where another attempt ended."""
+    """What must be the same for a trial to resume where another attempt ended."""
 
     # Its id, which stands for the whole cell with the workload's code, the seed and the repeat.
     trial: str
@@ -59,7 +59,7 @@ class CheckpointManifest:
     step: int  # optimizer steps done
     origin: Origin
     files: Mapping[str, SealedFile]
-    # Why no attempt can go on from it although it is whole; None if one can.
+    # Why no attempt can resume from it although it is whole; None if one can.
     not_resumable: str | None = None
 
 
@@ -67,7 +67,7 @@ def describe_origin(trial_id: str) -> Origin:
     """Return what this process would write into a checkpoint of the trial.
 
     Of the harness, only the code that trains counts: another version of the report changes no
-    result, and a sweep that takes days is not to start anew for it.
+    result, and a sweep that takes days must not start again for it.
     """
     software = describe_software()
     versions = {"python": software.python, "torch": software.torch}
@@ -80,7 +80,7 @@ def describe_origin(trial_id: str) -> Origin:
 
 
 def _describe_limits() -> dict[str, str]:
-    """Return what kernels are chosen by in this process, beside the software."""
+    """Return what kernels are chosen by in this process, apart from the software."""
     limits = {"cpu_capability": str(describe_settings().cpu_capability)}
     for name, value in relevant_variables(os.environ).items():
         if chooses_kernels(name):
@@ -98,7 +98,7 @@ def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> 
 
 
 def find_fault(checkpoint: Path, origin: Origin) -> str | None:
-    """Return why a trial can't go on from a checkpoint, None if it can.
+    """Return why a trial can't resume from a checkpoint, None if it can.
 
     Every file is read.
     """
@@ -118,7 +118,7 @@ def read_manifest(checkpoint: Path, trial: str) -> CheckpointManifest:
     """Return the manifest of a trial's checkpoint whose files are as they were written.
 
     Every file is read. Raises BadFile for a missing or damaged one, and for another trial's: unlike
-    a trial that goes on, whoever uses the parameters alone needs no equal software.
+    a trial that resumes, a use of the parameters alone needs no equal software.
     """
     manifest = decode_file(CheckpointManifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
     if manifest.origin.trial != trial:

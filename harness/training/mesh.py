@@ -4,7 +4,7 @@ Ranks are data-parallel, tensor-parallel or both. The ranks of a tensor-parallel
 same samples, and so have the same share of a batch, the same random numbers and the same loss;
 `dp_size` is the number of such groups. Their numbers follow each other, so that a group is on one
 node where it can be. This module is the only one that says so. Everybody else asks the mesh: who
-loads which share of a batch, who evaluates which samples, who must agree before training goes on.
+loads which share of a batch, who evaluates which samples, who must agree before training continues.
 """
 
 from __future__ import annotations

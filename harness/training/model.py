@@ -115,7 +115,7 @@ def _dropout_option(workload: Workload) -> str | None:
 
 
 def _holds_trained_parameters(module: nn.Module) -> bool:
-    """Return whether a module has trained parameters of its own, besides those of its parts."""
+    """Return whether a module itself, apart from its submodules, has trained parameters."""
     return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
@@ -127,7 +127,7 @@ def must_place_batches(axes: Axes, device: torch.device) -> bool:
 def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
     """Return the batch on `device`, in the type and the memory format of the model.
 
-    Copies from page-locked memory run beside the host, which does not wait for them.
+    Copies from page-locked memory are asynchronous: the host does not wait for them.
     """
     if device.type != "cpu" and batch[0].device != device:
         batch = tuple(tensor.to(device, non_blocking=True) for tensor in batch)

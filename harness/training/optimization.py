@@ -48,9 +48,9 @@ IMPLEMENTATIONS = {
 # Settings that several turns can't have, and why.
 REFUSED_WITH_TURNS: dict[str, tuple[Any, str]] = {
     "reduction": ("tree", "its tree has the gradients of one backward"),
-    "static_graph": (True, "each turn has a graph of its own"),
+    "static_graph": (True, "each turn has its own graph"),
     "comm_hook": ("powersgd", "its errors would pass from one turn to the next"),
-    "optimizer": ("sgd", "each turn needs a learning rate of its own"),
+    "optimizer": ("sgd", "each turn needs its own learning rate"),
 }
 
 
@@ -124,7 +124,7 @@ def _is_fused(optimizer: Optimizer) -> bool:
 def _reimplement(optimizer: Optimizer, implementation: str) -> Optimizer:
     """Return the same optimizer with another implementation of its step.
 
-    It is made anew, because an optimizer checks what its implementation can do when it is made.
+    It is a new object, because an optimizer checks its implementation when it is made.
     Raises NotApplied if it refuses, or takes no such arguments.
     """
     flags = IMPLEMENTATIONS[implementation]
@@ -244,10 +244,10 @@ def _check_axes(axes: Axes, name: str, count: int) -> None:
     for axis, (value, reason) in REFUSED_WITH_TURNS.items():
         if getattr(axes, axis) == value:
             shown = str(value).lower()
-            raise NotApplied(f"{axis}={shown} can't be had with the {count} of {name}: {reason}")
+            raise NotApplied(f"{axis}={shown} cannot be used with the {count} of {name}: {reason}")
     if axes.lr != DEFAULTS["lr"]:
         raise NotApplied(
-            f"lr={axes.lr:g} can't be had with the {count} of {name}: each has its own; make it an"
+            f"lr={axes.lr:g} cannot be used with the {count} of {name}: each has its own; make it an"
             " option of the workload"
         )
 

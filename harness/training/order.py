@@ -58,7 +58,7 @@ class BatchOrder:
         self.dp_rank = dp_rank
         self.dp_size = dp_size
         pieces = np.arange(batch_size).reshape(micro_steps, dp_size, -1)
-        # Of this rank's share in a global batch, in the order of its own, shape (share,).
+        # Of this rank's share in a global batch, in the rank's order, shape (share,).
         self.positions = pieces[:, dp_rank].reshape(-1)
         self.epoch_order = epoch_order or Permutation(samples)
         self.steps = samples // batch_size  # in an epoch

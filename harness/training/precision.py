@@ -37,7 +37,7 @@ def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
     if use_tf32:
         major, _ = torch.cuda.get_device_capability(device)
         if major < AMPERE:
-            raise NotApplied("precision=tf32 can't be had on this GPU; needed: Ampere or newer")
+            raise NotApplied("precision=tf32 is unavailable on this GPU; needed: Ampere or newer")
     torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = use_tf32
 
@@ -65,7 +65,7 @@ def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -
 def to_precision(tensor: Tensor, axes: Axes) -> Tensor:
     """Return a tensor of the data in the type that the model's parameters have.
 
-    That is fp64 if the axes ask for it; whole numbers and all else stay as they are.
+    That is fp64 if the axes ask for it; tensors of integers stay as they are.
     """
     if axes.precision == "fp64" and tensor.is_floating_point():
         return tensor.double()

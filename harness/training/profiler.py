@@ -27,7 +27,7 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
 
     `profile/rank<N>.json.gz` is a Chrome trace, `profile/rank<N>.txt` a table of the operators with
     the most time of their own. Every rank must call this, and the model is another one afterwards.
-    The learning rate stays as it is: a schedule need not go on after its end.
+    The learning rate stays as it is: a schedule may not continue after its end.
     """
     trace_path = parts.folder.trace_path(parts.mesh.ranks.rank)
     on_gpu = parts.mesh.device.type == "cuda"

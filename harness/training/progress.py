@@ -54,7 +54,7 @@ class ProgressFile:
         self.report("train", step)
 
     def report(self, phase: str, step: int) -> None:
-        """Report that `phase` begins or goes on after `step` optimizer steps."""
+        """Report that `phase` begins or continues after `step` optimizer steps."""
         # The results may have been moved, which the runner notices: they are not begun again here.
         if not self._is_writer or not self._path.parent.exists():
             return

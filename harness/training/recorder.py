@@ -42,7 +42,7 @@ from harness.training.step import StepObserver
 from harness.training.train import Hooks, Segment
 from workloads.base import Batch
 
-# What says how an optimizer computes and not what, and what schedules note beside its settings.
+# What says how an optimizer computes and not what, and what schedules add to its settings.
 NO_SETTINGS = (
     "params", "foreach", "fused", "capturable", "differentiable",
     "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
@@ -53,13 +53,13 @@ Named = Iterable[tuple[str, Tensor]]  # tensors and what the model or the optimi
 class Recorder(StepObserver, Hooks):
     """Writes the trace of one rank. To be used as a context, around the training.
 
-    A trial that was resumed goes on with its trace where its checkpoint was.
+    A trial that was resumed continues its trace from its checkpoint.
     """
 
     def __init__(
         self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
     ) -> None:
-        """Record to the file `path`, and beside it what else `recording` asks for."""
+        """Record to the file `path`, and next to it the values if `recording` asks for them."""
         self._parts = parts
         self._state = state
         self._recording = recording

@@ -38,7 +38,7 @@ class TrainingState:
     loader_workers: int = 0  # how many were seen to deliver batches
     fingerprints: list[StepFingerprint] = field(default_factory=list)  # of the steps chosen
     interruptions: list[Interruption] = field(default_factory=list)
-    # Checkpoints that attempts did not go on from, and why, a line each; at rank 0 alone.
+    # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)

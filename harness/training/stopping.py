@@ -28,7 +28,7 @@ def selection_metric(rule: StopRule | None, target: Target) -> Target:
 def find_stop_reason(
     rule: StopRule, target: Target, evaluations: Sequence[Evaluation]
 ) -> Literal["patience", "goal"] | None:
-    """Return why a trial ends after its last evaluation, None if it goes on.
+    """Return why a trial ends after its last evaluation, None if it continues.
 
     `target` is the workload's. The goal goes before patience, if the last evaluation has met both.
     """

@@ -1,7 +1,7 @@
 """The one training loop, for every workload, strategy, execution and precision.
 
 Training is cut into segments. In a segment there is nothing but training, and all of it is timed.
-Between segments, untimed, numbers are kept, and the ranks agree on whether and how to go on.
+Between segments, untimed, numbers are kept, and the ranks agree on whether and how to continue.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from harness.training.stopping import find_stop_reason, selection_metric
 from harness.training.workload_state import join_state_digests
 from workloads.base import Samples
 
-# The seconds that a segment should last. It must be long beside what happens between segments, and
-# short for somebody who waits for a trial to stop.
+# The seconds that a segment should last: long compared with what happens between segments, and short
+# for somebody who waits for a trial to stop.
 SEGMENT_SECONDS = 2.0
-# A segment has at most so many times the steps of the one before, as its steps may take longer.
+# A segment has at most this many times the steps of the one before, as its steps may take longer.
 FASTEST_GROWTH = 10
 
 
@@ -124,9 +124,9 @@ class Trainer:
         )
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
-        # When all ranks met for the first and for the last time, on this rank's monotonic clock.
-        self._first_meeting: float | None = None
-        self._last_meeting: float | None = None
+        # The ends of the first and of the last reduction, on this rank's monotonic clock.
+        self._first_sync: float | None = None
+        self._last_sync: float | None = None
 
     # The loop
 
@@ -246,7 +246,7 @@ class Trainer:
         earliest_bad_loss, self.segment_steps, all_continue = self.parts.mesh.all_reduce_min(
             bad_loss, self._next_segment_steps(segment), not is_requested()
         )
-        self._note_meeting()
+        self._note_sync()
         if earliest_bad_loss < no_bad_loss:
             step, rank = divmod(earliest_bad_loss, world_size)
             raise NonFiniteLoss(
@@ -395,7 +395,7 @@ class Trainer:
         if self.stop_rule is not None and self.stop_rule.restore_best:
             lost = self.parts.workload_state.missing_from_checkpoints()
             if lost is not None:
-                raise NotApplied(f"stop.restore_best can't be had: {lost}")
+                raise NotApplied(f"stop.restore_best is unavailable: {lost}")
             return True
         return self.parts.assignment.checkpoint == "best"
 
@@ -442,7 +442,7 @@ class Trainer:
         message = f"stopped after step {state.step} of {parts.total_steps}"
         lost = parts.workload_state.missing_from_checkpoints()
         if lost is not None and state.step:
-            message += f"; the next attempt starts anew: {lost}"
+            message += f"; the next attempt starts from step 0: {lost}"
         raise Interrupted(message)
 
     # Moments
@@ -456,30 +456,30 @@ class Trainer:
     def _note_epoch_end(self) -> None:
         """Note when an epoch has ended, at rank 0.
 
-        Before `synchronize`, which may save a checkpoint from which the next epoch goes on.
+        Before `synchronize`, which may save a checkpoint from which the next epoch resumes.
         """
         if self.parts.mesh.ranks.is_rank_0:
             self.state.epoch_ended_at.append(time.time())
 
     # Results
 
-    def _note_meeting(self) -> None:
-        """Note that all ranks have just met: a reduction ends at all of them at once."""
-        self._last_meeting = time.perf_counter()
-        if self._first_meeting is None:
-            self._first_meeting = self._last_meeting
+    def _note_sync(self) -> None:
+        """Note the time at which a reduction has ended, which is the same moment at all ranks."""
+        self._last_sync = time.perf_counter()
+        if self._first_sync is None:
+            self._first_sync = self._last_sync
 
     @property
-    def seconds_between_meetings(self) -> float | None:
+    def seconds_between_first_and_last_sync(self) -> float | None:
         """Return the seconds between the first and the last moment that all ranks shared.
 
         On each rank's own clock, so that clocks which run at different speeds show. None if there
         were not two such moments.
         """
-        if self._first_meeting is None or self._first_meeting == self._last_meeting:
+        if self._first_sync is None or self._first_sync == self._last_sync:
             return None
-        assert self._last_meeting is not None
-        return self._last_meeting - self._first_meeting
+        assert self._last_sync is not None
+        return self._last_sync - self._first_sync
 
     def fingerprint(self) -> str:
         """Return the digest of the final parameters, and of the workload's own state if it has one.

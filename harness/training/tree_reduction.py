@@ -9,7 +9,7 @@ and their gradients are the leaves of a binary tree:
 
 Rank r of n computes the micro-batches r, n + r, 2n + r, ... So the ranks' gradients of one
 micro-step are the leaves of a subtree, which the ranks sum up together. Each rank then sums up the
-subtrees by itself. Every element of a gradient is summed up in the same order, whichever bucket or
+subtrees. Every element of a gradient is summed up in the same order, whichever bucket or
 shard it is in, so one process, two ranks and four compute the same bits.
 
 `step.TreeStep` is the training step that does so.

@@ -66,7 +66,7 @@ from workloads.catalog import load_class
 from workloads.shared import share_in
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-# How gloo and NCCL report that it was not enough; neither raises an error of its own type.
+# How gloo and NCCL report that it was not enough; neither has an error type for it.
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
 # How gloo reports that another rank is gone, by a RuntimeError.
 CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
@@ -78,7 +78,7 @@ RunRank = Callable[[TrialFolder, Ranks, RankResult, TrainingState], RankResult]
 def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None) -> int:
     """Run one rank, and return the process's exit code.
 
-    0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can go on.
+    0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can resume.
     `run_rank` is what the rank does instead of `run`.
     """
     options = argument_parser().parse_args(arguments)
@@ -235,7 +235,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         loader_workers=state.loader_workers,
         memory=memory,
         phases=dict(state.phases),
-        elapsed=trainer.seconds_between_meetings,
+        elapsed=trainer.seconds_between_first_and_last_sync,
         rank0=rank0_report,
         fingerprints=_fingerprints(state, parts.folder, parts.mesh.ranks),
     )
@@ -357,8 +357,8 @@ def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
 def _bytes_per_sample(parts: TrialParts) -> float | None:
     """Return the memory traffic of a training step in bytes per sample.
 
-    It is counted in one more forward and backward of rank 0 by itself, whose results are dropped.
-    None where a rank can't compute a loss by itself, where a step has several losses, and where
+    It is counted in one more forward and backward of rank 0 alone, whose results are dropped.
+    None where a rank alone can't compute a loss, where a step has several losses, and where
     memory does not suffice.
     """
     if parts.strategy.shards_parameters or len(parts.optimizers) > 1:

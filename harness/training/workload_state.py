@@ -1,7 +1,7 @@
 """What training changes in a workload itself, such as a moving average of the weights.
 
 It is saved in checkpoints and digested, as the model and the optimizer are. What a workload changes
-without saying so is noticed: such a trial would go on with less than it had, and so does not.
+without saying so is noticed: such a trial would resume with less than it had, and so does not.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WorkloadState:
         return list(_named_tensors("", self.save()))
 
     def missing_from_checkpoints(self) -> str | None:
-        """Return why a trial can't go on from a checkpoint of now, None if it can."""
+        """Return why a trial can't resume from a checkpoint of now, None if it can."""
         changed = self._watch.changed() if self._watch is not None else []
         if not changed:
             return None

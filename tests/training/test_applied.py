@@ -128,7 +128,7 @@ def test_resident_samples_must_be_movable() -> None:
 
     order = BatchOrder(samples=4, batch_size=2, seed=0, dp_rank=0, dp_size=1)
     with pytest.raises(
-        NotApplied, match=r"input=resident can't be had: Immovable has no method to\(device\)"
+        NotApplied, match=r"input=resident is unavailable: Immovable has no method to\(device\)"
     ):
         make_loader(Immovable(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
 

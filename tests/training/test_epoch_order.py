@@ -209,5 +209,5 @@ def test_samples_have_the_order_that_suits_them() -> None:
 def test_what_can_only_be_read_in_its_own_order_refuses_others(
     make: Callable[[], StreamSamples | ShardSamples], axis: str
 ) -> None:
-    with pytest.raises(NotApplied, match=rf"^order={axis} can't be had: \w+Samples are read "):
+    with pytest.raises(NotApplied, match=rf"^order={axis} is unavailable: \w+Samples are read "):
         epoch_order(make(), axis)  # type: ignore[arg-type]

@@ -268,7 +268,9 @@ def test_a_best_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
 
 def test_what_no_checkpoint_has_is_never_restored_without(tmp_path: Path) -> None:
     entry = STOPPED | {"uses": f"{LINE.rpartition(':')[0]}:ForgetfulFit"}
-    with pytest.raises(NotApplied, match=r"stop\.restore_best can't be had: training has changed"):
+    with pytest.raises(
+        NotApplied, match=r"stop\.restore_best is unavailable: training has changed"
+    ):
         run_trial(tmp_path / "trial", entry)
 
 
@@ -329,7 +331,7 @@ def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
     assignment = load_assignment(folder, entry, "none")
     trial_folder = TrialFolder(folder / "trial")
     reason = "training has changed began, step of ForgetfulFit, which no checkpoint has; needed: "
-    with pytest.raises(Interrupted, match=f"; the next attempt starts anew: {reason}"):
+    with pytest.raises(Interrupted, match=f"; the next attempt starts from step 0: {reason}"):
         attempt(trial_folder, assignment, 6)
     newest, faults = find_sound(trial_folder, assignment)
     assert newest is None

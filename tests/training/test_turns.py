@@ -66,7 +66,9 @@ def test_a_gradient_of_gradients_is_refused_under_fsdp2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "process_group", group_of_one)
-    with pytest.raises(NotApplied, match="strategy=fsdp2 can't be had with gradients of gradients"):
+    with pytest.raises(
+        NotApplied, match="strategy=fsdp2 cannot be used with gradients of gradients"
+    ):
         run_trial(tmp_path / "trial", {"uses": GAN, "axes": {"strategy": "fsdp2"}})
 
 
@@ -112,11 +114,11 @@ def test_a_language_model_learns_from_a_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axes", "options", "problem"),
     [
-        ({"lr": 0.1}, {}, r"lr=0.1 can't be had with the 2 of Gan.turns\(\): each has its own"),
+        ({"lr": 0.1}, {}, r"lr=0.1 cannot be used with the 2 of Gan.turns\(\): each has its own"),
         (
             {"reduction": "tree", "grad_accum_steps": 2},
             {},
-            "reduction=tree can't be had with the 2 of Gan",
+            "reduction=tree cannot be used with the 2 of Gan",
         ),
         ({}, {"shared": True}, "'critic' and 'again' train the same parameter; needed: each in"),
     ],

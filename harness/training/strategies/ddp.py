@@ -31,7 +31,7 @@ from workloads.base import Workload
 # DDP's own caps: for the first bucket, and for all others.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 # PowerSGD begins with this step, counted from 0: the earliest at which torch allows it, because DDP
-# lays out its buckets anew after the first. Until then, gradients are sent as they are.
+# rebuilds its buckets after the first. Until then, gradients are sent as they are.
 FIRST_COMPRESSED_STEP = 2
 # The fields of torch's PowerSGDState that training changes, apart from its random numbers.
 TENSORS_BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
@@ -206,7 +206,7 @@ def comm_hook(axes: Axes, group: dist.ProcessGroup) -> CommHook | None:
 
 
 class Compression:
-    """Sends gradients in bf16 or fp16, without a state of its own."""
+    """Sends gradients in bf16 or fp16; it has no state."""
 
     def __init__(self, dtype: str, group: dist.ProcessGroup) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -248,7 +248,7 @@ class PowerSGD:
     """Sends gradients as products of two matrices of a low rank (Vogels et al. 2019).
 
     What the approximation leaves out is added to the gradients of the next step, and each begins
-    with the matrices of the one before. So every rank has a state of its own.
+    with the matrices of the one before. So every rank has its own state.
     """
 
     def __init__(self, rank: int, group: dist.ProcessGroup) -> None:

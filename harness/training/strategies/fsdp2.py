@@ -115,7 +115,7 @@ class FSDP2(Strategy):
             if FREED_PARAMETER.search(str(error)) is None:
                 raise
             raise NotApplied(
-                f"strategy={self.axes.strategy} can't be had with gradients of gradients"
+                f"strategy={self.axes.strategy} cannot be used with gradients of gradients"
                 " (create_graph=True): it frees parameters after backward, and the second one needs"
                 " them; allowed: ddp"
             ) from error

@@ -54,7 +54,7 @@ def parallelize(model: nn.Module, workload: Workload, mesh: ParallelMesh) -> Non
     plan = dict(workload.tensor_parallel_plan(model, mesh.tp_size))
     name = f"{type(workload).__name__}.tensor_parallel_plan()"
     if not plan:
-        raise NotApplied(f"tensor parallelism can't be had: {name} is empty; needed: a plan")
+        raise NotApplied(f"tensor parallelism is unavailable: {name} is empty; needed: a plan")
     _check_names(model, plan, name)
     parallelize_module(model, mesh.tp_device_mesh(), plan)
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
