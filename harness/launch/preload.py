@@ -17,7 +17,6 @@ from harness.records.code import training_digest
 from harness.records.decode import prepare_decoding
 from harness.records.environment import look_up_software
 from harness.spec.axes import STRATEGIES
-from harness.training.worker import argument_parser
 from workloads.catalog import BUILT_IN, HEAVY_MODULES
 from workloads.code import files_of_built_in
 
@@ -29,6 +28,7 @@ MODULES = (
     "harness.launch.launcher",
     "harness.measure.communication",
     "harness.records.running",
+    "harness.training.worker",
     "safetensors.torch",
     "torch.utils.serialization.config",
 )
@@ -54,7 +54,6 @@ def load() -> None:
     prepare_decoding(Assignment)
     look_up_software()
     training_digest()  # of the code that is loaded here, whatever becomes of its files
-    argument_parser().parse_args(["folder"])  # which compiles expressions that Python keeps
     listen(LOOPBACK, 0).close()  # the first look-up of an address loads codecs and settings
 
 

@@ -88,7 +88,8 @@ def bytes_moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
     schema = operator._schema
     if name in MOVING_NOTHING or _returns_views(schema):
         return 0
-    arguments = _named_arguments(schema, args, kwargs)
+    positional = zip(schema.arguments, args, strict=False)
+    arguments = {argument.name: value for argument, value in positional} | kwargs
     mutable = _mutable_arguments(schema)
     written = size_of(_new_results(schema, result))
     written += size_of(value for key, value in arguments.items() if key in mutable)
@@ -109,12 +110,6 @@ def _returns_views(schema: Any) -> bool:
     if not aliases:
         return False
     return all(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _named_arguments(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by their names."""
-    positional = zip(schema.arguments, args, strict=False)
-    return {argument.name: value for argument, value in positional} | kwargs
 
 
 def _mutable_arguments(schema: Any) -> set[str]:

@@ -29,7 +29,6 @@ import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -251,7 +250,6 @@ def _device_name(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
 
 
-@cache
 def _compiler_version(compiler: str) -> str:
     """Return what a C++ compiler says of its version, `none` where there is no compiler."""
     command = [compiler, "--version"]

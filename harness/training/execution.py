@@ -47,10 +47,16 @@ class Compiler:
         if self._is_eager:
             return
         if axes.cache == "cold":
-            _use_empty_cache(cold_cache)
+            shutil.rmtree(cold_cache, ignore_errors=True)
+            for variable in compile_cache.CACHE_VARIABLES:
+                os.environ[variable] = str(cold_cache.absolute())
         else:
             compile_cache.share_cache(workload, device)
-        self._count_compilations()
+        # They report the start and the end of each compilation, wherever it happens.
+        from torch._dynamo.callback import on_compile_end, on_compile_start
+
+        on_compile_start(self._on_compile_start)
+        on_compile_end(self._on_compile_end)
 
     def __call__(self, model: nn.Module) -> nn.Module:
         """Return `model`, to be compiled at its first step if the axes ask for it."""
@@ -77,13 +83,6 @@ class Compiler:
             return nullcontext()
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
-
-    def _count_compilations(self) -> None:
-        """Have torch report the start and the end of each compilation, wherever it happens."""
-        from torch._dynamo.callback import on_compile_end, on_compile_start
-
-        on_compile_start(self._on_compile_start)
-        on_compile_end(self._on_compile_end)
 
     def _on_compile_start(self, compilation: Any) -> None:
         """Note when a compilation starts, and whether its code has been compiled before."""
@@ -157,10 +156,3 @@ class Compiler:
             "only calling the model itself runs what was compiled, so check that loss() does, and"
             " calls none of its methods or submodules instead"
         )
-
-
-def _use_empty_cache(folder: Path) -> None:
-    """Empty the folder, and have all compilers of this process cache there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for variable in compile_cache.CACHE_VARIABLES:
-        os.environ[variable] = str(folder.absolute())

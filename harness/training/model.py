@@ -43,18 +43,15 @@ def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Modu
         # Only now: initial parameters that are drawn in fp64 would be other random numbers.
         model.double()
     if axes.channels_last:
-        _use_channels_last(model)
+        if not any(parameter.ndim == IMAGE_DIMENSIONS for parameter in model.parameters()):
+            raise NotApplied(
+                "channels_last=true had no effect: the model has no convolution of images"
+            )
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if axes.activation_checkpointing:
         for layer in workload.layers(model) or [model]:
             _checkpoint_activations(layer)
     return model
-
-
-def _use_channels_last(model: nn.Module) -> None:
-    """Lay out the kernels of convolutions channels-last; raises NotApplied if there are none."""
-    if not any(parameter.ndim == IMAGE_DIMENSIONS for parameter in model.parameters()):
-        raise NotApplied("channels_last=true had no effect: the model has no convolution of images")
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _checkpoint_activations(layer: nn.Module) -> None:
@@ -90,7 +87,10 @@ def check_training_mode(workload: Workload, model: nn.Module) -> None:
     a whole model in evaluation mode, and it would be trained without dropout.
     """
     name = type(workload).__name__
-    trained = [module for module in model.modules() if _holds_trained_parameters(module)]
+    trained = []
+    for module in model.modules():
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            trained.append(module)
     if trained and not any(module.training for module in trained):
         raise NotApplied(
             f"{name}: found a model in evaluation mode, which trains without dropout; needed:"
@@ -112,11 +112,6 @@ def _dropout_option(workload: Workload) -> str | None:
         if "dropout" in option.name and isinstance(value, float) and value > 0:
             return f"options.{option.name}={value:g}"
     return None
-
-
-def _holds_trained_parameters(module: nn.Module) -> bool:
-    """Return whether a module itself, apart from its submodules, has trained parameters."""
-    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
 def must_place_batches(axes: Axes, device: torch.device) -> bool:

@@ -70,7 +70,8 @@ def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Opt
         optimizer = _replace_optimizer(optimizer, axes)
     elif axes.optimizer_impl != "recipe":
         optimizer = _reimplement(optimizer, axes.optimizer_impl)
-    if axes.reduction == "tree" and _is_fused(optimizer):
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    if axes.reduction == "tree" and is_fused:
         # On CPUs, a fused kernel rounds the elements of a tensor's end, which do not fill a vector
         # register, in another way. Where a tensor ends depends on how it is sharded.
         optimizer = _reimplement(optimizer, "foreach")
@@ -114,11 +115,6 @@ def _replace_optimizer(recipe: Optimizer, axes: Axes) -> Optimizer:
         groups, **EXTRA_SETTINGS[axes.optimizer], **IMPLEMENTATIONS[axes.optimizer_impl]
     )
     return optimizer
-
-
-def _is_fused(optimizer: Optimizer) -> bool:
-    """Return whether any parameters are updated by a fused kernel."""
-    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def _reimplement(optimizer: Optimizer, implementation: str) -> Optimizer:

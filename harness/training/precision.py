@@ -153,18 +153,14 @@ class Scaler:
         precision of the axes.
         """
         if self.unproven is not None:
-            self._check_precision(self.unproven, loss)
+            if not computed_in(REQUIRED_TYPES[self.unproven], loss):
+                raise NotApplied(
+                    f"precision={self.unproven} had no effect: nothing in the first step ran in it"
+                )
             self.unproven = None
         if self.is_scaling:
             loss = self.grad_scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def _check_precision(self, precision: str, loss: Tensor) -> None:
-        """Raise NotApplied if the loss was computed without the precision's type."""
-        if not computed_in(REQUIRED_TYPES[precision], loss):
-            raise NotApplied(
-                f"precision={precision} had no effect: nothing in the first step was computed in it"
-            )
 
     def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
         """Step the optimizer; return whether it has moved parameters.

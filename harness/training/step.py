@@ -229,7 +229,9 @@ class TreeStep(TrainStep):
         tree = GradientTree()
         self.weigh(batch)
         for number, micro_batch in enumerate(self.micro_batches(batch)):
-            self._seed_micro_batch(number)
+            # The micro-batch's number over all ranks, whichever rank this is.
+            seed = derive_seed(self.seed, self.step, number * self.dp_size + self.dp_rank)
+            seed_generators(seed, self.device)
             with self._first_buffers(number):
                 losses.append(self.micro_step(micro_batch, number, divisor=1))
             tree.add(self._take_gradients())
@@ -241,11 +243,6 @@ class TreeStep(TrainStep):
         width = len(batch) // self.grad_accum_steps
         for start in range(0, len(batch), width):
             yield batch[start : start + width]
-
-    def _seed_micro_batch(self, number: int) -> None:
-        """Seed all generators for this rank's micro-batch `number`, whichever rank this is."""
-        micro_batch = number * self.dp_size + self.dp_rank
-        seed_generators(derive_seed(self.seed, self.step, micro_batch), self.device)
 
     @contextmanager
     def _first_buffers(self, number: int) -> Iterator[None]:

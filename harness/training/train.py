@@ -170,7 +170,9 @@ class Trainer:
         order.seek(state.step)
         epoch_end = (order.epoch + 1) * order.steps
         stop = min(epoch_end, last_step)
-        self._note_epoch_begin()
+        is_rank_0 = self.parts.mesh.ranks.is_rank_0
+        if is_rank_0 and state.step % order.steps == 0:  # else an epoch is resumed
+            state.epoch_began_at.append(time.time())
         with state.timed("loader"):
             batches = iter(self.parts.loader)
         while state.step < stop:
@@ -178,8 +180,9 @@ class Trainer:
             segment_end = min(state.step + self.segment_steps, stop, next_evaluation)
             segment_end = self.hooks.before_segment(state, segment_end)
             segment = self.train_segment(batches, segment_end)
-            if state.step == epoch_end:
-                self._note_epoch_end()
+            # Before `synchronize`, which may save a checkpoint from which the next epoch resumes.
+            if is_rank_0 and state.step == epoch_end:
+                state.epoch_ended_at.append(time.time())
             self.synchronize(segment)
             self.hooks.after_segment(state, segment)
             if state.step == next_evaluation:
@@ -246,7 +249,9 @@ class Trainer:
         earliest_bad_loss, self.segment_steps, all_continue = self.parts.mesh.all_reduce_min(
             bad_loss, self._next_segment_steps(segment), not is_requested()
         )
-        self._note_sync()
+        self._last_sync = time.perf_counter()  # a reduction ends at all ranks at once
+        if self._first_sync is None:
+            self._first_sync = self._last_sync
         if earliest_bad_loss < no_bad_loss:
             step, rank = divmod(earliest_bad_loss, world_size)
             raise NonFiniteLoss(
@@ -445,29 +450,7 @@ class Trainer:
             message += f"; the next attempt starts from step 0: {lost}"
         raise Interrupted(message)
 
-    # Moments
-
-    def _note_epoch_begin(self) -> None:
-        """Note when an epoch begins, at rank 0; an epoch that is continued has begun already."""
-        state = self.state
-        if self.parts.mesh.ranks.is_rank_0 and state.step % self.parts.order.steps == 0:
-            state.epoch_began_at.append(time.time())
-
-    def _note_epoch_end(self) -> None:
-        """Note when an epoch has ended, at rank 0.
-
-        Before `synchronize`, which may save a checkpoint from which the next epoch resumes.
-        """
-        if self.parts.mesh.ranks.is_rank_0:
-            self.state.epoch_ended_at.append(time.time())
-
     # Results
-
-    def _note_sync(self) -> None:
-        """Note the time at which a reduction has ended, which is the same moment at all ranks."""
-        self._last_sync = time.perf_counter()
-        if self._first_sync is None:
-            self._first_sync = self._last_sync
 
     @property
     def seconds_between_first_and_last_sync(self) -> float | None:

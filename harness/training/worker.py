@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,8 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
     return exit_code
 
 
-@cache
 def argument_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, which a forkserver makes for all ranks."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
     parser.add_argument(
@@ -257,23 +256,19 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
     step_phases = {}
     for name, seconds in state.step_phases.items():
         step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
+    moments = {}
+    if state.epoch_began_at:  # which rank 0 alone knows
+        moments = {
+            "epoch_began_at": Series.pack(np.asarray(state.epoch_began_at, dtype=np.float64)),
+            "epoch_ended_at": Series.pack(np.asarray(state.epoch_ended_at, dtype=np.float64)),
+        }
     return {
         "loss": Series.pack(np.asarray(state.losses, dtype=np.float32)),
         "step_seconds": Series.pack(np.asarray(state.step_seconds, dtype=np.float64)),
         "step_phases": step_phases,
-        **_pack_moments(state),
+        **moments,
         "interruptions": list(state.interruptions),
         "refused_checkpoints": list(state.refused_checkpoints),
-    }
-
-
-def _pack_moments(state: TrainingState) -> dict[str, Series]:
-    """Return when epochs began and ended, which rank 0 alone knows."""
-    if not state.epoch_began_at:
-        return {}
-    return {
-        "epoch_began_at": Series.pack(np.asarray(state.epoch_began_at, dtype=np.float64)),
-        "epoch_ended_at": Series.pack(np.asarray(state.epoch_ended_at, dtype=np.float64)),
     }
 
 
@@ -283,9 +278,11 @@ def _rank0_report(
     """Return what is the same at all ranks, and so said once."""
     parts = trainer.parts
     best = trainer.selection.best(trainer.state.evaluations)
-    checkpoint_path: Path | None = None
+    checkpoint_path: str | None = None  # relative to the trial's folder
     if best is not None and parts.assignment.checkpoint == "best":
-        checkpoint_path = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
+        kept = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
+        if kept is not None:
+            checkpoint_path = str(kept.relative_to(parts.folder.path))
     report = Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
@@ -294,7 +291,7 @@ def _rank0_report(
         evaluations=trainer.state.evaluations,
         parameter_digest=parameter_digest,
         environment=_environment(parts.assignment),
-        checkpoint=_relative_path(checkpoint_path, parts.folder),
+        checkpoint=checkpoint_path,
         bytes_per_sample=_bytes_per_sample(parts),
         stop=trainer.stop_outcome,
         collectives=collectives,
@@ -323,13 +320,6 @@ def _environment(assignment: Assignment) -> Environment:
         installed=assignment.installed,
         dynamic_files=describe_dynamic_files(cell.workload),
     )
-
-
-def _relative_path(path: Path | None, folder: TrialFolder) -> str | None:
-    """Return a path relative to the trial's folder, None for none."""
-    if path is None:
-        return None
-    return str(path.relative_to(folder.path))
 
 
 def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:

@@ -41,7 +41,9 @@ class WorkloadState:
         self.is_declared = type(workload).state_dict is not Workload.state_dict
         self._watch: AttributeWatch | None = None
         if self.is_declared:
-            self._check_can_be_loaded(self.save())
+            if self.save() and type(workload).load_state_dict is Workload.load_state_dict:
+                name = type(workload).__name__
+                raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
         else:
             self._watch = AttributeWatch(workload, restored)
 
@@ -86,12 +88,6 @@ class WorkloadState:
             f" {name}.state_dict() and load_state_dict(), or a state_dict() that returns {{}} if it"
             " has no effect"
         )
-
-    def _check_can_be_loaded(self, state: dict[str, Any]) -> None:
-        """Raise NotApplied if there is a state, and nothing that takes it back."""
-        if state and type(self.workload).load_state_dict is Workload.load_state_dict:
-            name = type(self.workload).__name__
-            raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
 
 
 class AttributeWatch:

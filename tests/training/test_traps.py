@@ -121,7 +121,7 @@ def test_a_compiled_model_that_is_never_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_lower_precision_that_stayed_fp32(tmp_path: Path, precision: str) -> None:
-    message = f"precision={precision} had no effect: nothing in the first step was computed in it"
+    message = f"precision={precision} had no effect: nothing in the first step ran in it"
     with pytest.raises(NotApplied, match=message):
         train(tmp_path, Options(exact=True), precision=precision)
     assert train(tmp_path, precision=precision).parts.scaler.unproven is None
