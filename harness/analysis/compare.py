@@ -13,8 +13,8 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -129,6 +129,7 @@ class Match:
     b_side: str  # the name of B's side
     same_bits: int  # pairs of trials that ended with the same parameters
     pairs: int  # pairs of trials with the same seed and repeat
+    rows: Sequence[MetricRow] = ()  # one for each metric, throughput first; empty until judged
 
     @staticmethod
     def of(a: CellResult, b: CellResult, b_side: str) -> Match:
@@ -184,22 +185,17 @@ class CellComparison:
     """Cells that were compared, with a verdict on each of their metrics."""
 
     matches: Sequence[Match]  # cells that were compared
-    rows: Sequence[MetricRow]  # by match; of each the throughput first
     differences: Sequence[str]  # between the conditions of the sides
     missing: Sequence[str]  # what could not be compared, as cells that only one side has
     notes: Sequence[str]  # what a reader should know and that changes no exit code
     rules: Rules  # by which it was judged
 
-    def rows_of(self, match: Match) -> list[MetricRow]:
-        """Return a row for each metric of a match."""
-        return self._rows_by_match.get((id(match.a), id(match.b), match.b_side), [])
-
-    @cached_property
-    def _rows_by_match(self) -> dict[tuple[int, int, str], list[MetricRow]]:
-        """The rows by the cells, which can't be hashed, and the side of their match."""
-        rows: dict[tuple[int, int, str], list[MetricRow]] = {}
-        for row in self.rows:
-            rows.setdefault((id(row.a), id(row.b), row.b_side), []).append(row)
+    @property
+    def rows(self) -> list[MetricRow]:
+        """Return the rows of all matches, in the order of the matches."""
+        rows: list[MetricRow] = []
+        for match in self.matches:
+            rows += match.rows
         return rows
 
     @property
@@ -562,8 +558,8 @@ def _judge_matches(
     missing = list(unmatched)
     notes: list[str] = []
     questions: list[Question] = []
-    askers: list[tuple[Match, MetricDifference]] = []  # of each question
-    for match in matches:
+    askers: list[tuple[int, MetricDifference]] = []  # the match of each question, by its number
+    for number, match in enumerate(matches):
         min_effect, accuracy_margin = rules.limits(match.b.cell)
         speed = throughput_difference(match.a, match.b, min_effect, rules.drift)
         accuracy = metric_difference(match.a, match.b, accuracy_margin)
@@ -571,16 +567,18 @@ def _judge_matches(
         for difference in (speed, accuracy, convergence):
             if difference is not None:
                 questions.append(difference.question)
-                askers.append((match, difference))
+                askers.append((number, difference))
         missing += _missing(match, speed, accuracy)
         notes += _notes(match, speed, rules)
     verdicts = judge(questions, alpha=rules.alpha, correction=rules.correction)
-    rows = []
-    for (match, difference), verdict in zip(askers, verdicts, strict=True):
-        rows.append(_row(match, difference, verdict))
+    rows: list[list[MetricRow]] = [[] for _ in matches]
+    for (number, difference), verdict in zip(askers, verdicts, strict=True):
+        rows[number].append(_row(matches[number], difference, verdict))
+    judged = []
+    for match, rows_of_match in zip(matches, rows, strict=True):
+        judged.append(replace(match, rows=rows_of_match))
     return CellComparison(
-        matches=matches,
-        rows=rows,
+        matches=judged,
         differences=differences,
         missing=missing,
         notes=list(dict.fromkeys(notes)),

@@ -1,7 +1,7 @@
 """What each axis of a sweep contributes: attribution of the throughputs of its trials.
 
 The model and its fit are in `harness.statistics.attribution`; here trials become its points. Each
-workload is a model of its own, as their throughputs have nothing in common.
+workload has its own model, because throughputs of different workloads have nothing in common.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from harness.analysis.compare import Side
 from harness.analysis.result import CellResult
 from harness.core.errors import BadInput
 from harness.spec.cell import Cell, axis_names, level_reader
-from harness.statistics.attribution import Attribution, Levels, TrialThroughput, attribute
+from harness.statistics.attribution import Attribution, TrialThroughput, attribute
 
-COMPANY = "company"  # the axis that says what ran beside a trial
+COMPANY = "company"  # the axis that says what else ran on the machine
 
 
 def attributions(side: Side) -> dict[str, Attribution]:
@@ -40,25 +40,22 @@ def _points(
 ) -> list[TrialThroughput]:
     """Return a point for each measured trial of a cell.
 
-    Trials of all cells with the same seed and repeat ran interleaved and are one block: what the
-    machine did meanwhile, and what the seed brings, is common to them. What ran beside a trial counts
-    as one more axis, which matters where trials had different company. `axes` are the functions that
-    read the values of axes, by name. Trials with the same company share their levels.
+    Trials of all cells with the same seed and repeat ran interleaved and are one block: they have
+    the seed and the drift of the machine in common. What else ran on the machine counts as one more
+    axis, which matters where it differs between trials. `axes` are the functions that read the
+    values of axes, by name.
     """
-    levels = {axis: read(result.cell) for axis, read in axes.items()}
-    levels_by_company: dict[str, Levels] = {}
+    levels_of_cell = {axis: read(result.cell) for axis, read in axes.items()}
     points = []
     for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
         block = (trial.seed, trial.repeat)
-        if trial.company not in levels_by_company:
-            levels_by_company[trial.company] = {**levels, COMPANY: trial.company}
-        shared_levels = levels_by_company[trial.company]
-        points.append(TrialThroughput(levels=shared_levels, block=block, value=log_throughput))
+        levels = {**levels_of_cell, COMPANY: trial.company}
+        points.append(TrialThroughput(levels=levels, block=block, value=log_throughput))
     return points
 
 
 def effects(side: Side) -> Mapping[str, Attribution]:
-    """Return the same; raises BadInput where there is nothing to attribute."""
+    """Return what `attributions` returns; raises BadInput if it is empty."""
     by_workload = attributions(side)
     if not by_workload:
         raise BadInput(

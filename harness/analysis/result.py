@@ -221,12 +221,15 @@ def _merge(parts: Sequence[CellResult]) -> CellResult:
 
 
 def _merge_values(tables: Sequence[Mapping[str, Sequence[str]]]) -> Mapping[str, Sequence[str]]:
-    """Return each value of each name once. Most trials share a table, which is then returned."""
-    different = {id(table): table for table in tables if table}  # an ordered set
-    if len(different) == 1:
-        return next(iter(different.values()))
+    """Return each value of each name once."""
+    distinct: list[Mapping[str, Sequence[str]]] = []  # usually one, which all trials have
+    for table in tables:
+        if table not in distinct:
+            distinct.append(table)
+    if len(distinct) == 1:
+        return distinct[0]
     merged: dict[str, dict[str, None]] = {}
-    for table in different.values():
+    for table in distinct:
         for name, values in table.items():
             merged.setdefault(name, {}).update(dict.fromkeys(values))
     return {name: list(values) for name, values in merged.items()}

@@ -54,11 +54,10 @@ def judge_cell(
             outcome=OUTCOMES[limits.missing],
             reasons=["no baseline of this cell: harness baseline save"],
         )
-    rows = comparison.rows_of(match)
     reasons = _judge_trials(match, expected_trials)
-    for row in rows:
+    for row in match.rows:
         reasons.append(_judge_row(row, limits))
-    reasons += _judge_unmeasured(match, rows, limits)
+    reasons += _judge_unmeasured(match, limits)
     if limits.bits != "ignore" and match.same_bits < max(match.pairs, 1):
         text = f"other bits: {match.same_bits} of {counted(match.pairs, 'pair')} end alike"
         reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
@@ -70,7 +69,7 @@ def judge_cell(
         outcome=outcome,
         reasons=[reason.text for reason in reasons if reason.outcome != "pass"],
         measured=[reason.text for reason in reasons if reason.outcome == "pass"],
-        rows=rows,
+        rows=match.rows,
     )
 
 
@@ -119,12 +118,12 @@ def _judge_row(row: MetricRow, limits: Limits) -> Reason:
     return Reason(outcome=OUTCOMES[limits.inconclusive], text=text)
 
 
-def _judge_unmeasured(match: Match, rows: Sequence[MetricRow], limits: Limits) -> list[Reason]:
+def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
     """Return a reason for each metric that one side lacks.
 
     Throughput is always expected, and the target metric of the workload if it has one.
     """
-    measured = {row.verdict.question.metric.name for row in rows}
+    measured = {row.verdict.question.metric.name for row in match.rows}
     lacking = []
     if SPEED.name not in measured:
         lacking.append("throughput")

@@ -235,10 +235,9 @@ def _are_independent(products: Numbers, cross: Numbers, added_products: Numbers)
 
 def _varying_axes(points: Sequence[TrialThroughput]) -> dict[str, list[Hashable]]:
     """Return the levels of each axis that has several, in order of appearance."""
-    different = {id(point.levels): point.levels for point in points}  # trials of a cell share them
     axes = {}
     for axis in points[0].levels:
-        levels = list(dict.fromkeys(cell_levels[axis] for cell_levels in different.values()))
+        levels = list(dict.fromkeys(point.levels[axis] for point in points))
         if len(levels) > 1:
             axes[axis] = levels
     return axes

@@ -50,7 +50,7 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
         table = Table(["cell", "B", *COLUMNS], NUMBERS)
     for match in comparison.matches:
         label = _label(match)
-        for row in _match_rows(comparison, match):
+        for row in _match_rows(match):
             texts = row if len(b_names) > 1 else row[1:]
             table.add_row(label, *texts)
             label = ""  # only in the first row of a match
@@ -59,14 +59,14 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
     console.print(f"[bold]{escape(_conclusion(comparison))}[/]", soft_wrap=True)
 
 
-def _match_rows(comparison: CellComparison, match: Match) -> list[list[Content]]:
+def _match_rows(match: Match) -> list[list[Content]]:
     """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`.
 
     The last row says how many pairs of trials ended with the same parameters, bit for bit. It has
     no verdict, as nothing about it is uncertain.
     """
     rows: list[list[Content]] = []
-    for row in comparison.rows_of(match):
+    for row in match.rows:
         rows.append([match.b_side, *_row_texts(row)])
     bits = fmt.MISSING
     if match.pairs:
@@ -174,12 +174,12 @@ def print_json(comparison: CellComparison, a_name: str, b_names: Sequence[str]) 
         "differences": comparison.differences,
         "missing": comparison.missing,
         "notes": comparison.notes,
-        "cells": [_json_match(comparison, match) for match in comparison.matches],
+        "cells": [_json_match(match) for match in comparison.matches],
     }
     print(json.dumps(content, indent=1, allow_nan=False))
 
 
-def _json_match(comparison: CellComparison, match: Match) -> dict[str, Any]:
+def _json_match(match: Match) -> dict[str, Any]:
     """Return a match with the rows of its metrics.
 
     `same_bits` of `pairs` pairs of trials ended with the same parameters.
@@ -190,7 +190,7 @@ def _json_match(comparison: CellComparison, match: Match) -> dict[str, Any]:
         "b": _json_cell(match.b),
         "same_bits": match.same_bits,
         "pairs": match.pairs,
-        "metrics": list(map(row_fields, comparison.rows_of(match))),
+        "metrics": list(map(row_fields, match.rows)),
     }
 
 
