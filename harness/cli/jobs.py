@@ -186,8 +186,9 @@ def _watch(
     from harness.interface.reporting import write_roofline
     from harness.interface.watching import watch
     from harness.records.store import read_recorded_sweep
+    from harness.render.results import show_results
     from harness.render.terminal.console import TerminalConsole
-    from harness.render.terminal.run import left_out_lines, show_results
+    from harness.render.terminal.run import left_out_lines
     from harness.render.terminal.status import status_display
 
     with status_display() as show_statuses:

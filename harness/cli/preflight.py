@@ -60,8 +60,8 @@ def check(
     """
     from harness.core.paths import Results
     from harness.interface.checking import check_sweep
+    from harness.render.preflight import show_preflight
     from harness.render.terminal.console import spinner
-    from harness.render.terminal.preflight import show_preflight
 
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
@@ -115,8 +115,8 @@ def find_lr(
     from harness.core.errors import BadInput
     from harness.core.paths import Results
     from harness.interface.checking import search_rates
+    from harness.render.rates import show_rates
     from harness.render.terminal.console import spinner
-    from harness.render.terminal.rates import show_rates
     from harness.spec.cell import Length
 
     if steps is not None and epochs is not None:

@@ -234,7 +234,7 @@ def parity(
     from harness.analysis.rungs import parse_rung
     from harness.core.paths import Results
     from harness.interface.reproducing import sweep_parity
-    from harness.render.terminal import parity as view
+    from harness.render import parity as view
     from harness.render.terminal.console import TerminalConsole, spinner
     from harness.reproduce.parity import plan_parity
 
@@ -377,7 +377,7 @@ def reproduce(
     """
     from harness.core.paths import Results
     from harness.render import reproduction
-    from harness.render.terminal import reproduce as view
+    from harness.render import reproduction as view
     from harness.reproduce import bundle
     from harness.reproduce.reproduction import Subject
     from harness.reproduce.reproduction import reproduce as run_reproduction

@@ -110,8 +110,8 @@ def show(
     from harness.core.paths import Results
     from harness.interface.reporting import write_roofline
     from harness.records.store import read_recorded_sweep, select_recorded
+    from harness.render.results import show_results
     from harness.render.terminal.plan import conflict_lines
-    from harness.render.terminal.run import show_results
 
     results_folder = Results(results)
     is_export = _check_export(table_format, columns, output, is_view=phases or across is not None)

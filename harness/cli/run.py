@@ -205,7 +205,8 @@ def run(
     from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
     from harness.records.store import read_recorded_sweep
-    from harness.render.terminal.run import RunView, show_results, unreadable_lines
+    from harness.render.results import show_results
+    from harness.render.terminal.run import RunView, unreadable_lines
     from harness.spec.cluster import with_parallel
 
     # All that can be refused is refused before the first trial: options, sweep and profile.

@@ -226,7 +226,7 @@ def _whole_numbers(option: str, text: str, highest: int) -> list[int]:
 def _show(export: TrialExport, folder: TrialFolder, table: str | None, output: Path | None) -> None:
     """Print an export for people, or its latencies for other programs."""
     if table is None:
-        from harness.render.terminal.serving import show_export
+        from harness.render.serving import show_export
 
         show_export(export, str(folder.export_folder))
         return

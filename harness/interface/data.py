@@ -301,7 +301,7 @@ def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(texts: Sequence[str], lengths: Sequence[int]) -> pd.Categorical:
-    """Return a column of categories in which each text stands so many times."""
+    """Return a column of categories in which each text is repeated."""
     import pandas as pd
 
     categories = list(dict.fromkeys(texts))

@@ -25,7 +25,7 @@ NAME_LETTERS = 30  # of a class's name that are shown
 MARGIN = 0.15  # inches around everything
 LABEL_SPACE = 0.25  # inches for what an axis stands for
 TITLE_SPACE = 0.35  # inches
-LARGEST_SIDE = 12.0  # inches of a matrix with so many classes that nothing is written into it
+LARGEST_SIDE = 12.0  # inches of a matrix that has too many classes for text in its fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def draw_confusions(confusions: Confusions, title: str = "") -> Figure:
 
 
 def _detail(classes: int) -> Detail:
-    """Return what the fields of so many classes have room for."""
+    """Return what the fields of a matrix have room for, by its number of `classes`."""
     if classes <= 20:
         return Detail(field=0.5, name_size=9, count_size=8.5, has_shares=True, least_shade=0.15)
     if classes <= 100:
@@ -115,7 +115,7 @@ def _detail(classes: int) -> Detail:
 
 
 def _width(text: str, size: float) -> float:
-    """Return about how many inches a text takes in a font of so many points."""
+    """Return the approximate width of a text in inches, in a font of `size` points."""
     return len(text) * LETTER_WIDTH * size / POINTS
 
 
@@ -166,7 +166,7 @@ def _fields(confusions: Confusions) -> Iterator[Field]:
 
 
 def _name_classes(axes: Axes, names: Sequence[str], detail: Detail, *, is_upright: bool) -> None:
-    """Write the names of classes beside the rows and above the columns; of very many, every nth."""
+    """Write the names of classes next to the rows and above the columns; of very many, every nth."""
     line_height = 1.25 * detail.name_size / POINTS
     every = max(1, math.ceil(line_height / detail.field))
     shown = range(0, len(names), every)

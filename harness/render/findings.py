@@ -28,7 +28,7 @@ CellName = Callable[[Cell], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class WorkloadFinding:
     """What there is to say about one workload.
 
     The first sentence is on the winner's speed, the second on its certainty if it has rivals.
@@ -40,13 +40,13 @@ class Finding:
     sentences: Sequence[str]
 
 
-def findings(result: SweepResult, name: CellName) -> list[Finding]:
+def findings(result: SweepResult, name: CellName) -> list[WorkloadFinding]:
     """Return the finding on each workload of which a cell was measured."""
     measured = filter(result.ranking, result.workloads)
     return [_finding(result, workload, name) for workload in measured]
 
 
-def _finding(result: SweepResult, workload: str, name: CellName) -> Finding:
+def _finding(result: SweepResult, workload: str, name: CellName) -> WorkloadFinding:
     """Return the finding on one workload; its sentences go from the winner to the axes."""
     winner, *rivals = result.ranking(workload)
     sentences = [_speed_sentence(result, workload, name)]
@@ -58,7 +58,7 @@ def _finding(result: SweepResult, workload: str, name: CellName) -> Finding:
     sentences += _verdict_sentences(result, workload)
     sentences += _effect_sentences(result, workload)
     sentences += mixture_sentences(result.workloads[workload])
-    return Finding(
+    return WorkloadFinding(
         workload=workload, winner=name(winner.cell), is_certain=is_certain, sentences=sentences
     )
 

@@ -1,6 +1,13 @@
-"""Texts about the parity of a sweep's cells, for the terminal, the report and MLflow."""
+"""How alike a sweep's cells compute, as texts and as a table: for the terminal, the report and MLflow."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
 
 from harness.analysis.cells import naming_axes
 from harness.analysis.distance import MOST_ROUNDING, TensorDistance
@@ -14,6 +21,7 @@ from harness.analysis.parity import (
 from harness.core.text import counted
 from harness.render.format import MISSING, cell_name
 from harness.render.table import Look, Styled, Table
+from harness.render.terminal.table import show as show_table
 from harness.reproduce.causes import UNEXPLAINED
 from harness.spec.cell import Cell
 
@@ -128,13 +136,13 @@ def parity_table(parity: SweepParity, reference: Reference) -> Table:
 
 
 def reference_line(reference: Reference) -> str:
-    """Return how well others can be held against a reference."""
+    """Return how reliable comparisons with a reference are."""
     if reference.control is None:
         control = "twice the same bits"
     else:
         control = f"not deterministic: run twice, it parts in {parting(reference.control)}"
     if reference.fp64_problem is not None:
-        control += f"; nothing was held against fp64: {reference.fp64_problem}"
+        control += f"; nothing was compared with fp64: {reference.fp64_problem}"
     return control
 
 
@@ -159,3 +167,32 @@ def hints(parity: SweepParity) -> list[str]:
         " beyond the fp64 rule. If batches are cut differently, the loss may be no mean over samples:"
         " harness check finds that, and loss_weight() mends it"
     ]
+
+
+def show_cell(console: Console, cell: CellParity) -> None:
+    """Print the rung of a cell that has just been compared."""
+    console.print(f"{escape(cell.cell.label)}: {rung_label(cell)}", soft_wrap=True)
+
+
+def show_parity(console: Console, parity: SweepParity) -> None:
+    """Print a table for each reference, with the cells that were compared with it."""
+    for reference in parity.references:
+        line = f"against {reference.cell.label}, {reference_line(reference)}"
+        console.print(escape(line), soft_wrap=True)
+        show_table(console, parity_table(parity, reference))
+        console.print()
+    for line in [*rule_lines(parity), *hints(parity)]:
+        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+
+
+def to_json(parity: SweepParity) -> dict[str, Any]:
+    """Return the parity as JSON can hold it, with each cell's id and rung."""
+    content = asdict(parity)
+    for entry, cell in zip(content["cells"], parity.cells, strict=True):
+        entry["id"], entry["rung"] = cell.cell.id, cell.rung
+    return content
+
+
+def print_json(parity: SweepParity) -> None:
+    """Print the parity as JSON."""
+    print(json.dumps(to_json(parity), indent=1, default=str))

@@ -1,14 +1,35 @@
-"""Draws the loss over the learning rate, for the report and for MLflow."""
+"""Shows what `harness find-lr` has found: the loss over the learning rate, and its suggestions."""
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from harness.preflight.rates import CellRates
+from rich.markup import escape
+
+from harness.preflight.rates import (
+    HIGHEST,
+    LOWEST,
+    CellRates,
+    RateCurve,
+    RateSearch,
+)
 from harness.render import chart
+from harness.render.format import rate_spread
+from harness.render.table import Table
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import show
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 71, 10  # of the plot, in characters; ten columns for each power of ten
+PEAK, STEEPEST, TENTH = "◆", "▲", "△"
+COLUMNS = (
+    "cell", "now", f"{PEAK} suggested", f"{STEEPEST} steepest", f"{TENTH} tenth of the lowest",
+)  # fmt: skip
 
 
 def draw_rates(rates: CellRates, width: float, height: float) -> Figure:
@@ -23,10 +44,84 @@ def draw_rates(rates: CellRates, width: float, height: float) -> Figure:
     for number, spread in enumerate((rates.peak, rates.steepest, rates.tenth)):
         if spread is not None:
             color = chart.COLORS[number + 1]
-            # The first is seen where the second, which may be the same, lies on it.
+            # The first is wider, so that it is visible below an equal second one.
             axes.axvline(spread.mean, color=color, linewidth=1.1 if number else 3.0)
             axes.axvspan(spread.low, spread.high, color=color, alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(chart.power_formatter())
     chart.style_axes(axes, "", "learning rate", "training loss")
     return figure
+
+
+def show_rates(search: RateSearch, *, as_json: bool) -> None:
+    """Print a plot for each cell, and the suggestions for all of them."""
+    if as_json:
+        print(json.dumps(asdict(search), indent=1))
+        return
+    console = TerminalConsole()
+    table = Table(COLUMNS, ["now"])
+    for rates in search.cells:
+        console.print(f"[bold]{escape(rates.cell.label)}[/]")
+        for line in plot_lines(rates):
+            console.print(escape(line), soft_wrap=True)
+        console.print()
+        table.add_row(
+            rates.cell.label,
+            f"{rates.curves[0].current:.2g}",
+            rate_spread(rates.peak),
+            rate_spread(rates.steepest),
+            rate_spread(rates.tenth),
+        )
+    show(console, table)
+
+
+def plot_lines(rates: CellRates) -> list[str]:
+    """Return the smoothed losses of all seeds over the rate, as lines of text.
+
+    The height is from the lowest loss to that of the start; what is above is left out.
+    """
+    curves = [curve for curve in rates.curves if len(curve.losses)]
+    if not curves:
+        return ["no loss was finite"]
+    lowest = min(float(curve.smoothed.min()) for curve in curves)
+    top = max(float(curve.smoothed[0]) for curve in curves)
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for curve in curves:
+        _draw(grid, curve, lowest, max(top - lowest, 1e-12))
+    lines = []
+    for number, row in enumerate(grid):
+        label = {0: f"{top:.3g}", HEIGHT - 1: f"{lowest:.3g}"}.get(number, "")
+        lines.append(f"{label:>8} │{''.join(row)}".rstrip())
+    lines.append(f"{'':8} └{_axis(rates)}")
+    lines.append(f"{'':9} {_tick_labels()}")
+    return lines
+
+
+def _draw(grid: list[list[str]], curve: RateCurve, lowest: float, height: float) -> None:
+    """Draw a curve into a grid whose last row is the lowest loss."""
+    for rate, loss in zip(curve.rates, curve.smoothed, strict=True):
+        share = (float(loss) - lowest) / height
+        row = HEIGHT - 1 - round(share * (HEIGHT - 1))
+        if 0 <= row < HEIGHT:
+            grid[row][_column(rate)] = "•"
+
+
+def _column(rate: float) -> int:
+    """Return the column of a rate."""
+    share = math.log(rate / LOWEST) / math.log(HIGHEST / LOWEST)
+    return min(WIDTH - 1, max(0, round(share * (WIDTH - 1))))
+
+
+def _axis(rates: CellRates) -> str:
+    """Return the line below the plot, with marks at what is suggested; the peak covers others."""
+    line = ["─"] * WIDTH
+    for spread, mark in ((rates.tenth, TENTH), (rates.steepest, STEEPEST), (rates.peak, PEAK)):
+        if spread is not None:
+            line[_column(spread.mean)] = mark
+    return "".join(line)
+
+
+def _tick_labels() -> str:
+    """Return the powers of ten below the axis."""
+    powers = range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1)
+    return "".join(f"{f'1e{power}':<10}" for power in powers).rstrip()

@@ -1,22 +1,41 @@
-"""The table of a sweep's results: a row for each cell."""
+"""Shows the results of a sweep: the table of its cells, their verdicts, and what to do next."""
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
-from harness.analysis.cells import summary_values, varying_axes
+from rich.console import Console
+from rich.markup import escape
+
+from harness.analysis.cells import naming_axes, shown_seeds, summary_values, varying_axes
 from harness.analysis.result import CellResult
 from harness.analysis.stopping import summarize_stops
 from harness.analysis.sweep_result import SweepResult
-from harness.records.record import Record
+from harness.core.paths import Results
+from harness.core.text import counted
+from harness.measure.steady import MIN_STEPS_TO_SETTLE
+from harness.records.record import Record, Status
 from harness.render import format as fmt
-from harness.render.format import NUMERIC_AXES, STATUS_LOOKS
+from harness.render.findings import mixture_sentences
+from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
+from harness.render.roofline import roofline_lines, with_measured_peaks
 from harness.render.table import Content, Styled, Table
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import show as show_table
+from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
+from harness.statistics.verdict import ALPHA
 
+MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
+MOST_SEEDS = 12  # that a suggestion lists; of a sweep with more, it is a further repeat
+COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
+VERDICT_COLUMNS = ["workload", "cell", "against", "speed", "interval", "pairs", "verdict"]
+VERDICT_NUMBERS = ["speed", "interval", "pairs"]
 MFU_COLUMNS = {  # column -> field of `Summary`; shown where a record has it
     "MFU": "mfu",
     "MFU measured": "mfu_measured",
@@ -39,7 +58,7 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
 
     Means have their 95% interval where there are two or more independent values
     (`harness.statistics.trials`). The highest means of each workload are marked, and the fastest
-    cell with a mark of its own if it is certain to be. Model FLOPs utilization has a column where
+    cell with another mark if that is certain. Model FLOPs utilization has a column where
     any trial has one. Where workloads have different target metrics, each value has its metric's
     name before it. Where trials have a rule for stopping, there are the mean epochs that they trained,
     and those until their best evaluation.
@@ -154,3 +173,271 @@ def marks_legend(sweep: Sweep) -> str:
     if len(sweep.cells) < 2:
         return ""
     return f"{CERTAIN} certainly the fastest of its workload, {HIGHEST} the best mean; "
+
+
+def show_verdicts(console: Console, result: SweepResult) -> None:
+    """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
+
+    Cells of a single trial are left out, as one trial has no interval. Prints nothing where no
+    workload has two measured cells.
+    """
+    repeated: list[CellResult] = []
+    for cell_result in result.cells:
+        if cell_result.planned > 1:
+            repeated.append(cell_result)
+    if len(repeated) < len(result.cells):  # else its comparison may have been made already
+        result = SweepResult(name=result.name, cells=repeated)
+    if result.comparison is None or not result.comparison.rows:
+        return
+    metric_column = _metric_column(result)
+    table = Table([*VERDICT_COLUMNS, *metric_column], VERDICT_NUMBERS)
+    for workload, cells in result.workloads.items():
+        _add_workload(table, result, workload, cells, has_metric=bool(metric_column))
+    console.print()
+    show_table(console, table)
+    console.print(
+        "[dim]speed: samples/s of the cell over those of the cell it is compared with, in pairs of"
+        " trials that ran with the same seed; verdicts control false alarms over the whole table"
+        f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}[/]",
+        soft_wrap=True,
+    )
+    unlike = [match for match in result.comparison.matches if match.has_other_company]
+    if unlike:
+        companies = sorted(
+            {text for match in unlike for text in (*match.a.companies, *match.b.companies)}
+        )
+        console.print(
+            f"[yellow]{counted(len(unlike), 'cell')} with other company than the cell that it is"
+            f" compared with[/] ({', '.join(companies)}): what ran at the same time counts as a"
+            " difference; --parallel 1 measures each alone",
+            soft_wrap=True,
+        )
+
+
+def _metric_column(result: SweepResult) -> list[str]:
+    """Return the column of the target metric: none without a metric, `metric` for several.
+
+    Throughput is compared as a ratio, so the metric that is not relative is the target metric.
+    """
+    assert result.comparison is not None
+    names: set[str] = set()
+    for row in result.comparison.rows:
+        if row.is_target_metric:
+            names.add(row.metric.name)
+    if len(names) > 1:
+        return ["metric"]
+    return list(names)
+
+
+def _add_workload(
+    table: Table,
+    result: SweepResult,
+    workload: str,
+    cells: Sequence[CellResult],
+    *,
+    has_metric: bool,
+) -> None:
+    """Add a row for each cell of a workload that is compared with its reference.
+
+    Cells are named by the axes in which those of the workload differ. `has_metric` says whether the
+    table has a column for the target metric.
+    """
+    axes = naming_axes([cell_result.cell for cell_result in cells])
+    for cell_result in cells:
+        cell = cell_result.cell
+        speed = result.throughput_row(cell)
+        if speed is None:  # the reference itself, or a cell that was not measured
+            continue
+        texts: list[Content] = [
+            workload,
+            fmt.cell_name(cell, axes),
+            fmt.cell_name(speed.a.cell, axes),
+            fmt.effect(speed.verdict),
+            fmt.effect_interval(speed.verdict),
+            str(speed.verdict.question.estimate.count),
+            fmt.verdict_badge(speed),
+        ]
+        if has_metric:
+            texts.append(fmt.verdict_badge(result.metric_row(cell)))
+        table.add_row(*texts)
+
+
+def show_results(
+    sweep: Sweep,
+    records: Sequence[Record],
+    results: Results,
+    *,
+    trouble: str | None = None,
+    verbose: bool = False,
+) -> None:
+    """Print the table of a sweep's results, its verdicts, what to beware of, and what to do next.
+
+    `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
+    steady state, and the labels of those that never reached one.
+    """
+    console = TerminalConsole()
+    records, peaks = with_measured_peaks(records, results)
+    result = SweepResult.of_records(sweep, records)
+    show_table(console, result_table(sweep, result))
+    folder = escape(str(results.sweep_folder(sweep.name).path))
+    has_intervals = max(Counter(_cells_of_trials(sweep, records)).values()) > 1
+    means = "means over trials ± 95% interval" if has_intervals else "means over trials"
+    lines = [
+        f"\n{marks_legend(sweep)}{means}. Records: {folder}",
+        *_stop_lines(records),
+        *roofline_lines(sweep, records, results, peaks),
+    ]
+    _print_lines(console, lines + _earlier_lines(sweep, records))
+    if has_intervals:
+        show_verdicts(console, result)
+    _show_parity(console, sweep, records, results)
+    remarks = _status_lines(records)
+    remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
+    remarks += _steady_state_lines(records, verbose=verbose)
+    if trouble:
+        command = escape(f"harness collect {shlex.quote(sweep.name)}{results.flag}")
+        remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
+    _print_lines(console, remarks + _next_lines(sweep, records, results))
+
+
+def _show_parity(
+    console: Console, sweep: Sweep, records: Sequence[Record], results: Results
+) -> None:
+    """Print how alike the cells compute, if `harness parity` has measured it."""
+    from harness.analysis.parity import read_parity, with_seeds
+    from harness.analysis.result import aggregate
+
+    parity = read_parity(results.sweep_folder(sweep.name))
+    if parity is None:
+        return
+    # Only now, because it loads torch, which takes as long as many a sweep.
+    from harness.render.parity import show_parity
+
+    console.print()
+    show_parity(console, with_seeds(parity, aggregate(records)))
+
+
+def _cells_of_trials(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """Return the cell's id of every trial that the sweep asks for or that has a record."""
+    cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
+    for record in records:
+        cells_by_trial[record.trial.id] = record.trial.cell.id
+    return list(cells_by_trial.values())
+
+
+def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """Return which of the trials the last command asked for, if earlier ones have left others."""
+    asked_for = {trial.id for trial in sweep.trials()}
+    earlier = [record.trial for record in records if record.trial.id not in asked_for]
+    if not earlier:
+        return []
+    latest = [record.trial for record in records if record.trial.id in asked_for]
+    return [
+        f"{counted(len(records), 'trial')}: {len(latest)} of the last command ({_seeds(latest)}),"
+        f" {len(earlier)} of earlier ones ({_seeds(earlier)})"
+    ]
+
+
+def _stop_lines(records: Sequence[Record]) -> list[str]:
+    """Return how to read trials of different lengths, if a rule for stopping has made some."""
+    summary = summarize_stops(record for record in records if record.status == "done")
+    if summary is None:
+        return []
+    return [
+        f"Ended: {stop_counts(summary)}. Throughput is that of steady steps, however many there"
+        " were; metrics are those of the parameters that each trial ended with."
+    ]
+
+
+def _seeds(trials: Sequence[Trial]) -> str:
+    """Return the seeds of trials, and their repeats if there are any besides the first."""
+    seeds = ",".join(str(seed) for seed in sorted({trial.seed for trial in trials}))
+    repeats = sorted({trial.repeat for trial in trials})
+    text = f"seeds={seeds or 'none'}"
+    if repeats not in ([], [0]):
+        text += f", repeats {','.join(map(str, repeats))}"
+    return text
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Print lines of markup."""
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _status_lines(records: Sequence[Record]) -> list[str]:
+    """Return a line for each status that calls for another run, with the number of its trials."""
+    remarks: dict[Status, str] = {
+        "failed": "[red]{} failed[/]; run or submit the sweep again to retry them",
+        "interrupted": "[yellow]{} interrupted[/]; run or submit the sweep again to resume them",
+        "invalid": "[magenta]{} invalid[/], left out of all means;"
+        " run or submit the sweep again to repeat them",
+    }
+    counts = Counter(record.status for record in records)
+    lines: list[str] = []
+    for status, remark in remarks.items():
+        if counts[status]:
+            lines.append(remark.format(counts[status]))
+    return lines
+
+
+def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
+    """Return what to know about trials whose step times never settled, once for all of them.
+
+    A trial with too few steps after its warm-up can't show a steady state, so nothing is said of it
+    unless `verbose`.
+    """
+    measured = [record for record in records if record.summary is not None]
+    unsettled: list[Record] = []
+    short: list[Record] = []
+    for record in measured:
+        assert record.summary is not None
+        if record.summary.window_steps < MIN_STEPS_TO_SETTLE and not record.summary.settled:
+            short.append(record)
+        elif record.summary.settled is False:
+            unsettled.append(record)
+    lines: list[str] = []
+    if unsettled:
+        lines.append(
+            f"{len(unsettled)} of {counted(len(measured), 'trial')} never reached a steady state:"
+            " their step times kept changing, so their means depend on how long they ran;"
+            " train longer (length), or start to measure later (warmup)"
+        )
+        if verbose:
+            lines += _label_lines(unsettled)
+    if short and verbose:
+        lines.append(
+            f"{len(short)} of {counted(len(measured), 'trial')} are too short to show a steady state:"
+            f" fewer than {MIN_STEPS_TO_SETTLE} steps after the warm-up"
+        )
+        lines += _label_lines(short)
+    return lines
+
+
+def _label_lines(records: Sequence[Record]) -> list[str]:
+    """Return a line for each trial with the label of its cell and its seed."""
+    lines: list[str] = []
+    for record in records:
+        lines.append(f"    {escape(record.trial.cell.label)} seed {record.trial.seed}")
+    return lines
+
+
+def _next_lines(sweep: Sweep, records: Sequence[Record], results: Results) -> list[str]:
+    """Return the commands to try next, each with what it shows, as lines of markup."""
+    name = shlex.quote(sweep.name)
+    seeds = shown_seeds(sweep, records)
+    seeds += [max(seeds) + number for number in range(1, MORE_SEEDS + 1)]
+    more = f"repeats={sweep.repeats + 1}"
+    if len(seeds) <= MOST_SEEDS:
+        more = f"seeds={','.join(map(str, seeds))}"
+    purposes = {
+        f"harness ui{results.flag}": "curves and comparisons in MLflow",
+        f"harness show {name} --phases{results.flag}": "where the time of a step goes",
+        f"harness run … --set {more}": "more trials; finished ones are not repeated",
+    }
+    width = max(len(command) for command in purposes)
+    lines: list[str] = []
+    for command, purpose in purposes.items():
+        heading = "" if lines else "next"
+        lines.append(f"{heading:{COMMAND_INDENT}}{escape(f'{command:{width}}')}  [dim]{purpose}[/]")
+    return lines

@@ -12,6 +12,8 @@ from math import atan2, degrees
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from harness.analysis.cells import group_by_cell
 from harness.core.paths import Results
 from harness.core.text import counted
@@ -299,3 +301,28 @@ def _draw_cells(axes: Axes, cells: Sequence[RooflineCell]) -> None:
 def _threads(cell: RooflineCell, machine: Machine) -> int | None:
     """Return the number of threads that the roofs of a cell were measured with, None on a GPU."""
     return None if machine.device == "cuda" else cell.cell.axes.num_threads
+
+
+def roofline_lines(
+    sweep: Sweep, records: Sequence[Record], results: Results, measured: Mapping[str, Machine]
+) -> list[str]:
+    """Return lines of markup that say how close to the roof cells came, and where the plot is.
+
+    `measured` are the measured machines by key. Without the one that the trials ran on, the line
+    names the command that measures it.
+    """
+    done = [record for record in records if record.status == "done"]
+    if not done:
+        return []
+    roofline = sweep_roofline(sweep, done, measured)
+    if roofline is None:
+        return ["[dim]harness peak measures this machine: MFU and a roofline for these cells[/]"]
+    if not roofline.cells:
+        return []
+    path = results.sweep_folder(sweep.name).roofline_path
+    line = f"roofline: {escape(describe_shares(roofline.cells))}; {escape(str(path))}"
+    omitted = len({record.trial.cell.id for record in done}) - len(roofline.cells)
+    if omitted:
+        cells_omitted = counted(omitted, "cell")
+        line += f" [dim](not placed: {cells_omitted}, whose traffic or roof is not known)[/]"
+    return [line]

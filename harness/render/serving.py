@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.markup import escape
+
 from harness.analysis.trial_table import TableColumn, TrialTable, Value
 from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.table import Table
+from harness.render.terminal.console import TerminalConsole
+from harness.render.terminal.table import show
 from harness.serving.record import COMPILED, EAGER, ExportedModel, TrialExport
 from harness.serving.summary import QUANTILES, ArmLatency, summarize_groups
 from harness.statistics.quantile import Quantile
@@ -193,3 +197,20 @@ def _columns() -> list[TableColumn]:
             name="first_call_ms", kind="number", unit="ms", meaning="time of the first call"
         ),
     ]
+
+
+def show_export(export: TrialExport, folder: str) -> None:
+    """Print the models in a trial's folder and their latencies."""
+    console = TerminalConsole()
+    recorded = export.recorded_metrics.get(export.target)
+    line = f"[bold]{escape(export.trial)}[/] step {export.step}"
+    if recorded is not None:
+        line += f", recorded {escape(export.target)} {recorded:.4f}"
+    console.print(line, soft_wrap=True)
+    for number, table in enumerate(export_tables(export)):
+        if number:
+            console.print()
+        show(console, table)
+    for note in notes(export):
+        console.print(escape(note), soft_wrap=True)
+    console.print(escape(f"files: {folder}"), soft_wrap=True)

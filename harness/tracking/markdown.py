@@ -13,7 +13,7 @@ from urllib.parse import quote
 from harness.analysis.compare import MetricRow
 from harness.analysis.sweep_result import SweepResult
 from harness.render import format as fmt
-from harness.render.findings import Finding, findings
+from harness.render.findings import WorkloadFinding, findings
 from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import ALPHA
 from harness.tracking.figures import board_path
@@ -62,7 +62,7 @@ def headline(result: SweepResult, run_id: str, max_length: int) -> str:
     return text
 
 
-def _answer(finding: Finding) -> str:
+def _answer(finding: WorkloadFinding) -> str:
     """Return which cell of a workload is fastest and whether that is certain, in a few words."""
     if finding.is_certain is None:
         return f"only {finding.winner} was measured"

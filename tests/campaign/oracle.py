@@ -44,7 +44,7 @@ COMPLAINTS = (
     "✗",
     "MLflow at ",
     "MLflow: ",
-    "MLflow has not got everything",
+    "MLflow is missing trials",
     "left out, because of",
 )
 

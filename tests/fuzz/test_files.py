@@ -28,8 +28,7 @@ from harness.records.files import read_rank_result, read_record, write_record
 from harness.records.running import read_failed_ranks
 from harness.records.seal import sealed_text
 from harness.records.store import read_recorded_spec
-from harness.render.parity import rule_lines
-from harness.render.terminal.parity import to_json
+from harness.render.parity import rule_lines, to_json
 from harness.slurm import submission
 from harness.spec.cluster import Profile
 from harness.tracking.contents import TrialOutline, trial_contents

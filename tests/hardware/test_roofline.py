@@ -26,10 +26,13 @@ from harness.interface.reporting import write_roofline
 from harness.launch.assemble import assemble
 from harness.records.environment import Gpu
 from harness.records.record import Ranks, Record
-from harness.render.results import result_table
-from harness.render.roofline import draw_roofline, roofline_cells, with_measured_peaks
-from harness.render.terminal.roofline import roofline_lines
-from harness.render.terminal.run import show_results
+from harness.render.results import result_table, show_results
+from harness.render.roofline import (
+    draw_roofline,
+    roofline_cells,
+    roofline_lines,
+    with_measured_peaks,
+)
 from harness.spec.validity import ValidityRules
 from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record, with_throughput
 from tests.support.sweeps import load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.analysis.sweep_result import SweepResult
-from harness.render.findings import Finding, findings
+from harness.render.findings import WorkloadFinding, findings
 from harness.spec.cell import Cell
 from tests.factories import make_cell
 from tests.support.results import make_result
@@ -12,7 +12,7 @@ REFERENCE = make_cell()
 OTHER = make_cell(precision="bf16")
 
 
-def finding(*speeds_by_cell: tuple[Cell, list[float]]) -> Finding:
+def finding(*speeds_by_cell: tuple[Cell, list[float]]) -> WorkloadFinding:
     """Return the finding on a workload of cells with these samples/s, one trial for each."""
     cells = [make_result(speeds, cell=cell) for cell, speeds in speeds_by_cell]
     result = SweepResult(name="demo", cells=cells)

@@ -14,8 +14,9 @@ from harness.interface.delivery import RunDelivery
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Interruption, Ranks, Record
 from harness.render.format import interruption_note
+from harness.render.results import show_results
 from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.run import RunView, show_results, trial_line
+from harness.render.terminal.run import RunView, trial_line
 from harness.spec.sweep import Sweep
 from harness.tracking.connect import StoreLocked
 from harness.tracking.tracker import Delivery

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.analysis.compare import MetricRow
 from harness.render import format as fmt
 from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
-from harness.render.html.rows import NO_BADGE, Bounds, Group, RatioScale, Scale
+from harness.render.html.rows import NO_BADGE, Bounds, RatioScale, RowGroup, Scale
 from harness.render.table import Styled
 from harness.statistics.attribution import Attribution, Effect
 from harness.statistics.interval import Interval
@@ -33,7 +33,7 @@ class Ratio:
     badge: Styled
 
 
-def speedups(report: Report) -> list[Group]:
+def speedups(report: Report) -> list[RowGroup]:
     """Return each cell's throughput against the reference of its workload.
 
     The reference itself has no row: it is the line at 1.
@@ -51,7 +51,7 @@ def speedups(report: Report) -> list[Group]:
     return groups
 
 
-def convergence(report: Report) -> list[Group]:
+def convergence(report: Report) -> list[RowGroup]:
     """Return each cell's steps to the goal against those of its reference, and what has none."""
     comparison = report.result.comparison
     if comparison is None or comparison.rules.goal is None:
@@ -71,7 +71,7 @@ def convergence(report: Report) -> list[Group]:
     return groups
 
 
-def against(report: Report) -> list[Group]:
+def against(report: Report) -> list[RowGroup]:
     """Return each cell's throughput against the sweep or baseline that it is compared with.
 
     Cells have their full labels, because the other side may differ in any axis.
@@ -105,7 +105,7 @@ def _ratio(label: str, row: MetricRow) -> Ratio:
     )
 
 
-def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> Group:
+def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> RowGroup:
     """Return ratios on one logarithmic scale, with a line at 1.
 
     On it, half and double are equally far from 1.
@@ -122,10 +122,12 @@ def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> Group:
             low, high = ratio.bounds
             text += f" ({fmt.bounds(low, high, RATIO_DIGITS)})"
         rows.append(scale.span(ratio.label, ratio.value, ratio.bounds, text, ratio.badge))
-    return Group(title=title, rows=rows, ticks=scale.ticks(), mark=scale.position(1.0), note=note)
+    return RowGroup(
+        title=title, rows=rows, ticks=scale.ticks(), mark=scale.position(1.0), note=note
+    )
 
 
-def contributions(report: Report) -> list[Group]:
+def contributions(report: Report) -> list[RowGroup]:
     """Return what each axis contributes, and what two axes contribute together.
 
     The two are groups of their own, because 1 means another thing: that an axis makes no
@@ -183,7 +185,7 @@ def _effect_ratio(label: str, effect: Effect, above: str, below: str) -> Ratio:
     return Ratio(label=label, value=effect.ratio, bounds=(effect.low, effect.high), badge=badge)
 
 
-def accuracy(report: Report) -> list[Group]:
+def accuracy(report: Report) -> list[RowGroup]:
     """Return each cell's target metric at the end, with verdicts against the reference.
 
     Cells that were never evaluated have no row.
@@ -201,7 +203,7 @@ def accuracy(report: Report) -> list[Group]:
 
 def _metric_group(
     report: Report, workload: str, evaluated: Sequence[tuple[ReportCell, Interval]]
-) -> Group:
+) -> RowGroup:
     """Return the cells of a workload and their means on one scale, with a line at the first."""
     means = []
     bounds: list[float] = []
@@ -219,7 +221,7 @@ def _metric_group(
     target_name = "target metric"
     if first_cell.result.target is not None:
         target_name = first_cell.result.target.name
-    return Group(
+    return RowGroup(
         title=workload,
         rows=rows,
         ticks=scale.ticks(),

@@ -26,10 +26,9 @@ from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
-from harness.render.findings import Finding, findings
-from harness.render.html import classes, extras, intervals, origin, plots, sections
+from harness.render.findings import WorkloadFinding, findings
+from harness.render.html import intervals, origin, plots, sections, tables
 from harness.render.html.report import FASTEST, Report, ReportCell
-from harness.render.html.steps import StepTimes, step_times
 from harness.render.preflight import norm_table
 from harness.render.roofline import describe_shares, draw_roofline, roofline_cells
 from harness.render.table import Table
@@ -158,8 +157,8 @@ def _describe_hardware(environment: Environment) -> str:
     return ", ".join(parts)
 
 
-def _findings(report: Report) -> list[Finding]:
-    """Return what there is to say about each workload, with the report's short names of cells."""
+def _findings(report: Report) -> list[WorkloadFinding]:
+    """Return the results of each workload in sentences, with the report's short names of cells."""
     return findings(report.result, report.name)
 
 
@@ -179,7 +178,7 @@ def _plots_by(
     return build
 
 
-def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
+def _steps(report: Report) -> list[tuple[str, list[plots.StepTimeDrawing]]]:
     """Return the step times of each workload's cells, by the workload's label.
 
     Cells without enough measured steps are left out.
@@ -188,7 +187,7 @@ def _steps(report: Report) -> list[tuple[str, list[StepTimes]]]:
     for workload, cells in report.shown.items():
         rows = []
         for cell in cells:
-            row = step_times(cell)
+            row = plots.step_times(cell)
             if row is not None:
                 rows.append(row)
         if rows:
@@ -305,7 +304,7 @@ SECTIONS = (
         id="classes",
         title="Classes",
         kind="classes",
-        build=classes.classes,
+        build=tables.classes,
         about="of the cell with the best target metric, on the test set. In the matrix, what is right is"
         " blue and a mistake orange; the darker, the larger its share of the row. Precision is of what"
         " was taken for a class, recall of what is one.",
@@ -415,8 +414,8 @@ SECTIONS = (
         id="parity",
         title="Parity",
         kind="tables",
-        build=extras.parity,
-        about="how alike the cells compute, each held against a reference, from the highest rung:"
+        build=tables.parity,
+        about="how alike the cells compute, each compared with a reference, from the highest rung:"
         " bitwise, n ULP, the fp64 rule, equivalent over seeds, different",
         needs="harness parity",
     ),
@@ -424,7 +423,7 @@ SECTIONS = (
         id="rates",
         title="Learning rates",
         kind="plots",
-        build=extras.rate_plots,
+        build=plots.rate_plots,
         about="the loss of a short training whose rate rises, smoothed, a line for each seed; the"
         " suggestions with their range over seeds",
         needs="harness find-lr SWEEP",
@@ -433,8 +432,8 @@ SECTIONS = (
         id="exports",
         title="Exported models",
         kind="tables",
-        build=extras.exports,
-        about="each held against eager mode over the whole test set; times of calls in turn, with 95%"
+        build=tables.exports,
+        about="each compared with eager mode over the whole test set; times of calls in turn, with 95%"
         " intervals from order statistics",
         needs="harness export TRIAL --to FORMAT",
     ),

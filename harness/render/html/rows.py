@@ -1,4 +1,4 @@
-"""Rows that HTML draws by itself: bars, intervals and shades.
+"""Rows that HTML draws without a plot: bars, intervals and shades.
 
 Positions and widths are in percent of the space that a row has, so that a row fits any screen.
 """
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A row with a bar that is made of parts, and a text beside it."""
+    """A row with a bar that is made of parts, and a text next to it."""
 
     label: str
     parts: Sequence[Part]
@@ -49,7 +49,7 @@ NO_BADGE = Styled("", "plain")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A row with a dot for a value, a line for its interval and a text beside them.
+    """A row with a dot for a value, a line for its interval and a text next to them.
 
     A value without an interval has a hollow dot.
     """
@@ -64,7 +64,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RowGroup:
     """Rows under one title."""
 
     title: str

@@ -1,7 +1,7 @@
 """The sections that show measurements: the matrix, phases, scaling, memory and energy.
 
 Each is built from the report's cells, by workload, and is empty without data. Throughput is that of
-the model of results; all else is a mean over a cell's done trials.
+the model of results; other numbers are means over a cell's done trials.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.chart import COLORS, INK
 from harness.render.html.report import Report, ReportCell
-from harness.render.html.rows import Bar, Group, Part, bars, shade
+from harness.render.html.rows import Bar, Part, RowGroup, bars, shade
 
 MAX_COLUMNS = 6  # of the matrix, where the axes allow it
 FULL_SHADE_RATIO = 1.2  # the least ratio with the full shade, so that mere noise stays pale
@@ -48,7 +48,7 @@ SCALING_TOP = 1.25  # the share of ideal scaling that a bar of full width stands
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class MatrixField:
     """One cell of the matrix."""
 
     text: str  # samples/s, or why there are none
@@ -57,22 +57,22 @@ class Field:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
+class CellMatrix:
     """The cells of one workload, by some axes across and the others down."""
 
     title: str
     columns: Sequence[str]
     # A heading and a field for each column; None where the sweep has no such cell.
-    rows: Sequence[tuple[str, Sequence[Field | None]]]
+    rows: Sequence[tuple[str, Sequence[MatrixField | None]]]
 
 
-def matrices(report: Report) -> list[Matrix]:
+def matrices(report: Report) -> list[CellMatrix]:
     """Return a matrix for each workload of which a cell was measured."""
     measured = filter(report.result.reference, report.shown)
     return [_matrix(report, workload) for workload in measured]
 
 
-def _matrix(report: Report, workload: str) -> Matrix:
+def _matrix(report: Report, workload: str) -> CellMatrix:
     """Return the matrix of a workload: the first axes go down, the last ones across.
 
     The strongest color is that of the largest ratio in the matrix.
@@ -85,7 +85,7 @@ def _matrix(report: Report, workload: str) -> Matrix:
     ratios = _ratios_to_reference(report, workload)
     largest = max(max(ratio, 1 / ratio) for ratio in ratios.values())
     full_shade_ratio = max(FULL_SHADE_RATIO, largest)
-    fields: dict[str, dict[str, Field]] = {}  # by heading, then by column
+    fields: dict[str, dict[str, MatrixField]] = {}  # by heading, then by column
     for cell in cells:
         heading = fmt.cell_name(cell.cell, down) or workload
         column = fmt.cell_name(cell.cell, across)
@@ -94,7 +94,7 @@ def _matrix(report: Report, workload: str) -> Matrix:
     rows = []
     for heading, by_column in fields.items():
         rows.append((heading, [by_column.get(column) for column in columns]))
-    return Matrix(title=workload, columns=columns, rows=rows)
+    return CellMatrix(title=workload, columns=columns, rows=rows)
 
 
 def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
@@ -112,11 +112,11 @@ def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
     return ratios
 
 
-def _field(cell: ReportCell, ratio: float | None, full_shade_ratio: float) -> Field:
+def _field(cell: ReportCell, ratio: float | None, full_shade_ratio: float) -> MatrixField:
     """Return a cell's field; `ratio` is to the reference, None where it was not measured."""
     if ratio is None or cell.result.throughput is None:
-        return Field(text=cell.why_unmeasured, ratio="", color=WHITE)
-    return Field(
+        return MatrixField(text=cell.why_unmeasured, ratio="", color=WHITE)
+    return MatrixField(
         text=fmt.samples_per_second(cell.result.throughput.mean),
         ratio=fmt.ratio(ratio, digits=2),
         color=shade(ratio, full_shade_ratio),
@@ -135,10 +135,10 @@ def _axes_across(cells: Sequence[ReportCell], axes: Sequence[str]) -> Sequence[s
     return axes[-1:]
 
 
-def step_phases(report: Report) -> list[Group]:
+def step_phases(report: Report) -> list[RowGroup]:
     """Return the shares of a step's phases, over the ranks and the measured steps.
 
-    The text beside a bar names the shares that are not compute.
+    The text next to a bar names the shares that are not compute.
     """
 
     def read(record: Record) -> Mapping[str, float]:
@@ -152,7 +152,7 @@ def step_phases(report: Report) -> list[Group]:
     return _stacked(report, STEP_COLORS, read, describe)
 
 
-def trial_phases(report: Report) -> list[Group]:
+def trial_phases(report: Report) -> list[RowGroup]:
     """Return the seconds of a trial's phases, from its start to its record.
 
     Bars are of different lengths, the longest trial of the workload taking all the space.
@@ -169,11 +169,11 @@ def _stacked(
     colors: Mapping[str, str],
     read: Callable[[Record], Mapping[str, float]],
     describe: Callable[[Mapping[str, float]], str],
-) -> list[Group]:
+) -> list[RowGroup]:
     """Return a bar for each cell that is made of its phases, in the mean over its trials.
 
     `colors` are those of the known phases in their order; a phase that is not among them comes
-    last. `read` returns a trial's phases, `describe` the text beside a bar.
+    last. `read` returns a trial's phases, `describe` the text next to a bar.
     """
     groups = []
     for workload, cells in report.shown.items():
@@ -190,7 +190,7 @@ def _stacked(
         for name, mean in means.items():
             parts = _parts(mean, looks, longest)
             rows.append(Bar(label=name, parts=parts, text=describe(mean)))
-        groups.append(Group(title=workload, rows=rows, legend=list(looks.values())))
+        groups.append(RowGroup(title=workload, rows=rows, legend=list(looks.values())))
     return groups
 
 
@@ -238,7 +238,7 @@ def _mean_phases(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {phase: total / count for phase, total in sums.items() if total > 0}
 
 
-def scaling(report: Report) -> list[Group]:
+def scaling(report: Report) -> list[RowGroup]:
     """Return throughput on more ranks, as a share of ideal scaling from the fewest ranks.
 
     Ideal is in proportion to the ranks, at the same global batch size. The strategy may differ,
@@ -259,7 +259,7 @@ def scaling(report: Report) -> list[Group]:
                     rows.append(row)
         if rows:
             note = "the line is ideal scaling"
-            groups.append(Group(title=workload, rows=rows, mark=100 / SCALING_TOP, note=note))
+            groups.append(RowGroup(title=workload, rows=rows, mark=100 / SCALING_TOP, note=note))
     return groups
 
 
@@ -305,7 +305,7 @@ def _fewest_ranks(cells: Sequence[ReportCell]) -> dict[str, ReportCell]:
     return bases
 
 
-def stopping(report: Report) -> list[Group]:
+def stopping(report: Report) -> list[RowGroup]:
     """Return the epochs that trials with a rule for stopping trained, in the mean over a cell.
 
     A bar is cut where the best evaluation was.
@@ -322,7 +322,7 @@ def stopping(report: Report) -> list[Group]:
         longest = max(summary.epochs for summary in summaries.values())
         rows = [_epochs_bar(name, summary, longest) for name, summary in summaries.items()]
         legend = [(COLORS[0], "until the best evaluation"), (COLORS[6], "after it")]
-        groups.append(Group(title=workload, rows=rows, legend=legend))
+        groups.append(RowGroup(title=workload, rows=rows, legend=legend))
     return groups
 
 
@@ -337,7 +337,7 @@ def _epochs_bar(name: str, summary: StopSummary, longest: float) -> Bar:
     return Bar(label=name, parts=parts, text=text)
 
 
-def memory(report: Report) -> list[Group]:
+def memory(report: Report) -> list[RowGroup]:
     """Return the most memory that training took at a rank, in MiB."""
     return _measured(report, _peak_mib, lambda value: f"{value:,.0f} MiB")
 
@@ -351,14 +351,14 @@ def _peak_mib(record: Record) -> float | None:
     return None if size is None else size / MIB
 
 
-def energy(report: Report) -> list[Group]:
+def energy(report: Report) -> list[RowGroup]:
     """Return the energy of all ranks' GPUs for one sample, in joules."""
     return _measured(report, joules_per_sample, lambda value: f"{value:.3g} J")
 
 
 def _measured(
     report: Report, read: Callable[[Record], float | None], describe: Callable[[float], str]
-) -> list[Group]:
+) -> list[RowGroup]:
     """Return a bar for each cell that has a number, in the mean over its trials.
 
     `read` returns the number from a record, `describe` its text with the unit.
@@ -371,5 +371,5 @@ def _measured(
             if mean is not None:
                 values.append((cell.name, mean, describe(mean)))
         if values:
-            groups.append(Group(title=workload, rows=bars(values)))
+            groups.append(RowGroup(title=workload, rows=bars(values)))
     return groups

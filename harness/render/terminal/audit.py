@@ -14,8 +14,8 @@ from harness.core.text import counted
 from harness.gate.tax import Tax
 from harness.render import parity as texts
 from harness.render.format import MISSING
+from harness.render.parity import to_json as parity_to_json
 from harness.render.table import Content, Look, Styled, Table
-from harness.render.terminal.parity import to_json as parity_to_json
 from harness.render.terminal.table import show as show_table
 from harness.reproduce.audit import turned
 from harness.spec.cell import Cell

@@ -1,7 +1,7 @@
 """Shows `harness axes`: what a sweep can vary.
 
 All that is shown comes from the declarations in `harness.spec.axes` and from the classes of axes that
-packages declare, so that the list is complete by itself when an axis is added.
+packages declare, so that a new axis is in the list without a change here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LOOKS: Mapping[str, Look] = {"bad": "worse", "good": "better", "skip": "open"}  
 class Progress:
     """Shows a bisection on stderr while it runs, so that stdout has nothing but its result.
 
-    It is the listener of `harness.gate.bisect`. What is going on now is beside a spinner, and what
+    It is the listener of `harness.gate.bisect`. What is going on now is next to a spinner, and what
     is known already in lines above it, which stay.
     """
 

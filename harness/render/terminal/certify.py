@@ -81,8 +81,8 @@ def summary_lines(certificate: Certificate) -> list[str]:
 def conclusion(certificate: Certificate) -> str:
     """Return what the exit code says.
 
-    The interval of the rate of false alarms lies below the limit, around it or above it. Around it
-    the certificate holds, as nothing speaks against it, but more comparisons are worth their time.
+    The interval of the rate of false alarms is below the limit, contains it, or is above it. If it contains
+    the limit, the certificate holds, and more comparisons would narrow the interval.
     """
     _, upper_bound = certificate.false_alarm_interval
     if upper_bound <= MAX_FALSE_ALARMS:

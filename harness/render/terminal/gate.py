@@ -268,7 +268,7 @@ def _describe_whole_turns(paired: PairedResult, revision: str) -> str:
     change = abs((paired.whole_ratio or 1) - 1)
     return (
         f"trains {change:.1%} slower as a whole than {revision} ({_sizes(paired)}),"
-        " which its usual steps don't show: some steps take far longer, or time passes beside them"
+        " which its usual steps don't show: some steps take far longer, or time passes between them"
     )
 
 

@@ -1,7 +1,7 @@
 """Shows `harness logs`: what a rank of a trial wrote, or what started the ranks.
 
 It works while the trial runs and after it, for local trials as for those of jobs, because all logs
-lie in the folder of the trial. They are printed as they are, without markup, so that the output can
+are in the folder of the trial. They are printed as they are, without markup, so that the output can
 be piped. On a terminal, control characters show as symbols.
 """
 

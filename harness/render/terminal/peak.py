@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DIRECTIONS = {"memory": "memory copy", "to-device": "host to GPU", "from-device": "GPU to host"}
 GIGA = 1e9
 MICROSECONDS = 1e6  # in a second
-CACHE_COLOR = "#666666"  # of the text beside the line
+CACHE_COLOR = "#666666"  # of the text next to the line
 CACHE_LINE_COLOR = "#888888"
 MAX_LEVEL_TICKS = 4  # of more ticks, the labels are slanted
 LEGEND_ROOM = 0.35  # of a panel's height on the log scale, added above the points

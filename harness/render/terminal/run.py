@@ -6,49 +6,32 @@ sweep.
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from harness.analysis.cells import shown_seeds
-from harness.analysis.stopping import summarize_stops
-from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import one_line
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
-from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.record import Record, Status, Summary
+from harness.records.record import Record, Summary
 from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
-from harness.render.findings import mixture_sentences
 from harness.render.format import (
     duration,
     interruption_note,
     nondeterminism_notes,
-    stop_counts,
     stop_note,
 )
-from harness.render.results import marks_legend, result_table
-from harness.render.roofline import with_measured_peaks
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.plan import conflict_lines
-from harness.render.terminal.roofline import roofline_lines
-from harness.render.terminal.table import show as show_table
-from harness.render.terminal.verdicts import show_verdicts
 from harness.spec.cell import Trial
 from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
-MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
-MOST_SEEDS = 12  # that a suggestion lists; of a sweep with more, it is a further repeat
-COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 
 
 class RunView:
@@ -201,63 +184,8 @@ class RunView:
         self.console.print(text, soft_wrap=True)
 
 
-def show_results(
-    sweep: Sweep,
-    records: Sequence[Record],
-    results: Results,
-    *,
-    trouble: str | None = None,
-    verbose: bool = False,
-) -> None:
-    """Print the table of a sweep's results, its verdicts, what to beware of, and what to do next.
-
-    `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
-    steady state, and the labels of those that never reached one.
-    """
-    console = TerminalConsole()
-    records, peaks = with_measured_peaks(records, results)
-    result = SweepResult.of_records(sweep, records)
-    show_table(console, result_table(sweep, result))
-    folder = escape(str(results.sweep_folder(sweep.name).path))
-    has_intervals = max(Counter(_cells_of_trials(sweep, records)).values()) > 1
-    means = "means over trials ± 95% interval" if has_intervals else "means over trials"
-    lines = [
-        f"\n{marks_legend(sweep)}{means}. Records: {folder}",
-        *_stop_lines(records),
-        *roofline_lines(sweep, records, results, peaks),
-    ]
-    _print_lines(console, lines + _earlier_lines(sweep, records))
-    if has_intervals:
-        show_verdicts(console, result)
-    _show_parity(console, sweep, records, results)
-    remarks = _status_lines(records)
-    remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
-    remarks += _steady_state_lines(records, verbose=verbose)
-    if trouble:
-        command = escape(f"harness collect {shlex.quote(sweep.name)}{results.flag}")
-        remarks.append(f"[yellow]MLflow has not got everything[/]; deliver it later: {command}")
-    _print_lines(console, remarks + _next_lines(sweep, records, results))
-
-
-def _show_parity(
-    console: Console, sweep: Sweep, records: Sequence[Record], results: Results
-) -> None:
-    """Print how alike the cells compute, if `harness parity` has measured it."""
-    from harness.analysis.parity import read_parity, with_seeds
-    from harness.analysis.result import aggregate
-
-    parity = read_parity(results.sweep_folder(sweep.name))
-    if parity is None:
-        return
-    # Only now, because it loads torch, which takes as long as many a sweep.
-    from harness.render.terminal.parity import show_parity
-
-    console.print()
-    show_parity(console, with_seeds(parity, aggregate(records)))
-
-
 def left_out_lines(recorded: RecordedSweep) -> list[str]:
-    """Return what to print about records that are left out of all that is shown beside.
+    """Return the lines on records that are left out of the results.
 
     Those that can't be read are named by their errors, those of other code by their cells.
     """
@@ -290,132 +218,6 @@ def other_code_lines(sweep: Sweep, other_code: Sequence[OtherCode]) -> list[str]
             f"{cell.label}: {trials} of other code left out ({changed});"
             f" harness compare {other.cell.id} {cell.id}"
         )
-    return lines
-
-
-def _cells_of_trials(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """Return the cell's id of every trial that the sweep asks for or that has a record."""
-    cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
-    for record in records:
-        cells_by_trial[record.trial.id] = record.trial.cell.id
-    return list(cells_by_trial.values())
-
-
-def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """Return which of the trials the last command asked for, if earlier ones have left others."""
-    asked_for = {trial.id for trial in sweep.trials()}
-    earlier = [record.trial for record in records if record.trial.id not in asked_for]
-    if not earlier:
-        return []
-    latest = [record.trial for record in records if record.trial.id in asked_for]
-    return [
-        f"{counted(len(records), 'trial')}: {len(latest)} of the last command ({_seeds(latest)}),"
-        f" {len(earlier)} of earlier ones ({_seeds(earlier)})"
-    ]
-
-
-def _stop_lines(records: Sequence[Record]) -> list[str]:
-    """Return how to read trials of different lengths, if a rule for stopping has made some."""
-    summary = summarize_stops(record for record in records if record.status == "done")
-    if summary is None:
-        return []
-    return [
-        f"Ended: {stop_counts(summary)}. Throughput is that of steady steps, however many there"
-        " were; metrics are those of the parameters that each trial ended with."
-    ]
-
-
-def _seeds(trials: Sequence[Trial]) -> str:
-    """Return the seeds of trials, and their repeats if there are any besides the first."""
-    seeds = ",".join(str(seed) for seed in sorted({trial.seed for trial in trials}))
-    repeats = sorted({trial.repeat for trial in trials})
-    text = f"seeds={seeds or 'none'}"
-    if repeats not in ([], [0]):
-        text += f", repeats {','.join(map(str, repeats))}"
-    return text
-
-
-def _print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print lines of markup."""
-    for line in lines:
-        console.print(line, soft_wrap=True)
-
-
-def _status_lines(records: Sequence[Record]) -> list[str]:
-    """Return a line for each status that calls for another run, with the number of its trials."""
-    remarks: dict[Status, str] = {
-        "failed": "[red]{} failed[/]; run or submit the sweep again to retry them",
-        "interrupted": "[yellow]{} interrupted[/]; run or submit the sweep again to resume them",
-        "invalid": "[magenta]{} invalid[/], left out of all means;"
-        " run or submit the sweep again to repeat them",
-    }
-    counts = Counter(record.status for record in records)
-    lines: list[str] = []
-    for status, remark in remarks.items():
-        if counts[status]:
-            lines.append(remark.format(counts[status]))
-    return lines
-
-
-def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
-    """Return what to know about trials whose step times never settled, once for all of them.
-
-    A trial with too few steps after its warm-up can't show a steady state, so nothing is said of it
-    unless `verbose`.
-    """
-    measured = [record for record in records if record.summary is not None]
-    unsettled: list[Record] = []
-    short: list[Record] = []
-    for record in measured:
-        assert record.summary is not None
-        if record.summary.window_steps < MIN_STEPS_TO_SETTLE and not record.summary.settled:
-            short.append(record)
-        elif record.summary.settled is False:
-            unsettled.append(record)
-    lines: list[str] = []
-    if unsettled:
-        lines.append(
-            f"{len(unsettled)} of {counted(len(measured), 'trial')} never reached a steady state:"
-            " their step times kept changing, so their means depend on how long they ran;"
-            " train longer (length), or start to measure later (warmup)"
-        )
-        if verbose:
-            lines += _label_lines(unsettled)
-    if short and verbose:
-        lines.append(
-            f"{len(short)} of {counted(len(measured), 'trial')} are too short to show a steady state:"
-            f" fewer than {MIN_STEPS_TO_SETTLE} steps after the warm-up"
-        )
-        lines += _label_lines(short)
-    return lines
-
-
-def _label_lines(records: Sequence[Record]) -> list[str]:
-    """Return a line for each trial with the label of its cell and its seed."""
-    lines: list[str] = []
-    for record in records:
-        lines.append(f"    {escape(record.trial.cell.label)} seed {record.trial.seed}")
-    return lines
-
-
-def _next_lines(sweep: Sweep, records: Sequence[Record], results: Results) -> list[str]:
-    """Return the commands to try next, each with what it shows, as lines of markup."""
-    name = shlex.quote(sweep.name)
-    seeds = shown_seeds(sweep, records)
-    seeds += [max(seeds) + number for number in range(1, MORE_SEEDS + 1)]
-    more = f"repeats={sweep.repeats + 1}"
-    if len(seeds) <= MOST_SEEDS:
-        more = f"seeds={','.join(map(str, seeds))}"
-    purposes = {
-        f"harness ui{results.flag}": "curves and comparisons in MLflow",
-        f"harness show {name} --phases{results.flag}": "where the time of a step goes",
-        f"harness run … --set {more}": "more trials; finished ones are not repeated",
-    }
-    width = max(len(command) for command in purposes)
-    lines: list[str] = []
-    for command, purpose in purposes.items():
-        heading = "" if lines else "next"
-        lines.append(f"{heading:{COMMAND_INDENT}}{escape(f'{command:{width}}')}  [dim]{purpose}[/]")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Shows `harness results`: what sweeps take on the disk, and what is to be removed."""
+"""Shows `harness results`: the disk space of sweeps, and what a command removes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _age(seconds: float) -> str:
 
 
 def show_removals(removals: Sequence[Removal], *, is_dry_run: bool) -> None:
-    """Print what is to be removed, a line each with its size and the reason, and the total."""
+    """Print what is removed, a line each with its size and the reason, and the total."""
     verb = "would remove" if is_dry_run else "remove"
     for removal in removals:
         print(f"{verb} {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")

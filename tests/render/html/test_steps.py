@@ -10,8 +10,8 @@ from harness.analysis.result import aggregate
 from harness.measure.summary import summarize
 from harness.records.record import Ranks, Record
 from harness.records.series import Series
+from harness.render.html.plots import step_times
 from harness.render.html.report import ReportCell
-from harness.render.html.steps import step_times
 from tests.factories import make_cell, make_record
 
 

@@ -1,4 +1,4 @@
-"""The section that shows classes: precision, recall and F1 of each, and what is taken for what."""
+"""The sections that are tables: classes, parity and exported models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.records.record import Confusions
 from harness.render import format as fmt
+from harness.render import parity as parity_texts
+from harness.render import serving
 from harness.render.confusions import draw_confusions
 from harness.render.html.plots import svg
 from harness.render.html.report import Report, ReportCell
-from harness.render.table import Table
+from harness.render.table import Table, TableGroup
 
 MOST_CLASSES = 20  # that are listed: of more, those with the lowest F1
 MOST_MISTAKES = 20  # that are listed where there are more classes
@@ -106,3 +108,32 @@ def _mistake_table(mistakes: Sequence[Mistake]) -> Table:
     for mistake in mistakes:
         table.add_row(mistake.label, mistake.predicted, str(mistake.count))
     return table
+
+
+def parity(report: Report) -> list[TableGroup]:
+    """Return the cells that are compared with each reference, as `harness parity` measured them."""
+    if report.parity is None:
+        return []
+    groups = []
+    for reference in report.parity.references:
+        groups.append(
+            TableGroup(
+                title=f"against {reference.cell.label}",
+                about=parity_texts.reference_line(reference),
+                tables=[parity_texts.parity_table(report.parity, reference)],
+            )
+        )
+    return groups
+
+
+def exports(report: Report) -> list[TableGroup]:
+    """Return the models and the latencies of each trial that was exported."""
+    groups = []
+    for export in report.exports:
+        hardware = export.hardware.cpu
+        if export.device == "cuda" and export.hardware.gpus:
+            hardware = export.hardware.gpus[0].name
+        notes = [*serving.notes(export), f"on {hardware}"]
+        tables = serving.export_tables(export)
+        groups.append(TableGroup(title=export.trial, tables=tables, notes=notes))
+    return groups
