@@ -1,4 +1,4 @@
-"""The A/A certificate of a machine: how often identical code was told apart on it.
+"""The A/A certificate of a machine: how often it took identical code for different.
 
 A gate compares two versions of the code. If it compares a version with itself, every "faster" or
 "slower" is a false alarm. `harness certify` makes many such comparisons and records them in
@@ -45,7 +45,7 @@ FALSE_ALARMS = ("faster", "slower")  # the verdicts that are wrong about identic
 
 @dataclass(frozen=True, kw_only=True)
 class CertifySettings:
-    """What all comparisons of a certificate have in common."""
+    """The settings that all comparisons of a certificate share."""
 
     cell: str  # the cell's id
     label: str  # the cell's label
@@ -88,7 +88,7 @@ class Certificate:
 
     @property
     def false_alarms(self) -> int:
-        """The number of comparisons that told identical code apart."""
+        """The number of comparisons that took identical code for different."""
         return sum(comparison.verdict in FALSE_ALARMS for comparison in self.comparisons)
 
     @property

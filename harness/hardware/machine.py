@@ -93,7 +93,7 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce:
+class TimedAllReduce:
     """A sum in fp32 over all ranks. A call takes as long as at the slowest rank."""
 
     bytes: Ordinal  # at each rank
@@ -128,7 +128,7 @@ class Machine:
     cache_bytes: int | None  # of all last-level caches; None on a GPU and where unknown
     matmuls: Sequence[Matmul]
     copies: Sequence[Copy]
-    all_reduces: Sequence[AllReduce]
+    all_reduces: Sequence[TimedAllReduce]
     settings: TorchSettings | None = None  # of the process that measured
 
     @property
@@ -205,7 +205,7 @@ def write(folder: Path, machine: Machine) -> Path:
 def read(path: Path) -> Machine:
     """Return a record; raises BadInput if it is none, incomplete, or of another schema."""
     machine = decode_file(Machine, path, MACHINE_FORMAT)
-    measurements: list[Matmul | Copy | AllReduce] = [
+    measurements: list[Matmul | Copy | TimedAllReduce] = [
         *machine.matmuls,
         *machine.copies,
         *machine.all_reduces,

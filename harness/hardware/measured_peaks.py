@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder, write_atomically
-from harness.hardware.machine import AllReduce, Copy, Layout, Machine, Matmul, Timing
+from harness.hardware.machine import Copy, Layout, Machine, Matmul, TimedAllReduce, Timing
 from harness.records import environment
 from harness.records.decode import FileFormat, decode_file
 from harness.training.ranks import Ranks, all_reduce_min, choose_device, process_group
@@ -63,7 +63,7 @@ REQUEST_FORMAT = FileFormat(name="request for peaks")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `trial.json` requests."""
+    """The content of `trial.json`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     quick: bool = False  # few sizes and few repeats, for rough figures in seconds
@@ -137,7 +137,7 @@ class PeakMeasurements:
     on_progress: Callable[[str], None]  # gets what is being measured
     matmuls: list[Matmul] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
-    all_reduces: list[AllReduce] = field(default_factory=list)
+    all_reduces: list[TimedAllReduce] = field(default_factory=list)
 
     def run(self) -> None:
         """Measure everything."""
@@ -246,10 +246,10 @@ class PeakMeasurements:
                 )
             values.zero_()  # sums of sums would overflow
             timing = self._repeat(self._all_reduce_run(values))
-            self.all_reduces.append(AllReduce(bytes=size, ranks=world_size, timing=timing))
+            self.all_reduces.append(TimedAllReduce(bytes=size, ranks=world_size, timing=timing))
 
     def _all_reduce_run(self, values: torch.Tensor) -> Run:
-        """Return what times all-reduces of `values`, with the same result at all ranks.
+        """Return a function that times all-reduces of `values`, with the same result at all ranks.
 
         All ranks begin together and get the time of the slowest, so that all of them decide alike
         how many calls to make next.
@@ -303,7 +303,7 @@ def _more_calls(calls: int, seconds: float, min_seconds: float) -> int:
 
 
 def runner(call: Callable[[], object], device: torch.device) -> Run:
-    """Return what times repeated calls: by events on a GPU, by the monotonic clock elsewhere."""
+    """Return a function that times repeated calls: by events on a GPU, by the monotonic clock elsewhere."""
 
     def run_on_host(calls: int) -> float:
         began = time.perf_counter()

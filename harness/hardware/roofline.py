@@ -1,4 +1,4 @@
-"""Compares a trial with what its machine can do: model FLOPs utilization and the roofline.
+"""Compares a trial with the peaks of its machine: model FLOPs utilization and the roofline.
 
 MFU (Chowdhery et al. 2022, PaLM, appendix B) is the FLOPs that the model's derivation asks for,
 divided by those that the hardware could have done in the same time. What is computed twice, as with
@@ -56,7 +56,7 @@ class RooflinePoint:
 
 
 class Roofs(NamedTuple):
-    """What one rank could have reached; None where it was not measured."""
+    """The limits of one rank; None where they were not measured."""
 
     peak: float | None  # FLOP/s
     bandwidth: float | None  # bytes/s of main memory

@@ -1,1 +1,1 @@
-"""Measures what a step takes: time, memory, energy, memory traffic and what disturbs it."""
+"""Measures the costs of a step: time, memory, energy, memory traffic; and disturbances."""

@@ -39,7 +39,7 @@ STEP_END = -1
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class SegmentTimes:
     """The durations of the steps of a segment and of their phases, in seconds.
 
     A step lasts from the end of the step before (the first: from the start of the segment) to its
@@ -97,7 +97,7 @@ class StepClock(ABC):
         yield
         self.enter(Phase.data_wait if interrupted == STEP_END else Phase(interrupted))
 
-    def stop(self) -> StepTimes:
+    def stop(self) -> SegmentTimes:
         """End the segment, wait for the device, and return the times of the segment's steps."""
         self.running = False
         self._wait_for_device()
@@ -110,7 +110,7 @@ class StepClock(ABC):
         # A step may enter a phase several times. `np.add.at` adds all its parts, where an
         # assignment by index would keep only the last.
         np.add.at(phases, (phase, step_index), seconds)
-        return StepTimes(
+        return SegmentTimes(
             steps=phases.sum(axis=0),
             phases={Phase(code).name: phases[code] for code in np.unique(phase).tolist()},
         )

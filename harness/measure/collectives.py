@@ -1,4 +1,4 @@
-"""Counts what a rank communicates in a step; nothing is timed.
+"""Counts the collectives of a rank in a step; nothing is timed.
 
 All collectives of torch, those of DDP's C++ and of DTensor included, are operators of two
 namespaces, which a dispatch mode sees.
@@ -80,7 +80,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [value for value in leaves(args) if isinstance(value, Tensor)]
         if not tensors:
             return
-        # Of a gather, the result is the whole; of a scatter, what goes in; and nothing is larger.
+        # The largest is the whole: the result of a gather, the input of a scatter.
         size = max(_total_bytes(part) for part in (*args, result))
         dtype = DTYPES.get(tensors[0].dtype, str(tensors[0].dtype).removeprefix("torch."))
         kind = (operation, dtype, _group_size(args))
@@ -88,7 +88,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _wait_for(result)
 
     def collectives(self) -> list[Collective]:
-        """Return what was counted, the kinds with the most bytes first."""
+        """Return the counts, the kinds with the most bytes first."""
         counted = []
         for (operation, dtype, ranks), sizes in self._sizes.items():
             counted.append(
@@ -132,7 +132,7 @@ def _wait_for(result: Any) -> None:
 
 
 def count_collectives(step: Callable[[], object]) -> list[Collective]:
-    """Return what this rank communicates in `step`; every rank must call this."""
+    """Return the collectives of this rank in `step`; every rank must call this."""
     counter = CollectiveCounter()
     with counter:
         step()

@@ -1,4 +1,4 @@
-"""FSDP2's collectives, and what tells the step clock that ranks communicate."""
+"""FSDP2's collectives, and the marks of communication for the step clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_
 
 
 def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
-    """Count what is left of a DDP backward as communication once this rank's gradients are done.
+    """Count the rest of a DDP backward as communication once this rank's gradients are done.
 
     Autograd runs its final callbacks in the order in which they were queued. The gradient of the
     loss itself is the first to be computed, so a callback that is queued there runs before DDP's

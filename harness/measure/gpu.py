@@ -20,7 +20,7 @@ THROTTLING = {
 
 
 class NvmlGpu:
-    """A GPU as pynvml shows it. What it does not report is absent or None; other problems raise."""
+    """A GPU, read by pynvml. Unsupported readings are absent or None; other problems raise."""
 
     def __init__(self, uuid: str) -> None:
         """Open the GPU with CUDA's `uuid`, which has no prefix.

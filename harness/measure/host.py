@@ -22,7 +22,7 @@ PROC_STAT_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq"
 
 @dataclass(frozen=True)
 class Counters:
-    """Seconds that accumulate. The difference of two is what was spent in between; NaN if unread."""
+    """Accumulated seconds, NaN if unread. The difference of two is the time in between."""
 
     wall: float = 0.0
     total: float = 0.0  # of all cores together
@@ -53,7 +53,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class CoreUse:
-    """What threads of a rank had of the cores so far, and what they had to wait for.
+    """The CPU time of a rank's threads so far, and how long they waited for a core.
 
     It is read where no training is timed, since it takes a file for each thread.
     """
@@ -65,7 +65,7 @@ class CoreUse:
 
 
 class CoreUseTotals:
-    """Adds up what was spent between pairs of readings."""
+    """Adds up the differences between pairs of readings."""
 
     def __init__(self) -> None:
         self.wall = 0.0
@@ -74,7 +74,7 @@ class CoreUseTotals:
         self.waited: dict[int, float] = {}  # by thread
 
     def add(self, before: CoreUse, after: CoreUse) -> None:
-        """Add what was spent between two readings; what has ended in between is left out."""
+        """Add the difference of two readings, without threads that have ended in between."""
         self.wall += after.wall - before.wall
         self.host += after.host - before.host
         for process, seconds in after.cpu.items():
@@ -150,7 +150,7 @@ class ThisHost:
         )
 
     def core_use(self) -> CoreUse:
-        """Return what /proc says of this process's threads and children."""
+        """Read the CPU use of this process's threads and children from /proc."""
         waited: dict[int, float] = {}
         cpu = {os.getpid(): time.process_time()}
         for thread in (self.proc / "self/task").iterdir():
@@ -162,7 +162,7 @@ class ThisHost:
                 for child in (thread / "children").read_text(encoding="ascii").split():
                     cpu[int(child)] = self._cpu_seconds(int(child))
         counters = self.counters()
-        # What runs on other cores, such as a trial in another lane, takes no core from this one.
+        # Work on other cores, such as a trial in another lane, does not slow this one.
         host = self._busy_seconds_of_cores() if self.cores else counters.busy
         return CoreUse(wall=counters.wall, host=host, waited=waited, cpu=cpu)
 

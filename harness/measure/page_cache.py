@@ -33,7 +33,7 @@ class PageCacheWatch:
         self._before = cached_bytes(files)
 
     def read(self) -> PageCache:
-        """Return what was noted."""
+        """Return the two measurements."""
         return PageCache(
             files=len(self._files),
             bytes=_total_bytes(self._files),
@@ -76,7 +76,7 @@ def _total_bytes(files: Iterable[Path]) -> int:
 
 
 def _drop(path: Path) -> None:
-    """Have the system forget a file, which keeps what a process has mapped and touched."""
+    """Drop a file from the page cache, except for pages that a process has mapped and touched."""
     if not hasattr(os, "posix_fadvise"):
         return
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Computes a trial's figures from what its ranks left; pure functions."""
+"""Computes a trial's figures from the results of its ranks; pure functions."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -
 
 
 def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
-    """Return the window of a trial, given what its ranks left.
+    """Return the window of a trial, given the results of its ranks.
 
     A step takes as long as at its slowest rank. Steps that were fingerprinted are never in the
     window, and whether the others are does not depend on them.

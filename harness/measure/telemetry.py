@@ -60,7 +60,7 @@ def joules_between(before: int, after: int, seconds: float) -> float | None:
 
 
 class Sample(NamedTuple):
-    """What the thread read at one time."""
+    """The readings of one moment."""
 
     at: float  # seconds since the epoch
     readings: dict[str, float]
@@ -267,7 +267,7 @@ class TelemetrySampler:
 def telemetry_for(
     device: torch.device, *, warmup: int, cores: Sequence[int] = ()
 ) -> TelemetrySampler:
-    """Return the telemetry of `device` and this host; without NVML the report says why.
+    """Return the telemetry of `device` and this host; without NVML its report has the reason.
 
     `cores` are those that the trial has for itself, none if it has the whole host.
     """

@@ -72,7 +72,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator and add what it moves."""
+        """Run an operator and add the bytes that it moves."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.bytes += bytes_moved(func, args, kwargs, result)
@@ -138,7 +138,7 @@ def size_of(values: Iterable[Any]) -> int:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield what is in nested lists and tuples, as arguments and results of operators are."""
+    """Yield the values in nested lists and tuples, as operators take and return them."""
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves(item)

@@ -1,4 +1,4 @@
-"""What a rank runs: the one training loop, and what the axes do to it.
+"""The program of a rank: the one training loop, and the effects of the axes on it.
 
 A rank's process starts in `worker`. `build` makes all that a trial trains with, as its axes say;
 what the ranks share is decided by a strategy in `strategies`, over the arrangement of ranks in

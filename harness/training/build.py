@@ -1,4 +1,4 @@
-"""Builds all that a trial trains with, from what its axes say.
+"""Builds all parts of a trial, from its axes.
 
 This is the one place where axes, workload, strategy and device come together. It reads from top to
 bottom in the order in which things happen, since that order decides who draws which random numbers.
@@ -53,7 +53,7 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialParts:
-    """What one rank of a trial trains with.
+    """All parts that one rank of a trial trains with.
 
     The parts change while a trial trains; which parts it has does not.
     """

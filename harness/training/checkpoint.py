@@ -36,7 +36,7 @@ from harness.records.record import Interruption
 from harness.training.manifest import (
     STATE_FILE,
     WEIGHTS_FILE,
-    Origin,
+    CheckpointOrigin,
     checkpoint_name,
     find_fault,
     seal,
@@ -62,7 +62,7 @@ class Checkpointer:
     schedules: Sequence[LRScheduler | None]  # of each optimizer; None for a constant learning rate
     scaler: Scaler  # whose loss scale is saved too
     workload_state: WorkloadState
-    origin: Origin  # of what this process saves; it resumes from nothing else
+    origin: CheckpointOrigin  # of what this process saves; it resumes from nothing else
 
     def save(self, folder: Path, state: TrainingState, interrupted_by: str | None = None) -> None:
         """Write `folder/step-N`, and remove all but the one before it.
@@ -89,7 +89,7 @@ class Checkpointer:
                 self._write(folder, state.step, weights, content)
             except StorageError as error:
                 problem = str(error)
-        # All ranks raise it, or the others would only say that they have lost rank 0.
+        # All ranks raise it, or the others would only report a lost connection to rank 0.
         problem = self.mesh.broadcast_from_rank_0(problem)
         if problem is not None:
             raise StorageError(problem)
@@ -179,7 +179,7 @@ class Checkpointer:
         state.interruptions.append(interruption)
 
     def restore_model(self, folder: Path, step: int) -> None:
-        """Put back the model and the workload's own state as `save` wrote them at `step`.
+        """Restore the model and the workload's own state as `save` wrote them at `step`.
 
         The optimizer and the random numbers stay as they are, so do not train after it.
         Raises BadCheckpoint at every rank if the checkpoint is missing or damaged.
@@ -197,7 +197,7 @@ class Checkpointer:
     def _load_model(
         self, weights: dict[str, torch.Tensor], rank_content: Mapping[str, Any]
     ) -> None:
-        """Put back parameters, buffers, the modules' modes and the workload's own state."""
+        """Restore parameters, buffers, the modules' modes and the workload's own state."""
         self.strategy.load_full_weights(self.model, weights)
         # Buffers that are in no state dict count too, and each rank may have its own.
         for name, buffer in self.model.named_buffers():
@@ -235,7 +235,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     return weights, content
 
 
-def find_sound(origin: Origin, *folders: Path) -> tuple[Path | None, list[str]]:
+def find_sound(origin: CheckpointOrigin, *folders: Path) -> tuple[Path | None, list[str]]:
     """Return the checkpoint with the most steps that `origin` can resume from, None if there is none.
 
     Also returns why those with more steps were passed over, a line for each.
@@ -268,7 +268,7 @@ def _keep_newest(folder: Path, path: Path) -> None:
 
 
 def _keep(paths: Sequence[Path], folder: Path) -> None:
-    """Remove all checkpoints of a folder but some, and what was left half-written."""
+    """Remove all checkpoints of a folder but some, and half-written ones."""
     for path in folder.glob("*step-*"):
         if path not in paths:
             shutil.rmtree(path)
@@ -325,7 +325,7 @@ def _random_state() -> dict[str, Any]:
 
 
 def _restore_random_state(state: dict[str, Any]) -> None:
-    """Put back what `_random_state` returned."""
+    """Restore the states that `_random_state` returned."""
     algorithm, keys, *position = state["numpy"]
     random.setstate(state["python"])
     np.random.set_state((algorithm, keys.numpy().astype(np.uint32), *position))

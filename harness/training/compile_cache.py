@@ -1,4 +1,4 @@
-"""Finds the folder in which trials share what torch's compilers have compiled, and bounds its size.
+"""Finds the folder in which trials share the code that torch has compiled, and bounds its size.
 
     ~/.cache/distributed-training-harness/compile/
       torch-2.13.0+cpu-9f86d081884c7d65/   of one environment: what torch's own keys leave out
@@ -42,7 +42,7 @@ from harness.records.environment import cpu_info
 if TYPE_CHECKING:  # commands that only list the cache load no torch
     import torch
 
-# Where Inductor and Triton keep what they have compiled; both are read when compiling begins.
+# The cache folders of Inductor and Triton; both variables are read when compiling begins.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 ROOT_VARIABLE = "HARNESS_COMPILE_CACHE"
 LIMIT_VARIABLE = "HARNESS_COMPILE_CACHE_GB"
@@ -102,7 +102,7 @@ def size_limit() -> int:
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:
-    """Return what decides about compiled code and is no part of torch's own keys.
+    """Return the conditions of compiled code that torch's own cache keys leave out.
 
     The GPU is among torch's keys, and is here for people. The paths of torch and Python are in the
     commands that compile kernels: under other paths, a graph would be found, and its kernels would be
@@ -150,9 +150,9 @@ def share_cache(workload: str, device: torch.device) -> None:
 
 
 def release(*, clear_surplus: bool) -> None:
-    """Let go of the workload's folder; with `clear_surplus`, bring `root` below its limit.
+    """Release the workload's folder; with `clear_surplus`, bring `root` below its limit.
 
-    What was used longest ago goes first. Raises BadInput if the limit is no number.
+    The least recently used goes first. Raises BadInput if the limit is no number.
     """
     global _cache_lock
     if _cache_lock is None:
@@ -164,7 +164,7 @@ def release(*, clear_surplus: bool) -> None:
 
 
 def list_entries(parent: Path) -> list[CacheEntry]:
-    """Return what the caches of all environments hold, that which was used longest ago first."""
+    """Return the entries of the caches of all environments, the least recently used first."""
     entries = []
     for lock in parent.glob("*/*.lock"):
         folder = lock.with_suffix("")
@@ -174,9 +174,9 @@ def list_entries(parent: Path) -> list[CacheEntry]:
 
 
 def clear(parent: Path, limit: int) -> list[Path]:
-    """Remove what was used longest ago until `limit` bytes are left; return the folders.
+    """Remove the least recently used entries until `limit` bytes are left; return their folders.
 
-    What a process uses stays.
+    Entries that a process uses stay.
     """
     entries = list_entries(parent)
     total = sum(entry.size for entry in entries)
@@ -251,7 +251,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _compiler_version(compiler: str) -> str:
-    """Return what a C++ compiler says of its version, `none` where there is no compiler."""
+    """Return the version that a C++ compiler reports, `none` where there is no compiler."""
     command = [compiler, "--version"]
     try:
         answer = subprocess.run(

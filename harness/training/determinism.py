@@ -91,7 +91,7 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
 
 @contextmanager
 def naming_refusals(axes: Axes) -> Iterator[None]:
-    """Raise NotDeterministic for what torch refuses in deterministic mode, with its name."""
+    """Raise NotDeterministic for an operation that torch refuses in deterministic mode, by its name."""
     try:
         yield
     except RuntimeError as error:
@@ -144,7 +144,7 @@ class DeterministicMode:
                 )
 
     def account(self) -> record.Determinism | None:
-        """Return what was in force and what torch warned of, None without the mode."""
+        """Return the settings in force and torch's warnings, None without the mode."""
         if not self._switches:
             return None
         settings = {switch.name: str(switch.needed) for switch in self._switches}

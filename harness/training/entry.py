@@ -7,6 +7,6 @@ from harness.training.interruption import block_signal
 
 
 def before_torch() -> None:
-    """Have the program end with its starter, and the signal to stop wait until it is looked for."""
+    """Bind the program's life to its starter's, and block the signal to stop until it is polled."""
     die_with_parent()
     block_signal()  # before NumPy starts threads

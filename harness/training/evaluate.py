@@ -33,7 +33,7 @@ PASSES_BETWEEN_CHECKS = 16  # forward passes after which ranks agree on whether 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What an evaluation has come to."""
+    """The result of an evaluation."""
 
     metrics: Mapping[str, float]  # by name, the same at every rank
     confusions: Confusions | None = None  # at rank 0, for a classifier
@@ -96,7 +96,7 @@ def check_metrics(
     device: torch.device,
     rule: StopRule | None,
 ) -> None:
-    """Raise BadInput if the workload's metrics lack its target, or what the rule for stopping wants.
+    """Raise BadInput if the workload's metrics lack its target, or the metric of the rule for stopping.
 
     That is before any time is spent on it.
 

@@ -1,4 +1,4 @@
-"""torch.compile as the axes say, what it did, and the proof that it did something.
+"""torch.compile as the axes ask for it, with counts that prove that it compiled something.
 
 torch.compile falls back to eager without an error where it finds nothing to compile. A trial that
 asked for it and was not compiled must fail rather than leave an eager number under another name, so
@@ -75,7 +75,7 @@ class Compiler:
         return cast(nn.Module, compiled)
 
     def disabled(self) -> AbstractContextManager[object]:
-        """Return a context in which what was compiled runs eagerly.
+        """Return a context in which compiled modules run eagerly.
 
         Torch compiles nothing under a dispatch mode, and with fullgraph takes that for an error.
         """
@@ -99,7 +99,7 @@ class Compiler:
         self.seconds += time.perf_counter() - self._compile_start
 
     def account(self) -> Compiled | None:
-        """Return what was compiled so far, None for eager.
+        """Return the counts of compilations so far, None for eager.
 
         Raises NotApplied if no graph was compiled, and if a graph came from a cache that should
         have been cold.
@@ -130,7 +130,7 @@ class Compiler:
         )
 
     def release_cache(self, *, is_local_rank_0: bool) -> None:
-        """Let go of the shared cache; one rank of a node clears it if it has added to it."""
+        """Release the shared cache; one rank of a node clears it if it has added to it."""
         has_added = is_local_rank_0 and self._count("fxgraph_cache_miss") > 0
         compile_cache.release(clear_surplus=has_added)
 

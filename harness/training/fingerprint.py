@@ -1,4 +1,4 @@
-"""What identifies the parameters that a trial ended with.
+"""Digests that identify the parameters that a trial ended with.
 
 Two trials with the same digest have computed the same thing to the last bit, at any number of ranks
 and under any strategy: digests are over unsharded parameters.

@@ -165,7 +165,7 @@ class _BatchDataset(Dataset[Any]):
         self.dp_rank = dp_rank
 
     def __getitems__(self, numbered_batch: tuple[int, list[int]]) -> Fetched:
-        """Return what the sampler's entry asks for; torch calls this with one entry at a time."""
+        """Return the batch of a sampler's entry; torch calls this with one entry at a time."""
         number, indices = numbered_batch
         worker = get_worker_info()
         if worker is None:
@@ -227,7 +227,7 @@ class _ForkSafeLoader(DataLoader[Any]):
 
 
 def _name_worker_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of workers; raises an error that says what became of a worker.
+    """Yield the batches of workers; raises an error that says why a worker has failed.
 
     That is LoaderTimeout where one is late, and RuntimeError where one was killed: torch's own,
     unless the worker had announced its batch and was not there to hand it over.

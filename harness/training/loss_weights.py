@@ -58,7 +58,7 @@ class LossWeights:
 
 
 def weights_of(workload: Workload, mesh: ParallelMesh, clock: StepClock) -> LossWeights | None:
-    """Return what weighs the workload's micro-batches, None if its samples weigh the same."""
+    """Return the weights of the workload's micro-batches, None if its samples weigh the same."""
     if type(workload).loss_weight is Workload.loss_weight:
         return None
     group = mesh.dp_group if mesh.dp_size > 1 else None

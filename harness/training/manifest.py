@@ -26,20 +26,20 @@ STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA = "1.2"  # 1.2 is sealed
 MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA, sealed_since=2)
-# Packages that have no part in what ranks compute.
+# Packages that ranks do not compute with.
 LAUNCHER_PACKAGES = ("mlflow", "submitit")
 SHOWN_DIGITS = 12  # of a digest, in errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """What must be the same for a trial to resume where another attempt ended."""
+class CheckpointOrigin:
+    """The conditions that must be the same for a trial to resume from another attempt."""
 
     # Its id, which stands for the whole cell with the workload's code, the seed and the repeat.
     trial: str
     code: str  # SHA-256 of the harness's training code
     software: Mapping[str, str]  # Python and the packages that compute, by name
-    # What else kernels are chosen by: the instruction set that torch uses, and variables.
+    # Other conditions that kernels are chosen by: torch's instruction set, and variables.
     limits: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,14 +57,14 @@ class CheckpointManifest:
 
     schema: str = MANIFEST_SCHEMA
     step: int  # optimizer steps done
-    origin: Origin
+    origin: CheckpointOrigin
     files: Mapping[str, SealedFile]
     # Why no attempt can resume from it although it is whole; None if one can.
     not_resumable: str | None = None
 
 
-def describe_origin(trial_id: str) -> Origin:
-    """Return what this process would write into a checkpoint of the trial.
+def describe_origin(trial_id: str) -> CheckpointOrigin:
+    """Return the origin of checkpoints that this process writes.
 
     Of the harness, only the code that trains counts: another version of the report changes no
     result, and a sweep that takes days must not start again for it.
@@ -74,13 +74,13 @@ def describe_origin(trial_id: str) -> Origin:
     for name, version in software.packages.items():
         if name not in LAUNCHER_PACKAGES:
             versions.setdefault(name, version)
-    return Origin(
+    return CheckpointOrigin(
         trial=trial_id, code=training_digest(), software=versions, limits=_describe_limits()
     )
 
 
 def _describe_limits() -> dict[str, str]:
-    """Return what kernels are chosen by in this process, apart from the software."""
+    """Return the conditions that kernels are chosen by in this process, apart from the software."""
     limits = {"cpu_capability": str(describe_settings().cpu_capability)}
     for name, value in relevant_variables(os.environ).items():
         if chooses_kernels(name):
@@ -88,7 +88,7 @@ def _describe_limits() -> dict[str, str]:
     return limits
 
 
-def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> None:
+def seal(folder: Path, origin: CheckpointOrigin, step: int, not_resumable: str | None) -> None:
     """Write the manifest of a checkpoint whose files are all in `folder`."""
     files = {path.name: _describe_file(path) for path in sorted(folder.iterdir())}
     manifest = CheckpointManifest(
@@ -97,7 +97,7 @@ def seal(folder: Path, origin: Origin, step: int, not_resumable: str | None) -> 
     (folder / MANIFEST_FILE).write_text(sealed_text(asdict(manifest)), encoding="utf-8")
 
 
-def find_fault(checkpoint: Path, origin: Origin) -> str | None:
+def find_fault(checkpoint: Path, origin: CheckpointOrigin) -> str | None:
     """Return why a trial can't resume from a checkpoint, None if it can.
 
     Every file is read.
@@ -129,8 +129,8 @@ def read_manifest(checkpoint: Path, trial: str) -> CheckpointManifest:
     return manifest
 
 
-def _find_mismatch(present: Origin, expected: Origin) -> str | None:
-    """Return how the origin of a checkpoint differs from what is expected, None if it does not."""
+def _find_mismatch(present: CheckpointOrigin, expected: CheckpointOrigin) -> str | None:
+    """Return how the origin of a checkpoint differs from the expected one, None if it does not."""
     if present.trial != expected.trial:
         return f"trial: found {present.trial}; allowed: {expected.trial}"
     if present.code != expected.code:
@@ -145,7 +145,7 @@ def _find_mismatch(present: Origin, expected: Origin) -> str | None:
     return None
 
 
-def _conditions(origin: Origin) -> dict[str, str]:
+def _conditions(origin: CheckpointOrigin) -> dict[str, str]:
     """Return the versions and limits of an origin in one table."""
     return {**origin.software, **origin.limits}
 

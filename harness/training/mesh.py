@@ -116,7 +116,7 @@ class ParallelMesh:
         """Return how many test samples the largest share has: the quotient, rounded up."""
         return -(-samples // self.dp_size)
 
-    # Communication. Without a process group, each is what it comes to for a single rank.
+    # Communication. Without a process group, each returns its result for a single rank.
 
     def all_reduce_min(self, *values: int) -> list[int]:
         """Return the smallest of all ranks' numbers, position by position, at every rank."""

@@ -1,4 +1,4 @@
-"""Optimizer, learning rate and schedule: the workload's recipe, or what the axes put in its place.
+"""Optimizer, learning rate and schedule: the workload's recipe, or the replacements that the axes ask for.
 
 Settings that are left at "recipe" are the workload's own, so that a sweep can change one of them
 and leave the others as they are. A workload may define several updates of a step, its `turns`, each
@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-# What another optimizer takes over from the recipe's parameter groups. Weight decay goes to AdamW
+# The settings that another optimizer takes over from the recipe's parameter groups. Weight decay goes to AdamW
 # only: in SGD and Adam it is added to the gradient, which is something else.
 INHERITED_SETTINGS = {
     "sgd": ("params", "lr"),
@@ -84,7 +84,7 @@ def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Opt
 
 
 def lr_factor(workload: Workload, axes: Axes) -> float:
-    """Return what the axis `lr_scaling` multiplies learning rates with."""
+    """Return the factor of learning rates that the axis `lr_scaling` asks for."""
     if axes.lr_scaling == "linear":
         return axes.batch_size / workload.batch_size
     return 1.0

@@ -195,11 +195,11 @@ class Scaler:
         return LossScale(scale=self.grad_scaler.get_scale(), skipped_steps=self.skipped_steps)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {"scaler": self.grad_scaler.state_dict(), "skipped": self.skipped_steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `state` returned."""
+        """Restore the state that `state` returned."""
         self.skipped_steps = state["skipped"]
         if self.is_scaling:
             self.grad_scaler.load_state_dict(state["scaler"])

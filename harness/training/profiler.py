@@ -49,7 +49,7 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
 
 
 def _train(parts: TrialParts, start_step: int, steps: int, profiler: profile) -> None:
-    """Train as the loop does, and tell the profiler where each step ends."""
+    """Train as the loop does, and mark the end of each step for the profiler."""
     train_step = replace(parts.train_step, schedule=None)
     batches = _batches_from(parts, start_step)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Ranks: who this process is among them, how they find each other, and what they tell each other.
+"""The ranks of a trial: this process's number among them, how they meet, and how they communicate.
 
 This is the only module that reads the variables by which launchers number ranks. Everybody else is
 given a `Ranks`, so it does not matter which launcher started a trial.
@@ -41,7 +41,7 @@ class Ranks:
 
     @staticmethod
     def from_environment() -> Ranks:
-        """Return what torchrun says, else what srun says of this step's tasks, else a single rank.
+        """Read the variables of torchrun, else those of srun, else return a single rank.
 
         Of Slurm's variables it takes one that only steps have. A batch script has SLURM_PROCID too,
         and is no rank.
@@ -71,12 +71,12 @@ class Ranks:
 
     @property
     def is_rank_0(self) -> bool:
-        """Return whether this rank writes what is written once a trial."""
+        """Return whether this rank writes the files that a trial has once."""
         return self.rank == 0
 
     @property
     def host(self) -> str:
-        """Return what Slurm calls this node, or the machine's own name."""
+        """Return Slurm's name of this node, or the machine's own name."""
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -211,7 +211,7 @@ def derive_seed(seed: int, *stream: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-# Communication. Without a process group, each function returns what it comes to for a single rank.
+# Communication. Without a process group, each function returns its result for a single rank.
 
 
 def all_reduce_min(device: torch.device, *values: int) -> list[int]:

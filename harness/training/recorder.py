@@ -1,4 +1,4 @@
-"""Records what a rank computes, while it trains: a trace, and the digests of a trial's record.
+"""Records the values that a rank computes in training: a trace, and the digests of a trial's record.
 
 `harness diff` traces trials that it measures nothing of. A trial that is measured is recorded at
 the steps that its sweep names (`fingerprints`). Either way, recorded steps are segments of their
@@ -264,7 +264,7 @@ def fingerprint_recorder(parts: TrialParts, state: TrainingState, steps: Fingerp
 def rank_fingerprints(
     state: TrainingState, folder: TrialFolder, rank: int
 ) -> RankFingerprints | None:
-    """Return what a rank's result has of its fingerprints, None if it has left none."""
+    """Return the fingerprints in a rank's result, None if it has left none."""
     path = folder.fingerprint_path(rank)
     if not path.exists():
         return None
@@ -276,7 +276,7 @@ def rank_fingerprints(
 
 
 def _keep_marks_before(path: Path, steps_done: int) -> None:
-    """Remove from a trace what was recorded after the checkpoint that a trial resumes from.
+    """Remove the marks after the checkpoint that a trial resumes from.
 
     A rank that was killed has trained on after the checkpoint, and may have written half a line.
     Evaluations are all removed: those that the checkpoint has are recorded again from there.

@@ -1,4 +1,4 @@
-"""All that a rank knows of its trial's past: what it has measured, and how far it has come.
+"""The state of a trial at one rank: its measurements so far, and how far it has come.
 
 A checkpoint contains the whole of it, so a resumed trial's record tells of all its attempts. A
 failed trial's record has what was in it when the trial failed.
@@ -24,7 +24,7 @@ from harness.training.order import OrderDigest
 
 @dataclass
 class TrainingState:
-    """How far a trial has come at one rank, over all of its attempts, and what it measured."""
+    """Progress and measurements of a trial at one rank, over all of its attempts."""
 
     step: int = 0  # optimizer steps done
     losses: list[float] = field(default_factory=list)  # of each step, this rank's mean
@@ -59,7 +59,7 @@ class TrainingState:
         return content
 
     def resume_from(self, content: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` returned in an earlier attempt.
+        """Take over the state that `to_dict` returned in an earlier attempt.
 
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.

@@ -27,7 +27,7 @@ from workloads.base import Batch
 
 
 class StepObserver:
-    """Looks at what a training step computes, at its named moments.
+    """Looks at the values of a training step, at its named moments.
 
     The methods of this class do nothing: derive a class, and give an object of it to a `TrainStep`.
     What they do is in the timed region, so an observed step measures nothing. Steps are counted
@@ -38,13 +38,13 @@ class StepObserver:
         """Look at the parameters, and at which samples this rank is going to train on."""
 
     def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
-        """Look at the batch, on the device, and at what the forward will draw random numbers from."""
+        """Look at the batch, on the device, and at the generators that the forward will draw from."""
 
     def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
         """Look at the mean loss of the micro-batch, before it is weighted, divided or scaled."""
 
     def after_backward(self, step: int, micro_step: int) -> None:
-        """Look at what the backward has left."""
+        """Look at the gradients of this rank."""
 
     def before_optimizer(self, step: int) -> None:
         """Look at the gradients of the whole step, which all ranks have summed up."""
@@ -246,7 +246,7 @@ class TreeStep(TrainStep):
 
     @contextmanager
     def _first_buffers(self, number: int) -> Iterator[None]:
-        """Put back the buffers after any but the first micro-batch."""
+        """Restore the buffers after any but the first micro-batch."""
         if number == 0:
             yield
             return

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
-from harness.measure.clock import Phase, StepTimes
+from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, Target
 from harness.training.build import TrialParts
 from harness.training.evaluate import Scores, evaluate
@@ -47,11 +47,11 @@ class _EvaluationAborted(Exception):
 
 @dataclass(frozen=True)
 class Segment:
-    """What a segment of training left at this rank."""
+    """The results of a segment of training at this rank."""
 
     start_step: int  # the optimizer steps that were done before it
     losses: NDArray[np.float32]  # this rank's mean loss at each step, shape (steps,)
-    times: StepTimes  # in seconds, for each step
+    times: SegmentTimes  # in seconds, for each step
     is_observed: bool = False  # whether the times include an observer's
 
     @property
@@ -77,7 +77,7 @@ class Segment:
 
 
 class Hooks:
-    """What a driver of the loop may do at its named moments.
+    """Callbacks for a driver of the loop, at its named moments.
 
     All of them are outside the timed region. The methods of this class change nothing: derive a
     class, override those that you need, and give an object of it to the `Trainer`.
@@ -151,7 +151,7 @@ class Trainer:
 
     @property
     def stop_reason(self) -> Literal["patience", "goal"] | None:
-        """Return what of the rule for stopping has ended the trial, None if nothing has."""
+        """Return which part of the rule for stopping has ended the trial, None if none has."""
         if self.stop_rule is None:
             return None
         return find_stop_reason(self.stop_rule, self.target, self.state.evaluations)
@@ -232,7 +232,7 @@ class Trainer:
         )
 
     def synchronize(self, segment: Segment) -> None:
-        """Keep a segment's numbers, and agree with the other ranks on what comes next.
+        """Keep a segment's numbers, and agree with the other ranks on how to continue.
 
         One reduction tells all ranks the earliest loss that is not finite, the length of the next
         segment, and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and
@@ -355,7 +355,7 @@ class Trainer:
                 parts.checkpointer.save(parts.folder.best_checkpoints, state)
 
     def _scores_of(self, samples: Samples, name: str) -> Scores:
-        """Return the scores over samples; `name` is what errors call these.
+        """Return the scores over samples; `name` is for errors.
 
         Raises NonFiniteLoss, and _EvaluationAborted if a rank was asked to stop.
         """
@@ -405,7 +405,7 @@ class Trainer:
         return self.parts.assignment.checkpoint == "best"
 
     def _restore_best(self) -> None:
-        """Put back the parameters of the best evaluation, if the rule for stopping says so."""
+        """Restore the parameters of the best evaluation, if the rule for stopping says so."""
         parts, state = self.parts, self.state
         best = self.selection.best(state.evaluations)
         if self.stop_rule is None or not self.stop_rule.restore_best or best is None:

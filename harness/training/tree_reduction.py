@@ -1,4 +1,4 @@
-"""Sums of gradients in one fixed order, whoever computes them: the axis `reduction: tree`.
+"""Sums of gradients in one fixed order, whichever ranks compute them: the axis `reduction: tree`.
 
 A sum of floats depends on its order, and the order in which a backend sums up the ranks' gradients
 depends on how many ranks there are, on DDP's buckets and on FSDP2's shards. Here the order is fixed
@@ -97,7 +97,7 @@ def reduce_scatter(output: Tensor, contributions: Tensor, group: dist.ProcessGro
 
 
 class TreeCollective:
-    """What sums up the gradients of all ranks as a tree."""
+    """A collective that sums up the gradients of all ranks as a tree."""
 
     def __init__(self) -> None:
         self.calls = 0  # buckets or groups of parameters that were summed up

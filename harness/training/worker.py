@@ -71,7 +71,7 @@ TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective 
 # How gloo reports that another rank is gone, by a RuntimeError.
 CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
-# What one rank does: `run`, or something with the same parameters.
+# The work of one rank: `run`, or another function with the same parameters.
 RunRank = Callable[[TrialFolder, Ranks, RankResult, TrainingState], RankResult]
 
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
         fingerprints = _fingerprints(state, folder, ranks)
         result = replace(entered, failure=failure, fingerprints=fingerprints, **_pack_series(state))
     try:
-        # A loss of power may take it: the record that is made of it is what lasts.
+        # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_record(folder.result_path(ranks.rank), result, durable=False)
     except StorageError:
         with suppress(OSError):  # of a log on the same disk
@@ -120,7 +120,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState) -> RankResult:
-    """Train as `trial.json` says; return what this rank contributes to the trial's record.
+    """Train as `trial.json` says; return this rank's part of the trial's record.
 
     `entered` has what is known before anything can fail; it is returned with all other fields
     filled. `state` fills up on the way, so that it says how far training came if this raises.
@@ -145,9 +145,9 @@ def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingS
 
 
 def _recording(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks | None]:
-    """Return the context of a training, and in it what records the steps that the sweep names.
+    """Return the context of a training, which yields the recorder of the steps that the sweep names.
 
-    Trials without fingerprints import nothing of what records them.
+    Trials without fingerprints do not import the recorder.
     """
     chosen = parts.assignment.fingerprints
     if chosen is None:
@@ -275,7 +275,7 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
 def _rank0_report(
     trainer: Trainer, parameter_digest: str, collectives: Sequence[Collective] | None
 ) -> Rank0Report:
-    """Return what is the same at all ranks, and so said once."""
+    """Return the results that are the same at all ranks, for rank 0 to report."""
     parts = trainer.parts
     best = trainer.selection.best(trainer.state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder
@@ -309,7 +309,7 @@ def _rank0_report(
 
 
 def _environment(assignment: Assignment) -> Environment:
-    """Return what this process sees of the environment, with what the launcher knows of it."""
+    """Return this process's environment, with the parts that only the launcher knows."""
     cell = assignment.trial.cell
     read = cell.workload.code.variables if cell.workload.code else ()
     return replace(
@@ -366,7 +366,7 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
 
 
 def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:
-    """Return what a record says of the error that ended this rank.
+    """Return the record's description of the error that ended this rank.
 
     A user's mistake keeps its message whole. A loss that is not finite names the rank that had it
     first, whichever rank reports it. Secrets are removed, before what is too long is cut: half a
@@ -374,7 +374,7 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
     """
     trace = scrub("".join(traceback.format_exception(error)))
     if isinstance(error, OSError):
-        # An error that names no file comes from what is printed.
+        # An error without a file name comes from printing to the log.
         path = error.filename2 or error.filename or folder.rank_log(ranks.rank)
         error = storage.storage_error(error, Path(path)) or error
     kind = type(error).__name__

@@ -1,4 +1,4 @@
-"""What training changes in a workload itself, such as a moving average of the weights.
+"""The state that training changes in a workload, such as a moving average of the weights.
 
 It is saved in checkpoints and digested, as the model and the optimizer are. What a workload changes
 without saying so is noticed: such a trial would resume with less than it had, and so does not.
@@ -23,7 +23,7 @@ from workloads.base import Workload
 MOST_OF_INT64 = 2**63
 PLAIN_TYPES = (bool, int, float, str, type(None))
 SETTINGS = ("options", "data")  # attributes of every workload, which are frozen
-# What pickle can't take, or takes by name, and what is its own state nowhere.
+# Values that pickle refuses or saves by name, and that have no state.
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
 
@@ -31,7 +31,7 @@ class WorkloadState:
     """The state of one rank's workload."""
 
     def __init__(self, workload: Workload, restored: Iterable[object]) -> None:
-        """Note what the workload's attributes are before training.
+        """Note the workload's attributes before training.
 
         `restored` is what checkpoints restore anyway and a workload may refer to: the model with
         its parts and tensors, the optimizer, the schedule. Raises NotApplied if the workload's
@@ -57,7 +57,7 @@ class WorkloadState:
         return saved
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `save` returned."""
+        """Restore the state that `save` returned."""
         if state:
             self.workload.load_state_dict(state)
 
@@ -91,7 +91,7 @@ class WorkloadState:
 
 
 class AttributeWatch:
-    """Notices which attributes of a workload are not what they were when it was made.
+    """Notices which attributes of a workload have changed since this object was made.
 
     Tensors are compared by identity and version, which takes no time however large they are;
     everything else by a digest of what pickle makes of it.
@@ -111,7 +111,7 @@ class AttributeWatch:
         return [name for name in names if now.get(name) != self._at_start.get(name)]
 
     def _digests(self, describe: Callable[[torch.Tensor], object]) -> dict[str, bytes]:
-        """Return a digest of each attribute; `describe` returns what stands for a tensor."""
+        """Return a digest of each attribute; `describe` returns the substitute for a tensor."""
         digests = {}
         for name, value in vars(self._workload).items():
             if name not in SETTINGS:
@@ -161,7 +161,7 @@ class _HashingStream(io.RawIOBase):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a value, with references in place of tensors, code, and what checkpoints restore."""
+    """Pickles a value, with references in place of tensors, code, and objects that checkpoints restore."""
 
     def __init__(
         self, stream: Any, restored: set[int], describe: Callable[[torch.Tensor], object]
@@ -171,7 +171,7 @@ class _Pickler(pickle.Pickler):
         self._describe = describe
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for a value; None to pickle it."""
+        """Return the reference to pickle instead of a value; None to pickle the value."""
         if id(value) in self._restored or isinstance(value, CODE):
             return id(value)
         if isinstance(value, torch.Tensor):

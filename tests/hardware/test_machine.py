@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.hardware import machine as machines
-from harness.hardware.machine import AllReduce, Copy, Matmul, Timing, machine_key
+from harness.hardware.machine import Copy, Matmul, TimedAllReduce, Timing, machine_key
 from harness.records.environment import Gpu, Hardware
 from harness.records.seal import sealed_text
 from tests.factories import make_machine
@@ -34,7 +34,7 @@ class TestFigures:
 
     @pytest.mark.parametrize(("ranks", "bus"), [(2, 100.0), (4, 150.0), (8, 175.0)])
     def test_bus_bandwidth_is_that_of_nccl_tests(self, ranks: int, bus: float) -> None:
-        reduce = AllReduce(bytes=100, ranks=ranks, timing=once(1.0))
+        reduce = TimedAllReduce(bytes=100, ranks=ranks, timing=once(1.0))
         assert (reduce.work, reduce.bus_work) == (100, bus)
 
     def test_peak_is_the_best_of_all_sizes_and_repeats_with_these_threads(self) -> None:

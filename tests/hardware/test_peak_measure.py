@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from harness.hardware import measured_peaks as peak
-from harness.hardware.machine import AllReduce, Copy, Machine, Matmul, Timing
+from harness.hardware.machine import Copy, Machine, Matmul, TimedAllReduce, Timing
 from harness.hardware.measured_peaks import (
     MIN_REPEATS,
     Extent,
@@ -116,7 +116,9 @@ class TestCaches:
 
 class TestView:
     def test_tables_of_a_cpu_and_of_gpus(self) -> None:
-        reduces = [AllReduce(bytes=4, ranks=4, timing=Timing(calls=9, seconds=[2e-5, 4e-5, 3e-5]))]
+        reduces = [
+            TimedAllReduce(bytes=4, ranks=4, timing=Timing(calls=9, seconds=[2e-5, 4e-5, 3e-5]))
+        ]
         machine = make_machine(all_reduces=reduces)
         shown = printed(machine)
         assert "100 (95.2, 90.9)" in shown
@@ -145,7 +147,9 @@ class TestView:
     @pytest.mark.parametrize("ranks", [2, 4])
     def test_plot(self, ranks: int, tmp_path: Path) -> None:
         reduces = [
-            AllReduce(bytes=size, ranks=ranks, timing=Timing(calls=1, seconds=[1e-4 + size / 1e9]))
+            TimedAllReduce(
+                bytes=size, ranks=ranks, timing=Timing(calls=1, seconds=[1e-4 + size / 1e9])
+            )
             for size in (4, 2**12, 2**20)
         ]
         drawn = draw(make_machine(all_reduces=reduces))

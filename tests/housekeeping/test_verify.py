@@ -27,7 +27,7 @@ from harness.records.seal import sealed_text
 from harness.records.series import Numbers
 from harness.serving.exporting import digest_files
 from harness.serving.record import ExportedModel, ExportParity, TrialExport, write_export
-from harness.training.manifest import STATE_FILE, WEIGHTS_FILE, Origin, seal
+from harness.training.manifest import STATE_FILE, WEIGHTS_FILE, CheckpointOrigin, seal
 from tests.factories import make_machine, make_record, write_sweep
 from tests.support.parity import make_parity
 
@@ -127,7 +127,7 @@ def write_files_beside(folder: SweepFolder) -> None:
     checkpoint.mkdir(parents=True)
     for name in (WEIGHTS_FILE, STATE_FILE):
         (checkpoint / name).write_text("1", encoding="utf-8")
-    seal(checkpoint, Origin(trial=record.trial.id, code="", software={}), 12, None)
+    seal(checkpoint, CheckpointOrigin(trial=record.trial.id, code="", software={}), 12, None)
     model_folder = trial_folder.exported_model("onnx")
     model_folder.mkdir(parents=True)
     (model_folder / "model.onnx").write_text("1", encoding="utf-8")

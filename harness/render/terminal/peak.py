@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from harness.core.text import counted
-from harness.hardware.machine import SATURATION, AllReduce, Copy, Machine, Matmul, Timing
+from harness.hardware.machine import SATURATION, Copy, Machine, Matmul, TimedAllReduce, Timing
 from harness.render import chart
 from harness.render.format import MISSING, byte_size, machine_title, rate
 from harness.render.table import Content, Styled, Table
@@ -124,7 +124,7 @@ def _size_table(
     return table
 
 
-def _all_reduce_table(all_reduces: Sequence[AllReduce]) -> Table:
+def _all_reduce_table(all_reduces: Sequence[TimedAllReduce]) -> Table:
     """Return the table of all-reduces, a row for each size.
 
     Rates are those of the median, unlike the rates of products and copies.
@@ -318,7 +318,7 @@ def _draw_series(
         )
 
 
-def _draw_all_reduces(axes: Axes, all_reduces: Sequence[AllReduce]) -> None:
+def _draw_all_reduces(axes: Axes, all_reduces: Sequence[TimedAllReduce]) -> None:
     """Draw the panel of all-reduces, by their medians.
 
     The algorithm bandwidth is bytes over seconds; the bus bandwidth can be compared with that of a

@@ -1,4 +1,4 @@
-"""What a strategy is: an object that decides what ranks share, and when.
+"""The interface of strategies, which decide what ranks share, and when.
 
 The loop, checkpoints and evaluation call its methods at the points where strategies differ, and are
 the same for all of them otherwise.
@@ -42,7 +42,7 @@ class Strategy(ABC):
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
         self.axes = axes
         self.mesh = mesh
-        # What sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
+        # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
         self.tree_collective: TreeCollective | None = None
 
     # Preparing the model
@@ -70,14 +70,14 @@ class Strategy(ABC):
         return nullcontext()
 
     def loss_hook(self, clock: StepClock) -> Callable[[Tensor], None] | None:
-        """Return what is called with each loss before its backward, in the timed region.
+        """Return a function to call with each loss before its backward, in the timed region.
 
         None costs no time.
         """
         return None
 
     def naming_errors(self) -> AbstractContextManager[object]:
-        """Return the context of training, which raises NotApplied for errors that say too little."""
+        """Return the context of training, which raises NotApplied for errors of torch that do not name their cause."""
         return nullcontext()
 
     def check_effect(self) -> None:
@@ -124,14 +124,14 @@ class Strategy(ABC):
     # Checkpoints. Every rank must call these methods, as they may communicate.
 
     def rank_state(self) -> dict[str, Any]:
-        """Return what of the strategy's own state decides how a rank trains on.
+        """Return the part of the strategy's state that a resumed rank needs.
 
         Allowed are plain values and tensors, which torch loads with `weights_only=True`.
         """
         return {}
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
-        """Put back what `rank_state` returned."""
+        """Restore the state that `rank_state` returned."""
         assert not state, "a strategy that saves a state loads it"
 
     @property
@@ -151,7 +151,7 @@ class Strategy(ABC):
         return weights
 
     def load_full_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Put back what `full_weights` returned."""
+        """Load the weights that `full_weights` returned."""
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
         set_model_state_dict(model, dict(weights), options=_full_state_options())
@@ -168,7 +168,7 @@ class Strategy(ABC):
     def load_full_optimizer_state(
         self, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
     ) -> None:
-        """Put back what `full_optimizer_state` returned."""
+        """Load the state that `full_optimizer_state` returned."""
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
         if state["state"]:

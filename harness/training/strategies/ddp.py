@@ -101,7 +101,7 @@ class DDP(Strategy):
         return {} if self._hook is None else self._hook.state()
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
-        """Put back what `rank_state` returned."""
+        """Restore the state that `rank_state` returned."""
         if self._hook is not None:
             self._hook.load(state, self.mesh.device)
 
@@ -189,11 +189,11 @@ class CommHook(Protocol):
         """Raise NotApplied if it shows nowhere in the collectives of a step."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs: plain values and tensors on the CPU."""
+        """Return the state for a checkpoint: plain values and tensors on the CPU."""
         ...
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
-        """Put back what `state` returned."""
+        """Restore the state that `state` returned."""
 
 
 def comm_hook(axes: Axes, group: dist.ProcessGroup) -> CommHook | None:
@@ -295,7 +295,7 @@ class PowerSGD:
         return content
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
-        """Put back what `state` returned; the tensors go to `device`."""
+        """Restore the state that `state` returned; the tensors go to `device`."""
         algorithm, keys, *position = state["random"]
         self._powersgd.rng.set_state((algorithm, keys.numpy().astype("uint32"), *position))
         for name in TENSORS_BY_BUCKET:

@@ -89,7 +89,7 @@ class FSDP2(Strategy):
             module.set_custom_reduce_scatter(self._reduce_scatter)
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
-        """Shard each of the workload's layers, then what is left of the model."""
+        """Shard each of the workload's layers, then the rest of the model."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
@@ -121,7 +121,7 @@ class FSDP2(Strategy):
             ) from error
 
     def release_parameters(self) -> None:
-        """Shard again what an evaluation has gathered: the root keeps its own until a backward."""
+        """Free the parameters that an evaluation has gathered: the root keeps its own until a backward."""
         assert self._sharded is not None, "prepare() comes first"
         for module in sharded_modules(cast(nn.Module, self._sharded)):
             module.reshard()
@@ -188,7 +188,7 @@ class HSDP(FSDP2):
 
 
 class _WatchedReduceScatter(ShardCollective):
-    """A reduce-scatter of FSDP2 that shows what goes into it."""
+    """A reduce-scatter of FSDP2 that reports its input."""
 
     def __init__(self, collective: Any, report: Callable[[Tensor], None]) -> None:
         self._collective = collective

@@ -1,4 +1,4 @@
-"""Strategy `single`: one process, and nobody to share anything with."""
+"""Strategy `single`: one process, which communicates with no other."""
 
 from __future__ import annotations
 
