@@ -1,8 +1,8 @@
 """Finds the folder in which trials share the code that torch has compiled, and bounds its size.
 
     ~/.cache/distributed-training-harness/compile/
-      torch-2.13.0+cpu-9f86d081884c7d65/   of one environment: what torch's own keys leave out
-        environment.json                   what that is, for people
+      torch-2.13.0+cpu-9f86d081884c7d65/   of one environment: the conditions that torch's own keys leave out
+        environment.json                   these conditions, for people
         mlp/                               graphs and kernels of a workload
         mlp.lock                           locked by ranks that use mlp/; its time is that of their start
 
@@ -12,7 +12,7 @@ and ATEN_CPU_CAPABILITY: under another limit torch takes loops that advance by 1
 them for registers of 8, and computes half of a result.
 
 HARNESS_COMPILE_CACHE names another folder than `compile`, such as one on a node's own disk.
-TORCHINDUCTOR_CACHE_DIR does not, as what is found there would be taken whatever made it.
+TORCHINDUCTOR_CACHE_DIR does not: code there would be taken under whichever conditions it was compiled.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def test_variables_that_libraries_read_when_cuda_starts(monkeypatch: pytest.Monk
 
 def test_a_variable_that_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(determinism, "depends_on_placement", lambda: True)
-    message = "MKL_CBWR=AUTO had no effect: the bits of a product depend on where its matrices lie"
+    message = "MKL_CBWR=AUTO had no effect: the bits of a product depend on the addresses of its"
     with pytest.raises(NotApplied, match=message):
         DeterministicMode(DETERMINISTIC, CPU)
     monkeypatch.setenv("MKL_CBWR", "OFF")
