@@ -18,7 +18,7 @@ from typing import Any
 from harness.analysis.result import UNKNOWN, CellResult, rounded
 from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
-from harness.records.decode import FileFormat, check_schema, decode_value, read_json, unsealed
+from harness.records.decode import FileFormat, checked_content, decode_value, read_json
 from harness.records.seal import sealed_text
 
 KIND = "harness baseline"  # says what the file is
@@ -27,7 +27,7 @@ BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
     remedy="harness baseline save writes it anew",
-    sealed_since=1,
+    is_sealed=True,
 )
 NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
 
@@ -123,13 +123,10 @@ def parse(content: Any, path: Path) -> CellResult:
         raise BadFile(
             f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes"
         )
-    is_later_minor = check_schema(content, str(path), BASELINE_FORMAT)
-    content = unsealed(content, str(path), BASELINE_FORMAT)
-    del content["kind"], content["schema"]
-    cell_id = content.pop("id", None)
-    content.pop("label", None)
+    content = checked_content(content, path, BASELINE_FORMAT)
+    cell_id = content.get("id")
     try:
-        result: CellResult = decode_value(CellResult, content, ignore_unknown_fields=is_later_minor)
+        result: CellResult = decode_value(CellResult, content)
         _check_numbers(result)
     except ValueError as error:
         raise BASELINE_FORMAT.error(path, f"not a valid baseline: {error}") from None

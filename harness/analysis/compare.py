@@ -33,7 +33,6 @@ from harness.analysis.questions import (
     throughput_difference,
 )
 from harness.analysis.result import UNKNOWN, CellResult
-from harness.core.caches import cached_by_identity
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.core.text import counted
@@ -334,7 +333,7 @@ def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--
             raise BadInput(f"{option}: found {name!r}; {did_you_mean(name, allowed)}")
 
 
-@cached_by_identity(KEPT_CELLS)
+@lru_cache(KEPT_CELLS)
 def identity_settings(cell: Cell) -> Mapping[str, Any]:
     """Return all that decides a cell's result, by the name that --across knows it by.
 
@@ -506,7 +505,6 @@ def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult
     return lines
 
 
-@cached_by_identity(KEPT_TABLES)
 def _code_and_environment(cell: CellResult) -> dict[str, str]:
     """Return the code of a cell's workload and what its trials ran with, as a flat table.
 

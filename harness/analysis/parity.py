@@ -28,7 +28,7 @@ PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
     remedy="harness parity measures it again",
-    sealed_since=0,
+    is_sealed=True,
 )
 # The rungs that tensors decide; below them, seeds do.
 TENSOR_RUNGS: tuple[Rung, ...] = ("bitwise", "ulp", "fp64")

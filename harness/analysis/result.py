@@ -12,10 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import get_args
 
-from harness.core.caches import cached_by_identity
 from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
@@ -28,7 +27,6 @@ from harness.records.record import Rank0Report, Record, Target
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
-from harness.statistics.trace import relative_error, trial_batches
 from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
@@ -273,7 +271,7 @@ def _trial_result(record: Record) -> TrialResult:
     """Return the numbers of a trial that is done."""
     assert record.summary is not None
     assert record.rank0 is not None
-    error, batch_seconds = _step_trace(record)
+    error = record.summary.relative_error
     relative_error = None if error is None else rounded(error)
     company, lanes = ALONE, 1
     if record.company is not None:
@@ -288,7 +286,7 @@ def _trial_result(record: Record) -> TrialResult:
         relative_error=relative_error,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        batch_seconds=batch_seconds,
+        batch_seconds=record.summary.batch_seconds or (),
         metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
@@ -311,25 +309,13 @@ def _improvements(report: Rank0Report) -> list[MetricPoint]:
     return points
 
 
-def _step_trace(record: Record) -> tuple[float | None, Sequence[float]]:
-    """Return the relative error of a trial's mean step time, and the means of batches of steps.
-
-    Records before schema 6.0 have them in their series only.
-    """
-    assert record.summary is not None
-    if record.summary.batch_seconds is not None:
-        return record.summary.relative_error, record.summary.batch_seconds
-    seconds = window_seconds(record)
-    return relative_error(seconds), trial_batches(seconds)
-
-
 def window_seconds(record: Record) -> Numbers:
     """Return the seconds of each measured step of the rank that took longest, shape (steps,)."""
     window = measured_window(record.ranks, record.trial.cell.warmup)
     return slowest_rank_seconds(record.ranks, window.mask)
 
 
-@cached_by_identity(KEPT_ENVIRONMENTS)
+@lru_cache(KEPT_ENVIRONMENTS)
 def _conditions_by_device(
     environment: Environment,
 ) -> Mapping[Device, Mapping[str, Sequence[str]]]:
@@ -348,13 +334,13 @@ def _conditions_by_device(
     return conditions
 
 
-@cached_by_identity(KEPT_ENVIRONMENTS)
+@lru_cache(KEPT_ENVIRONMENTS)
 def _environment_values(environment: Environment) -> Mapping[str, Sequence[str]]:
     """Return the fields of `compared_fields`, each with its value; trials share the table."""
     return {name: [value] for name, value in compared_fields(environment).items()}
 
 
-@cached_by_identity(KEPT_ENVIRONMENTS)
+@lru_cache(KEPT_ENVIRONMENTS)
 def compared_fields(environment: Environment) -> dict[str, str]:
     """Return the fields of an environment that comparisons name, as text.
 

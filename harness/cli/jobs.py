@@ -32,7 +32,6 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
 from harness.core.errors import BadInput
-from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
@@ -173,9 +172,8 @@ def status(
         errors = [*errors, *more_errors]
         view.show_summary(statuses)
     else:
-        with collection_paused(until_exit=True):
-            statuses = watching.sweep_statuses(sweeps, results_folder)
-            view.show(statuses[0], as_json=as_json, every=every_trial)
+        statuses = watching.sweep_statuses(sweeps, results_folder)
+        view.show(statuses[0], as_json=as_json, every=every_trial)
     _exit_with_status(statuses, errors)
 
 

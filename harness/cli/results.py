@@ -30,7 +30,6 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_recorded_sweeps
 from harness.cli.run import VerboseOption
 from harness.core.errors import BadInput, parse_percentage
-from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Side
@@ -52,7 +51,6 @@ app = typer.Typer()
         "harness show mnist --output trials.parquet",
     )
 )
-@collection_paused(until_exit=True)
 def show(
     sweep: NameArgument,
     only: OnlyOption = "",
@@ -176,7 +174,6 @@ def _export(
         "harness compare nightly --effects",
     )
 )
-@collection_paused(until_exit=True)
 def compare(
     names: Annotated[
         list[str],
@@ -325,7 +322,6 @@ def _show_effects(side: Side, *, as_json: bool) -> None:
 
 
 @app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
-@collection_paused(until_exit=True)
 def report(
     sweep: NameArgument,
     out: Annotated[

@@ -32,7 +32,6 @@ from harness.cli.arguments import (
     load_sweep,
 )
 from harness.cli.completion import complete_workloads
-from harness.core.garbage import collection_paused
 
 if TYPE_CHECKING:
     from harness.records.record import Record
@@ -60,7 +59,6 @@ VerboseOption = Annotated[
         "harness plan quickstart --only 'workload=mlp and strategy!=fsdp2'",
     )
 )
-@collection_paused(until_exit=True)
 def plan(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it

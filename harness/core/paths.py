@@ -225,11 +225,6 @@ class SweepFolder:
         return self.path.parent.parent / "rates" / f"{self.path.name}.json"
 
     @property
-    def headers_path(self) -> Path:
-        """Return where the checked headers of the sweep's records are kept, which may be removed."""
-        return self.path / "headers.cache"
-
-    @property
     def report_path(self) -> Path:
         """Return where `harness report` writes the report, one file that needs no other."""
         return self.path / "report.html"

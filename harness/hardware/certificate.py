@@ -36,7 +36,7 @@ CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
     remedy="harness certify --anew makes a new one",
-    sealed_since=1,
+    is_sealed=True,
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
 NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor

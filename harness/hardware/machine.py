@@ -20,7 +20,7 @@ MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,
     remedy="harness peak makes a new one",
-    sealed_since=1,
+    is_sealed=True,
 )
 
 SATURATION = 0.9  # the share of the peak from which on a product counts as reaching it

@@ -35,7 +35,7 @@ SCHEMA = "1.0"
 MANIFEST = "MANIFEST.json"
 MAX_MANIFEST = 2**26  # bytes
 ARCHIVE_FORMAT = FileFormat(
-    name="archive", schema=SCHEMA, remedy="harness results archive writes one", sealed_since=0
+    name="archive", schema=SCHEMA, remedy="harness results archive writes one", is_sealed=True
 )
 BLOCK = 2**20  # bytes that are copied at a time
 GZIP_LEVEL = 6  # gzip's own; tarfile's 9 takes longer for hardly fewer bytes
@@ -86,10 +86,9 @@ def archive(folder: SweepFolder, path: Path) -> Manifest:
 def _files(folder: SweepFolder) -> list[Path]:
     """Return the files of a sweep that are archived, sorted.
 
-    Those are no links, locks, keys, submissions or leftovers. Kept headers are left out too: they are
-    of files of this disk.
+    Links, locks, keys, submissions and leftovers are not.
     """
-    left_out = {folder.lock_path, folder.key_path, folder.headers_path}
+    left_out = {folder.lock_path, folder.key_path}
     files = []
     for path in sorted(folder.path.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder.path).parts)

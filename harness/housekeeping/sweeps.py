@@ -15,7 +15,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically
 from harness.preflight.rates import SEARCH_FORMAT
 from harness.preflight.report import REPORT_FORMAT
-from harness.records.decode import FileFormat, read_json, unsealed
+from harness.records.decode import FileFormat, checked_content, read_json
 from harness.records.seal import sealed_text
 from harness.records.store import (
     SWEEP_FORMAT,
@@ -163,7 +163,7 @@ def _read_sealed(path: Path, file_format: FileFormat) -> Any:
     """
     if not path.exists():
         return None
-    return unsealed(read_json(path, file_format), str(path), file_format)
+    return checked_content(read_json(path, file_format), path, file_format)
 
 
 def _replace_value(path: Path, file_format: FileFormat, key: str, value: str) -> None:

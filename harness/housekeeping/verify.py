@@ -21,8 +21,8 @@ from harness.core.paths import Results, TrialFolder
 from harness.hardware import certificate, machine
 from harness.preflight.rates import read_search
 from harness.preflight.report import read_preflight
-from harness.records.consistency import evaluation_count_problem
-from harness.records.files import read_record
+from harness.records.consistency import figures_problem
+from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.store import read_spec_content
 from harness.serving.exporting import check_files
 from harness.serving.record import read_export
@@ -92,9 +92,9 @@ def verify_record(path: Path) -> Verified:
     try:
         record = read_record(path)
         ranks = list(record.ranks)
-        # With ranks, it was read already, to be compared with theirs.
-        if not ranks and record.loss is not None:
-            record.loss.unpack()
+        problem = figures_problem(record)
+        if problem is not None:
+            raise RECORD_FORMAT.invalid(path, problem)
         for result in ranks:
             if result.fingerprints is not None:
                 _check_digest(
@@ -104,9 +104,6 @@ def verify_record(path: Path) -> Verified:
                 )
     except BadInput as error:
         return Verified(path=path, is_record=True, problem=str(error))
-    problem = evaluation_count_problem(record)
-    if problem is not None:
-        return Verified(path=path, is_record=True, problem=f"{path}: {problem}")
     return Verified(path=path, is_record=True, ranks=len(ranks))
 
 

@@ -30,9 +30,9 @@ SEARCH_FORMAT = FileFormat(
     name="learning-rate search",
     schema=SCHEMA,
     remedy="harness find-lr makes it anew",
-    sealed_since=0,
+    is_sealed=True,
 )
-CURVE_FORMAT = FileFormat(name="rank's losses", sealed_since=0)
+CURVE_FORMAT = FileFormat(name="rank's losses", is_sealed=True)
 LOWEST, HIGHEST = 1e-7, 1.0  # the rates of the first and of the last step
 # The standard deviation of the bell that losses are smoothed with, in powers of ten of the rate.
 SMOOTHING = 0.15

@@ -14,9 +14,9 @@ from workloads.options import Between
 
 SCHEMA = "1.1"  # 1.1 has findings that are noted
 REPORT_FORMAT = FileFormat(
-    name="pre-flight", schema=SCHEMA, remedy="harness check makes it anew", sealed_since=0
+    name="pre-flight", schema=SCHEMA, remedy="harness check makes it anew", is_sealed=True
 )
-CHECKS_FORMAT = FileFormat(name="rank's checks", sealed_since=0)
+CHECKS_FORMAT = FileFormat(name="rank's checks", is_sealed=True)
 
 # passed: it was looked for, and is not there
 # problem: it is there

@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from harness.core.paths import write_atomically
+from harness.records.checks import Ordinal
 from harness.records.code import Code, Repository
 from harness.records.company import Lane
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
-from workloads.options import Between
 
 SCHEMA = "1.8"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
     remedy="harness run --force writes it anew",
-    sealed_since=1,
+    is_sealed=True,
 )
 
 
@@ -38,7 +38,7 @@ class Assignment:
     profile: Profiling | None = None  # None: no trace
     fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    attempt: Annotated[int, Between(1)] = 1  # counted from 1
+    attempt: Ordinal = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.
     code: Code | None = None
     mlflow: str | None = None  # its version

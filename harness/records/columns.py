@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 
+from msgspec import Meta
+
 from harness.core.paths import write_atomically_by
 from harness.records.series import DType, Numbers, Series
-from workloads.options import Between
 
 SUFFIX = ".npz"
 FILE_NAME = re.compile(r"[^/\0]+-[0-9a-f]{12}\.npz")
@@ -42,7 +43,7 @@ class Column:
     """What a header says of one column."""
 
     dtype: DType
-    count: Annotated[int, Between(0, MAX_VALUES)]  # of values, over all ranks
+    count: Annotated[int, Meta(ge=0, le=MAX_VALUES)]  # of values, over all ranks
     sha256: str  # of their bytes
 
 

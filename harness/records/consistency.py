@@ -1,17 +1,27 @@
-"""Finds what a record says that contradicts itself, if a faulty program has put it together.
+"""Finds contradictions in a record, which a faulty program may have put together.
 
-What has the right types and an intact seal may still do that. `header_problem` needs nothing but
-the record's header and is checked wherever a record is read; `record_problem` needs the columns
-too, and is checked wherever they are read. Both return the first contradiction as
-`KEY: found …; allowed: …`, None without any.
+A record with the right types and an intact seal may still contradict itself. `header_problem` needs
+only the header and is checked wherever a record is read, `ranks_problem` wherever its columns are:
+readers rely on what they check. `figures_problem` computes the figures again, for `harness verify`.
+All return the first contradiction as `KEY: found …; allowed: …`, None without any.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
-from harness.records.record import RankResult, Record, Summary, Telemetry
+import msgspec
+
+from harness.records.record import (
+    AcrossRanks,
+    RankResult,
+    Record,
+    Summary,
+    Telemetry,
+    across_ranks,
+)
 from harness.records.series import Numbers, Series
 
 # The figures of a summary that the times of its steps come to, and by how much they may differ:
@@ -32,15 +42,26 @@ def header_problem(record: Record) -> str | None:
     return None
 
 
-def record_problem(record: Record) -> str | None:
-    """Return the first contradiction in a record and its columns.
-
-    Raises ValueError for a series that is damaged.
-    """
-    problem = header_problem(record) or _rank_problem(record)
+def ranks_problem(record: Record, results: Sequence[RankResult]) -> str | None:
+    """Return the first contradiction between a record's header and the results of its ranks."""
+    count = len(record.ranks)
+    if len(results) != count:
+        return f"ranks: found {len(results)}; allowed: the {count} that the header counts"
+    problem = _rank_problem(record, results)
     if problem is not None or record.summary is None:
         return problem
-    return _length_problem(record) or _loss_problem(record) or _window_problem(record)
+    return _length_problem(record, results)
+
+
+def figures_problem(record: Record) -> str | None:
+    """Return the first figure of a record that its columns or its cell contradict.
+
+    Raises BadFile for columns that are missing or damaged.
+    """
+    problem = _across_problem(record)
+    if problem is not None or record.summary is None:
+        return problem
+    return _loss_problem(record) or _window_problem(record) or _evaluation_count_problem(record)
 
 
 def _status_problem(record: Record) -> str | None:
@@ -73,22 +94,18 @@ def _count_problem(record: Record) -> str | None:
     return None
 
 
-def _rank_problem(record: Record) -> str | None:
+def _rank_problem(record: Record, results: Sequence[RankResult]) -> str | None:
     """Return which ranks are double, none of the trial's, or contradict themselves."""
     world_size = record.trial.cell.axes.world_size
-    ranks = [result.rank for result in record.ranks]
+    ranks = [result.rank for result in results]
     if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
-        return f"ranks: found {_listed(ranks)}; allowed: each of {world_size} once, in order"
-    for index, result in enumerate(record.ranks):
+        listed = ", ".join(map(str, ranks))
+        return f"ranks: found {listed}; allowed: each of {world_size} once, in order"
+    for index, result in enumerate(results):
         problem = rank_problem(result)
         if problem is not None:
             return f"ranks[{index}].{problem}"
     return None
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """Return numbers of ranks in a line."""
-    return ", ".join(map(str, ranks)) or "none"
 
 
 def rank_problem(result: RankResult) -> str | None:
@@ -139,12 +156,12 @@ def _stop_problem(record: Record, length: int) -> str | None:
     return None
 
 
-def _length_problem(record: Record) -> str | None:
+def _length_problem(record: Record, results: Sequence[RankResult]) -> str | None:
     """Return which series has another length than the trial of a complete record."""
     assert record.loss is not None
     steps = record.loss.count
     counts = {}
-    for index, result in enumerate(record.ranks):
+    for index, result in enumerate(results):
         series = {"loss": result.loss, "step_seconds": result.step_seconds}
         for phase, seconds in result.step_phases.items():
             series[f"step_phases.{phase}"] = seconds
@@ -153,16 +170,16 @@ def _length_problem(record: Record) -> str | None:
     for key, count in counts.items():
         if count != steps:
             return f"{key}: found {count} steps; allowed: the {steps} of the trial"
-    return _step_problem(record, steps)
+    return _step_problem(results, steps)
 
 
-def _step_problem(record: Record, steps: int) -> str | None:
+def _step_problem(results: Sequence[RankResult], steps: int) -> str | None:
     """Return which step of an interruption or a fingerprint is none of the trial's."""
-    for index, result in enumerate(record.ranks):
+    for index, result in enumerate(results):
         if any(interruption.step > steps for interruption in result.interruptions):
             return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
         chosen = result.fingerprinted_steps
-        if chosen != record.ranks[0].fingerprinted_steps or any(step >= steps for step in chosen):
+        if chosen != results[0].fingerprinted_steps or any(step >= steps for step in chosen):
             problem = "found other steps than rank 0's, or one after the last"
             return f"ranks[{index}].fingerprints: {problem}"
     return None
@@ -195,26 +212,6 @@ def _evaluation_problem(record: Record) -> str | None:
     return _first_difference(record.summary, figures)
 
 
-def evaluation_count_problem(record: Record) -> str | None:
-    """Return the first step of a complete record after which its cell wants an evaluation it lacks.
-
-    Also one that it has and the cell does not want: every so many steps, and after the last one.
-    """
-    if record.rank0 is None or record.loss is None:
-        return None
-    steps = record.loss.count
-    between = record.trial.cell.evaluate.in_steps(record.rank0.steps_per_epoch)
-    expected = sorted({*range(between, steps + 1, between), steps})
-    evaluated = [evaluation.step for evaluation in record.rank0.evaluations]
-    if evaluated == expected:
-        return None
-    differing = sorted({*evaluated} ^ {*expected}) or evaluated
-    return (
-        f"rank0.evaluations: found {len(evaluated)}; allowed: the {len(expected)} of its cell; the"
-        f" first other one is of step {differing[0]}"
-    )
-
-
 def _confusion_problem(record: Record) -> str | None:
     """Return which counts of classes do not fit each other."""
     assert record.rank0 is not None
@@ -235,6 +232,41 @@ def _confusion_problem(record: Record) -> str | None:
     if sum(confusions.predicted) != samples or sum(confusions.correct) + wrong != samples:
         return f"{key}: found counts that do not add up to the {samples} samples of support"
     return None
+
+
+def _across_problem(record: Record) -> str | None:
+    """Return which figure of the header is not that of the results of the ranks.
+
+    Telemetry is left out: other versions of NumPy round its means in another way.
+    """
+    computed = across_ranks(record.ranks)
+    for entry in fields(AcrossRanks):
+        figures = [getattr(across, entry.name) for across in (record.ranks.across, computed)]
+        # As JSON, in which tuples and lists are the same.
+        recorded, expected = (msgspec.json.encode(figure, order="sorted") for figure in figures)
+        if entry.name != "telemetry" and recorded != expected:
+            return f"ranks.{entry.name}: found another value than that of its ranks"
+    return None
+
+
+def _evaluation_count_problem(record: Record) -> str | None:
+    """Return the first step of a complete record after which its cell wants an evaluation it lacks.
+
+    Also one that it has and the cell does not want: every N steps, and after the last one.
+    """
+    assert record.rank0 is not None
+    assert record.loss is not None
+    steps = record.loss.count
+    between = record.trial.cell.evaluate.in_steps(record.rank0.steps_per_epoch)
+    expected = sorted({*range(between, steps + 1, between), steps})
+    evaluated = [evaluation.step for evaluation in record.rank0.evaluations]
+    if evaluated == expected:
+        return None
+    differing = sorted({*evaluated} ^ {*expected}) or evaluated
+    return (
+        f"rank0.evaluations: found {len(evaluated)}; allowed: the {len(expected)} of its cell; the"
+        f" first other one is of step {differing[0]}"
+    )
 
 
 def _loss_problem(record: Record) -> str | None:

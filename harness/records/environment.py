@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from harness.core.cores import usable_cores
 from harness.core.packages import installed_version
 from harness.core.redaction import redact_variable
@@ -105,6 +107,13 @@ class Environment:
     # Files of the workload's own tree that were imported although no import statement names them:
     # its cell does not have them. Path -> SHA-256.
     dynamic_files: Mapping[str, str] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Return the hash of all fields, of which mappings have none of their own.
+
+        Functions of an environment are cached by it: the trials of a sweep share a few.
+        """
+        return hash(msgspec.json.encode(self, order="sorted"))
 
 
 def relevant_variables(

@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
 from harness.records.company import Company
-from harness.records.decode import decode_value
 from harness.records.environment import Environment
 from harness.records.series import Series
 from harness.spec.cell import Fingerprints, Profiling, Trial
@@ -430,14 +429,6 @@ class Ranks(Sequence[RankResult]):
         ranks = Ranks(lambda: results, across_ranks(results))
         ranks._results = results
         return ranks
-
-    @staticmethod
-    def decode(value: Any) -> Ranks:
-        """Return ranks that are read already, or decode their results in a record up to 5.2."""
-        if isinstance(value, Ranks):
-            return value
-        results: list[RankResult] = decode_value(list[RankResult], value)
-        return Ranks.of(results)
 
     def _read(self) -> Sequence[RankResult]:
         """Return the results, read if they are not in memory; raises BadFile."""

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from harness.core.errors import BadFile, BadInput
+from harness.records.checks import Amount, Number
 from harness.records.decode import FileFormat, decode_file, decode_value, read_json
-from workloads.options import Between
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")
@@ -31,10 +33,10 @@ class TrainingProgress:
     """How far a trial has come, as `harness.training.progress` writes it."""
 
     phase: str  # what rank 0 does
-    step: Annotated[int, Between(0)]  # optimizer steps that are done
-    steps: Annotated[int, Between(0)]  # that the trial will train
-    at: Annotated[float, Between(0)]  # when this was written, seconds since the epoch
-    rate: Annotated[float, Between(0)] | None = None  # samples/s over all ranks
+    step: Number  # optimizer steps that are done
+    steps: Number  # that the trial will train
+    at: Amount  # when this was written, seconds since the epoch
+    rate: Amount | None = None  # samples/s over all ranks
     loss: float | None = None
 
 
@@ -52,9 +54,11 @@ class FailedRank:
     A rank that is killed writes nothing itself, so its parent has to.
     """
 
-    exitcode: Annotated[int, Between(-64, 255)]  # negative: the number of the signal that ended it
-    at: Annotated[float, Between(0)]  # when its end was noticed, seconds since the epoch
-    pid: Annotated[int, Between(0)]  # on the rank's own machine
+    exitcode: Annotated[
+        int, Meta(ge=-64, le=255)
+    ]  # negative: the number of the signal that ended it
+    at: Amount  # when its end was noticed, seconds since the epoch
+    pid: Number  # on the rank's own machine
     out_of_memory: bool = False  # whether the kernel killed it for want of memory
 
 
@@ -62,12 +66,12 @@ class FailedRank:
 class Heartbeat:
     """A sign of life of one rank."""
 
-    rank: Annotated[int, Between(0)]
+    rank: Number
     host: str
-    pid: Annotated[int, Between(0)]  # on its host
-    step: Annotated[int, Between(0)]  # optimizer steps done
+    pid: Number  # on its host
+    step: Number  # optimizer steps done
     position: str  # of its main thread in the code: module.function:line
-    at: Annotated[float, Between(0)]  # seconds since the epoch, by the clock of its host
+    at: Amount  # seconds since the epoch, by the clock of its host
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} is in {self.position} after step {self.step}"
@@ -107,7 +111,7 @@ def read_progress_file(
     """
     try:
         content = read_json(path, PROGRESS_FORMAT)
-        decode_value(kind, content, ignore_unknown_fields=True)
+        decode_value(kind, content)
     except (BadFile, ValueError):
         return {}
     progress: dict[str, Any] = content
@@ -123,6 +127,5 @@ def read_failed_ranks(path: Path) -> Mapping[int, FailedRank]:
     )
     for rank in failed_ranks:  # the keys of JSON objects are text
         if not (rank.isascii() and rank.isdecimal() and len(rank) <= MAX_RANK_DIGITS):
-            problem = f"not a valid {FAILED_RANKS_FORMAT.name}: found {rank!r}; allowed: a rank"
-            raise FAILED_RANKS_FORMAT.error(path, problem)
+            raise FAILED_RANKS_FORMAT.invalid(path, f"found {rank!r}; allowed: a rank")
     return {int(rank): failed for rank, failed in failed_ranks.items()}

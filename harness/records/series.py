@@ -1,19 +1,12 @@
 """Rows of numbers, such as the time of every step: exact to the bit.
 
-A series lies in a column of the file beside its record (`harness.records.columns`). Records up to
-schema 5.2 hold it in their JSON, packed.
+A series is a column of the file next to its record (`harness.records.columns`).
 """
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
-
-from harness.spec.cell import MAX_STEPS
-from workloads.options import Between
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +16,6 @@ Numbers: TypeAlias = "NDArray[Any]"
 DType = Literal[
     "<f8", "<f4", "<f2", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "<u2", "|u1", "|b1"
 ]  # fmt: skip
-# Zeros pack to a thousandth of their size, so that a small file could fill the memory.
-MAX_COUNT = MAX_STEPS
 
 
 class Series:
@@ -55,16 +46,6 @@ class Series:
         numbers.flags.writeable = False
         return Series.of(numbers)
 
-    @staticmethod
-    def decode(value: Any) -> Series:
-        """Return a series that is read already, or unpack that of a record up to 5.2."""
-        from harness.records.decode import decode_value  # which decodes series
-
-        if isinstance(value, Series):
-            return value
-        packed: PackedSeries = decode_value(PackedSeries, value)
-        return packed.unpack()
-
     def unpack(self) -> Numbers:
         """Return the numbers, shape (count,), read-only; raises BadFile where they are damaged."""
         return self._load()
@@ -85,32 +66,3 @@ class Series:
     def __deepcopy__(self, memo: object) -> Series:
         """Return the series itself, as nothing can change it."""
         return self
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackedSeries:
-    """Numbers as base64 of zlib of their little-endian bytes, as records up to 5.2 have them."""
-
-    dtype: DType
-    count: Annotated[int, Between(0, MAX_COUNT)]  # of numbers
-    data: str  # base64
-
-    def unpack(self) -> Series:
-        """Return the numbers.
-
-        Raises ValueError if the content is damaged, or not what the header says. It is unpacked as
-        far as the header says, whatever the size of what follows.
-        """
-        import numpy as np
-
-        dtype = np.dtype(self.dtype)
-        size = self.count * dtype.itemsize
-        unpacker = zlib.decompressobj()
-        try:
-            content = unpacker.decompress(base64.b64decode(self.data, validate=True), size + 1)
-        except (ValueError, zlib.error) as error:
-            raise ValueError(f"a series can't be unpacked: {error}") from None
-        if len(content) != size or not unpacker.eof:
-            found = "more" if len(content) > size else f"{len(content) // dtype.itemsize}"
-            raise ValueError(f"a series of {self.count} numbers has {found}")
-        return Series.of(np.frombuffer(content, dtype=dtype))

@@ -22,19 +22,10 @@ from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
-from harness.records.decode import (
-    FileFormat,
-    check_schema,
-    decode_content,
-    decode_value,
-    read_json,
-    unsealed,
-)
-from harness.records.files import read_record
-from harness.records.headers import Headers
+from harness.records.decode import FileFormat, checked_content, decode_value, read_json
+from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record
 from harness.records.seal import sealed_text
-from harness.records.shared import share
 from harness.spec.cell import Cell, Trial
 from harness.spec.selected import SelectedSweep, select
 from harness.spec.sweep import Sweep
@@ -43,9 +34,8 @@ LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for
 SCHEMA = "1.6"  # of sweep.json
 TRIAL_ID = re.compile(r"(?P<cell>.+)-s(?P<seed>-?\d{1,19})-r(?P<repeat>\d{1,9})")  # as `Trial.id`
 SWEEP_FORMAT = FileFormat(
-    name="sweep", schema=SCHEMA, remedy="harness run writes it anew", sealed_since=1
+    name="sweep", schema=SCHEMA, remedy="harness run writes it again", is_sealed=True
 )
-CONTENT_FORMAT = replace(SWEEP_FORMAT, sealed_since=None)  # of what is left without the seal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,30 +159,26 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
 def _read_spec(results: Results, folder: SweepFolder) -> Sweep:
     """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
     content = read_spec_content(folder.spec_path)
-    content.pop("trials", None)  # they follow from the cells, seeds and repeats
-    if content.get("schema") == SCHEMA and isinstance(content.get("cells"), list):
-        content["cells"] = [share(Cell, cell) for cell in content["cells"]]
-    sweep = decode_content(Sweep, content, str(folder.spec_path), CONTENT_FORMAT)
+    try:
+        sweep: Sweep = decode_value(Sweep, content)
+    except ValueError as error:
+        raise SWEEP_FORMAT.invalid(folder.spec_path, error) from None
     if results.sweep_folder(sweep.name) != folder:
-        problem = f"name: found {sweep.name!r}; allowed: that of the folder it lies in"
-        raise SWEEP_FORMAT.error(folder.spec_path, f"not a valid sweep: {problem}")
+        problem = f"name: found {sweep.name!r}; allowed: that of the folder it is in"
+        raise SWEEP_FORMAT.invalid(folder.spec_path, problem)
     return sweep
 
 
 def read_spec_content(path: Path) -> dict[str, Any]:
-    """Return the keys of a `sweep.json` of whatever schema, undecoded.
+    """Return the keys of a `sweep.json`, of which only the name has been checked.
 
-    Raises BadFile for a file that was changed after it was written.
+    Raises BadFile for a file of another schema, or that was changed after it was written.
     """
-    content = unsealed(read_json(path, SWEEP_FORMAT), str(path), SWEEP_FORMAT)
-    if not isinstance(content, dict):
-        raise SWEEP_FORMAT.error(path, "can't be read as a sweep: found no keys; allowed: keys")
-    checked: dict[str, Any] = content
-    name = checked.get("name", "")
+    content: dict[str, Any] = checked_content(read_json(path, SWEEP_FORMAT), path, SWEEP_FORMAT)
+    name = content.get("name")
     if not isinstance(name, str):
-        problem = f"not a valid sweep: name: found {json.dumps(name)}; allowed: text"
-        raise SWEEP_FORMAT.error(path, problem)
-    return checked
+        raise SWEEP_FORMAT.invalid(path, f"name: found {json.dumps(name)}; allowed: text")
+    return content
 
 
 def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
@@ -201,14 +187,11 @@ def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
     Other keys of the file are not decoded, which is faster and needs none of them to be valid.
     """
     content = read_spec_content(folder.spec_path)
-    is_later_minor = check_schema(content, str(folder.spec_path), SWEEP_FORMAT)
     try:
-        cells: list[Cell] = decode_value(
-            list[Cell], content.get("cells"), ignore_unknown_fields=is_later_minor
-        )
+        cells: list[Cell] = decode_value(list[Cell], content.get("cells"))
     except ValueError as error:
         # The message begins with the index, as in `[0].axes`.
-        raise SWEEP_FORMAT.error(folder.spec_path, f"not a valid sweep: cells{error}") from None
+        raise SWEEP_FORMAT.invalid(folder.spec_path, f"cells{error}") from None
     return cells
 
 
@@ -276,18 +259,18 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     further_trials = recorded_trials(further_ids, sweep.cells)
     # Most of the trials of a sweep that has just begun have no folder to look for a record in.
     subfolders = set(folder.subfolders())
-    headers = Headers(folder)
     records = []
     unreadable = []
     for trial_id in (*asked_ids, *(trial.id for trial in further_trials)):
         try:
-            record = headers.read_if_exists(trial_id) if trial_id in subfolders else None
+            if trial_id not in subfolders:
+                continue
+            record = read_record_if_exists(folder.trial_folder(trial_id).record_path)
         except BadInput as error:
             unreadable.append(str(error))
         else:
             if record is not None:
                 records.append(record)
-    headers.save()
     return RecordedSweep(
         sweep=sweep,
         records=records,

@@ -40,13 +40,13 @@ CONTROL_FOLDER = "control"
 RECORD_SUFFIX = ".record.json"  # of what was recorded, where it is a record
 SCHEMA = "1.0"
 VERDICT_FORMAT = FileFormat(
-    name="verdict", schema=VERDICT_SCHEMA, remedy="harness reproduce makes it anew", sealed_since=0
+    name="verdict", schema=VERDICT_SCHEMA, remedy="harness reproduce makes it anew", is_sealed=True
 )
 MANIFEST_FORMAT = FileFormat(
     name="manifest of a bundle",
     schema=SCHEMA,
     remedy="harness reproduce makes it anew",
-    sealed_since=0,
+    is_sealed=True,
 )
 
 

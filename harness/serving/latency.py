@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from harness.core.garbage import collection_paused
 from harness.serving.calls import Inputs
 from harness.serving.record import ArmTimes, LatencyGroup
 
@@ -62,7 +61,8 @@ def measure(
     draw = random.Random(SEED)
     deadline = time.monotonic() + seconds
     gc.collect()
-    with collection_paused():  # as `timeit` does
+    gc.disable()  # as `timeit` does
+    try:
         for number in range(calls):
             if time.monotonic() > deadline:
                 break
@@ -71,6 +71,8 @@ def measure(
                 time.sleep(pause)
                 inputs = batches[number % len(batches)]
                 times[arm.name].append(_time_call(arm.call, inputs, synchronize))
+    finally:
+        gc.enable()
     return LatencyGroup(
         batch_size=batch_size,
         threads=threads,

@@ -13,8 +13,8 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.serving.record import ExportParity, FormatName, LatencyGroup
 
-ORDER_FORMAT = FileFormat(name="order of an export", sealed_since=0)
-ANSWER_FORMAT = FileFormat(name="answer of an export", sealed_since=0)
+ORDER_FORMAT = FileFormat(name="order of an export", is_sealed=True)
+ANSWER_FORMAT = FileFormat(name="answer of an export", is_sealed=True)
 
 
 @dataclass(frozen=True, kw_only=True)

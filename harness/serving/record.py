@@ -14,7 +14,7 @@ from harness.records.seal import sealed_text
 
 SCHEMA = "1.0"
 EXPORT_FORMAT = FileFormat(
-    name="trial's exports", schema=SCHEMA, remedy="harness export makes it anew", sealed_since=0
+    name="trial's exports", schema=SCHEMA, remedy="harness export makes it anew", is_sealed=True
 )
 FormatName = Literal["onnx", "torch-export", "aotinductor", "save_pretrained"]
 # The ways to run the model that need no export.

@@ -27,8 +27,7 @@ from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import read_progress
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
-from harness.records.files import RECORD_FORMAT
-from harness.records.headers import Headers, Identity, identity_of
+from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.record import Record
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
@@ -367,12 +366,10 @@ def _read_status(
     further_ids = sweep_folder.recorded_ids(besides=trials)
     for trial in recorded_trials(further_ids, sweep.cells):  # of other seeds, or further repeats
         trials[trial.id] = trial
-    headers = Headers(sweep_folder)
     files = {}
     for trial_id, trial in trials.items():
         trial_folder = sweep_folder.trial_folder(trial_id)
-        files[trial_id] = read_trial_files(trial_folder, trial.cell.axes.world_size, headers)
-    headers.save()
+        files[trial_id] = read_trial_files(trial_folder, trial.cell.axes.world_size)
     # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
     runs_locally = is_locked(sweep_folder)
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
@@ -414,7 +411,7 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
     return counts
 
 
-def read_trial_files(trial_folder: TrialFolder, world_size: int, headers: Headers) -> TrialFiles:
+def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
     """Read what counts for the status from the folder of a trial of so many ranks.
 
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
@@ -422,14 +419,14 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int, headers: Header
 
     A record that can't be read is named in `unreadable`.
     """
-    path = headers.path(trial_folder.path.name)
+    path = trial_folder.record_path
     record = None
     recorded_at = 0
     unreadable = None
     try:
-        identity = identity_of(path)
-        recorded_at = identity[2]
-        record = _read_header(trial_folder.path.name, identity, headers)
+        stat = path.stat()
+        recorded_at = stat.st_mtime_ns
+        record = _read_header(path, stat)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except BadInput as error:
@@ -456,19 +453,21 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int, headers: Header
     )
 
 
-# Kept for as long as the process lives, so that `harness status --watch` reads each record once.
-_summaries: dict[tuple[str, Identity], RecordHeader] = {}
+# For `harness status --watch`, which looks at all records again and again.
+_headers_by_path: dict[Path, tuple[os.stat_result, RecordHeader]] = {}
 
 
-def _read_header(trial_id: str, identity: Identity, headers: Headers) -> RecordHeader:
-    """Read what counts of a record, once for each time that it was written.
-
-    `harness status --watch` looks at all of them again and again.
-    """
-    key = (headers.path(trial_id), identity)
-    if key not in _summaries:
-        _summaries[key] = _summary(headers.read_identified(trial_id, identity))
-    return _summaries[key]
+def _read_header(path: Path, stat: os.stat_result) -> RecordHeader:
+    """Return what the status shows of a record; it is read again only when its file has changed."""
+    previous = _headers_by_path.get(path)
+    if previous is not None:
+        previous_stat, header = previous
+        is_same_file = previous_stat.st_ino == stat.st_ino
+        if is_same_file and previous_stat.st_ctime_ns == stat.st_ctime_ns:
+            return header
+    header = _summary(read_record(path))
+    _headers_by_path[path] = (stat, header)
+    return header
 
 
 def _summary(record: Record) -> RecordHeader:

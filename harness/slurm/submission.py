@@ -37,7 +37,7 @@ SUBMISSION_FORMAT = FileFormat(
     name="submission",
     schema=SCHEMA,
     remedy="delete its folder once none of its jobs is in the queue",
-    sealed_since=1,
+    is_sealed=True,
 )
 NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
 

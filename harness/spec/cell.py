@@ -202,6 +202,10 @@ class Cell:
     stop: StopRule | None = None  # None: it trains for its whole length
     stack: Stack | None = None  # what the axis of that name stands for
 
+    def __hash__(self) -> int:
+        """Return the hash of the id, which equal cells share; mappings have none."""
+        return hash(self.id)
+
     @cached_property  # a sweep of many trials needs it thousands of times
     def id(self) -> str:
         """Return the workload's name and 10 hexadecimal digits, as in `mlp-0123456789`.

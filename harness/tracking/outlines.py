@@ -6,13 +6,11 @@ brings are read, and all of them where somebody else may have changed others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder
 from harness.records.files import read_record
-from harness.records.headers import Headers
-from harness.records.record import Record
 from harness.tracking.contents import TrialOutline, digest_of
 
 Version = tuple[int, int]  # of a file: the time of its modification in nanoseconds, and its size
@@ -39,7 +37,7 @@ class SweepOutlines:
             self._read_all()
         else:
             for trial_id in changed:
-                self._update(trial_id, self._read_record)
+                self._update(trial_id)
         if not self._by_trial:
             raise BadInput(
                 f"{self.folder.path}: found no record of a trial; allowed: a sweep that has run"
@@ -48,18 +46,13 @@ class SweepOutlines:
 
     def _read_all(self) -> None:
         """Read all records that are new or changed, and forget those that are gone."""
-        headers = Headers(self.folder)
         recorded_ids = self.folder.recorded_ids()
         for trial_id in self._by_trial.keys() - set(recorded_ids):
             del self._by_trial[trial_id]
         for trial_id in recorded_ids:
-            self._update(trial_id, headers.read)
-        headers.save()
+            self._update(trial_id)
 
-    def _read_record(self, trial_id: str) -> Record:
-        return read_record(self.folder.trial_folder(trial_id).record_path)
-
-    def _update(self, trial_id: str, read: Callable[[str], Record]) -> None:
+    def _update(self, trial_id: str) -> None:
         """Read a trial's record unless its file is as it was."""
         path = self.folder.trial_folder(trial_id).record_path
         try:
@@ -67,7 +60,7 @@ class SweepOutlines:
             version = (stat.st_mtime_ns, stat.st_size)
             if trial_id in self._by_trial and self._by_trial[trial_id][0] == version:
                 return
-            outline = TrialOutline.of(read(trial_id), digest_of(path.read_bytes()))
+            outline = TrialOutline.of(read_record(path), digest_of(path.read_bytes()))
         except (BadInput, FileNotFoundError):
             self._by_trial.pop(trial_id, None)
             return

@@ -29,7 +29,6 @@ from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
-from harness.records.headers import Headers
 from harness.records.record import Record
 from harness.records.seal import clean_text
 from harness.render.chart import save_png
@@ -236,10 +235,9 @@ class SweepRuns:
         by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
         self._update_cells(by_cell, outlines, result, sweep_run, writes, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
-        headers = Headers(self.folder)  # which are not in memory before one is asked for
         written = 0
         for cell_outlines in by_cell.values():
-            written += self._update_trials(cell_outlines, chosen_trials, records, headers, writes)
+            written += self._update_trials(cell_outlines, chosen_trials, records, writes)
         if result is not None:
             self._update_boards(result, sweep_run)
             self._update_confusions(result, by_cell)
@@ -386,7 +384,6 @@ class SweepRuns:
         outlines: Sequence[TrialOutline],
         chosen_trials: set[str],
         records: Mapping[str, Record | None],
-        headers: Headers,
         writes: Transaction,
     ) -> int:
         """Write those of a cell's chosen trials that have no complete run; return how many.
@@ -396,7 +393,7 @@ class SweepRuns:
         (cell_run,) = self.existing["cell", outlines[0].cell_id]
         incomplete = self._find_incomplete(outlines, cell_run, chosen_trials)
         for outline in incomplete:
-            self._write_trial(outline, cell_run, records.get(outline.trial), headers, writes)
+            self._write_trial(outline, cell_run, records.get(outline.trial), writes)
             writes.checkpoint()
         for outline in outlines:
             if outline.trial in chosen_trials:
@@ -556,7 +553,6 @@ class SweepRuns:
         outline: TrialOutline,
         cell_run: KnownRun,
         delivered_record: Record | None,
-        headers: Headers,
         writes: Transaction,
     ) -> None:
         """Create the run of a trial with all that it shows.
@@ -567,7 +563,7 @@ class SweepRuns:
         trial_folder = self.folder.trial_folder(outline.trial)
         record = delivered_record
         if record is None or (record.started, record.ended) != (outline.started, outline.ended):
-            record = headers.read(outline.trial)
+            record = read_record(trial_folder.record_path)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
         tags = {**self._tags(contents, cell_run.id), RECORD_TAG: outline.digest}
         new_run = self._begin(contents, tags, writes)

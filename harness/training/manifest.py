@@ -25,7 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA = "1.2"  # 1.2 is sealed
-MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA, sealed_since=2)
+MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA, is_sealed=True)
 # Packages that ranks do not compute with.
 LAUNCHER_PACKAGES = ("mlflow", "submitit")
 SHOWN_DIGITS = 12  # of a digest, in errors

@@ -39,13 +39,13 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
         ),
         (
             '{"schema": 99}',
-            "schema: found 99; allowed: 5.x or 6.x; a newer version of the harness wrote it: upgrade",
+            "schema: found 99; allowed: 6.x; a newer version of the harness wrote it: upgrade",
         ),
         (
             '{"schema": 4}',
-            "schema: found 4; allowed: 5.x or 6.x; an older version of the harness wrote it: ",
+            "schema: found 4; allowed: 6.x; an older version of the harness wrote it; ",
         ),
-        ("[]", "schema: found null; allowed: 5.x or 6.x; move it away and run the sweep again"),
+        ("[]", "schema: found null; allowed: 6.x; move it away and run the sweep again"),
         (f'{{"schema": "{SCHEMA}"}}', "seal: found null; allowed: "),
         (
             sealed_text({"schema": SCHEMA}),

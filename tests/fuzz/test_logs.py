@@ -1,20 +1,14 @@
-"""Logs of whatever bytes, and series of whatever content."""
+"""Logs of whatever bytes."""
 
 from __future__ import annotations
 
-import base64
-import zlib
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
-from harness.records.series import PackedSeries
 from harness.render.terminal import logs as view
-from tests.fuzz.changes import SEEDS, changed_bytes
 
 # Bytes of terminals, of UTF-8 that ends early, and lines of any length.
 PIECES = st.sampled_from(
@@ -53,19 +47,3 @@ def test_any_log_is_shown_whole_and_in_printable_characters(
     printer = view._Printer(trial_folder.rank_log(0))
     printer.print_new()
     assert printer.position == len(content)
-
-
-PACKED = base64.b64encode(zlib.compress(np.arange(40.0).tobytes()))
-
-
-@given(
-    data=SEEDS.map(lambda seed: changed_bytes(PACKED, seed).decode(errors="replace")),
-    count=st.integers(0, 100) | st.just(40),
-)
-def test_series_is_unpacked_to_its_length_or_refused(data: str, count: int) -> None:
-    packed = PackedSeries(dtype="<f8", count=count, data=data)
-    try:
-        series = packed.unpack()
-    except ValueError:
-        return
-    assert series.unpack().shape == (count,)

@@ -57,4 +57,4 @@ def test_sweep_in_the_folder_of_another_is_refused(results: Results) -> None:
     assert len(errors) == 1
     ended = harness("show", "first", "--results", str(results.path))
     assert ended.code == 2
-    assert "name: found 'second'; allowed: that of the folder it lies in" in ended.err
+    assert "name: found 'second'; allowed: that of the folder it is in" in ended.err

@@ -14,7 +14,14 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from harness.core.errors import BadInput
-from harness.records.decode import FileFormat, decode_file, decode_text, decode_value
+from harness.records.checks import Number
+from harness.records.decode import (
+    FileFormat,
+    decode_file,
+    decode_settings,
+    decode_text,
+    decode_value,
+)
 from harness.spec.cluster import Profile
 from workloads.options import Between
 
@@ -41,6 +48,7 @@ class Tree:
     twig: Twig | None = None
     names: Sequence[str] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
+    counted: Number = 0
 
     def __post_init__(self) -> None:
         if self.rings < 0:
@@ -71,17 +79,13 @@ def test_whole_number_may_stand_for_a_fraction() -> None:
         ({"height": "2"}, 'height: found "2"; allowed: a number'),
         ({"height": True}, "height: found true; allowed: a number"),
         ({"evergreen": 1}, "evergreen: found 1; allowed: true or false"),
-        (
-            {"season": "sumer"},
-            "season: found \"sumer\"; did you mean 'summer'? allowed: summer, winter",
-        ),
+        ({"season": "sumer"}, 'season: found "sumer"; allowed: what this version knows'),
         ({"names": "oak"}, 'names: found "oak"; allowed: a list'),
         ({"names": ["oak", 3]}, "names[1]: found 3; allowed: text"),
-        ({"shares": {"a": 0.5, "b": "much"}}, 'shares.b: found "much"; allowed: a number'),
+        ({"shares": {"b": "much"}}, 'shares[...]: found {"b": "much"}; allowed: a number'),
         ({"twig": 3}, "twig: found 3; allowed: keys with values or null"),
         ({"twig": {"leaves": [{"kind": "root"}]}}, 'twig.leaves[0].kind: found "root"; '),
-        ({"twig": {"leaves": [{"color": "red"}]}}, "twig.leaves[0].color: unknown key; "),
-        ({"ring": 3}, "ring: unknown key; did you mean 'rings'? allowed: "),
+        ({"counted": -1}, "counted: found -1; allowed: a whole number >= 0"),
         ({"rings": -1}, "rings: found -1; allowed: 0 or more"),
     ],
     ids=str,
@@ -90,6 +94,12 @@ def test_what_does_not_fit_is_refused_with_its_key(change: dict[str, Any], probl
     with pytest.raises(ValueError, match=r".") as raised:
         decode_value(Tree, {"rings": 3, **change})
     assert str(raised.value).startswith(problem)
+
+
+def test_key_that_is_no_field_is_refused_in_settings_and_ignored_elsewhere() -> None:
+    assert decode_value(Tree, {"rings": 3, "ring": 4}) == Tree(rings=3)
+    with pytest.raises(ValueError, match=r"^ring: unknown key; did you mean 'rings'\? allowed: "):
+        decode_settings(Tree, {"rings": 3, "ring": 4})
 
 
 def test_missing_key_is_named() -> None:
@@ -155,7 +165,7 @@ with ThreadPoolExecutor(8) as threads:
 class TestSchema:
     """Of a file, against our 2.1."""
 
-    @pytest.mark.parametrize("schema", ["2.0", "2.1", 2, "2.7"])
+    @pytest.mark.parametrize("schema", ["2.0", "2.1", "2.7"])
     def test_of_the_same_major_number_is_read(self, schema: object) -> None:
         text = json.dumps({"schema": schema, "rings": 3})
         assert decode_text(Tree, text, "tree.json", TREE_FORMAT) == Tree(rings=3)
@@ -164,12 +174,6 @@ class TestSchema:
         text = json.dumps({"schema": "2.2", "rings": 3, "roots": 4, "twig": {"bark": "rough"}})
         assert decode_text(Tree, text, "tree.json", TREE_FORMAT) == Tree(rings=3, twig=Twig())
 
-    @pytest.mark.parametrize("schema", ["2.0", "2.1"])
-    def test_of_ours_or_an_earlier_minor_number_may_not(self, schema: str) -> None:
-        text = json.dumps({"schema": schema, "rings": 3, "roots": 4})
-        with pytest.raises(BadInput, match="not a valid tree: roots: unknown key"):
-            decode_text(Tree, text, "tree.json", TREE_FORMAT)
-
     def test_of_a_newer_major_number_asks_for_an_upgrade(self) -> None:
         with pytest.raises(BadInput) as raised:
             decode_text(Tree, '{"schema": "3.0"}', "tree.json", TREE_FORMAT)
@@ -177,12 +181,12 @@ class TestSchema:
             'tree.json: schema: found "3.0"; allowed: 2.x; a newer version of the harness wrote it: upgrade this one'
         )
 
-    @pytest.mark.parametrize("schema", ["1.9", 1])
+    @pytest.mark.parametrize("schema", ["1.9", 1, "1.10"])
     def test_of_an_older_major_number_names_the_remedy(self, schema: object) -> None:
         with pytest.raises(BadInput) as raised:
             decode_text(Tree, json.dumps({"schema": schema}), "tree.json", TREE_FORMAT)
         assert str(raised.value) == (
-            f"tree.json: schema: found {json.dumps(schema)}; allowed: 2.x; an older version of the harness wrote it:"
+            f"tree.json: schema: found {json.dumps(schema)}; allowed: 2.x; an older version of the harness wrote it;"
             " plant a new one"
         )
 

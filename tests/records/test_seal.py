@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +14,11 @@ import pytest
 
 from harness.core.errors import BadFile, FileUnavailable
 from harness.core.paths import SweepFolder
+from harness.housekeeping.verify import verify_record
 from harness.records.files import RECORD_FORMAT, read_rank_result, read_record, write_record
 from harness.records.record import Ranks, Record
 from harness.records.seal import digest_of, sealed_text
-from harness.records.series import MAX_COUNT, Numbers, PackedSeries, Series
+from harness.records.series import Series
 from harness.spec.cell import StopRule
 from tests.factories import CONFUSIONS, make_cell, make_record
 
@@ -49,7 +48,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         lambda content: content["trial"]["cell"]["workload"].update(uses=3.5),
         lambda content: content.pop("seal"),
         lambda content: content.update(seal=None),
-        lambda content: content.update(schema="5.0"),
+        lambda content: content.update(schema="6.0"),
     ],
     ids=["summary", "batches", "digest", "status", "uses", "no-seal", "null", "schema"],
 )
@@ -103,7 +102,7 @@ def test_what_a_rank_leaves_is_sealed_too(path: Path) -> None:
             "ranks",
             "count",
             2**63,
-            "ranks.count: found 9223372036854775808; allowed: 0 to 2147483647",
+            "ranks.count: found 9223372036854775808; allowed: a whole number <= 2147483647",
         ),
         ("columns", "file", "", "columns: found the file ''; allowed: a name that ends in .npz"),
     ],
@@ -168,7 +167,7 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         (replace(DDP, status="failed"), "summary: found something in a trial that is failed"),
         (replace(DDP, status="invalid"), "violations: found 0"),
         (replace(DDP, rank0=None), "rank0: found nothing"),
-        (replace(DDP, attempt=0), "attempt: found 0; allowed: 1 or more"),
+        (replace(DDP, attempt=0), "attempt: found 0; allowed: a whole number >= 1"),
         (replace(STOPPED, rank0=replace(STOPPED.rank0, stop=None)), "rank0.stop: found nothing"),
         (replace(DDP, rank0=replace(DDP.rank0, stop=LENGTH)), "rank0.stop: found something"),
         (
@@ -200,44 +199,12 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 def test_record_that_contradicts_itself_is_refused(
     path: Path, record: Record, problem: str
 ) -> None:
-    """Where its columns are needed to see it, that is as soon as they are read."""
+    """Figures are computed again by `harness verify` alone, the others wherever they are read."""
     write_record(path, record)  # with a seal that is right
-    with pytest.raises(BadFile, match=f": not a valid record: {problem}.*; {REMEDY}$"):
-        list(read_record(path).ranks)
-
-
-def test_packed_series_is_unpacked_no_further_than_it_says() -> None:
-    zeros = packed(np.zeros(MAX_COUNT))
-    assert len(zeros.data) < 2**18
-    with pytest.raises(ValueError, match="a series of 3 numbers has more"):
-        replace(zeros, count=3).unpack()
-
-
-def packed(values: Numbers) -> PackedSeries:
-    """Return a series as records up to 5.2 have it."""
-    data = base64.b64encode(zlib.compress(values.tobytes())).decode()
-    return PackedSeries(dtype="<f8", count=len(values), data=data)
-
-
-@pytest.mark.parametrize("data", ["", "!", "eJw", "AAAA", packed(np.zeros(3)).data[:-8]])
-def test_packed_series_that_is_damaged_is_refused(data: str) -> None:
-    with pytest.raises(ValueError, match="a series"):
-        replace(packed(np.zeros(3)), data=data).unpack()
-
-
-@pytest.mark.parametrize(
-    ("count", "problem"),
-    [
-        (19, r"loss: a series of 19 numbers has 12"),
-        (MAX_COUNT + 1, r"loss: count: found 16777217; allowed: 0 to 16777216"),
-    ],
-)
-def test_packed_series_of_a_record_is_checked(path: Path, count: int, problem: str) -> None:
-    content = json.loads((SCHEMAS / "5.2" / "done.json").read_text(encoding="utf-8"))
-    content["loss"]["count"] = count
-    path.write_text(sealed_text(content), encoding="utf-8")
-    with pytest.raises(BadFile, match=problem):
-        read_record(path)
+    verified = verify_record(path)
+    assert verified.problem is not None
+    assert re.match(f"{re.escape(str(path))}: not a valid record: {problem}", verified.problem)
+    assert verified.problem.endswith(f"; {REMEDY}")
 
 
 @pytest.mark.parametrize(
@@ -256,8 +223,9 @@ def test_columns_that_were_changed_are_refused(
     write_record(path, DDP)
     (columns,) = path.parent.glob("*.npz")
     columns.write_bytes(damage(columns.read_bytes()))
-    with pytest.raises(BadFile, match=f"^{re.escape(str(columns))}: .*; {REMEDY}$"):
-        list(read_record(path).ranks)
+    problem = verify_record(path).problem
+    assert problem is not None
+    assert re.match(f"^{re.escape(str(columns))}: .*; {REMEDY}$", problem)
 
 
 def test_columns_of_another_record_are_refused(path: Path) -> None:
@@ -267,7 +235,7 @@ def test_columns_of_another_record_are_refused(path: Path) -> None:
     write_record(path.with_name("other.json"), make_record(DDP.trial.cell, seed=1))
     (other,) = path.parent.glob("other*.npz")
     other.replace(columns)
-    with pytest.raises(BadFile, match=r"column mean_loss: found the SHA-256 \w+…; allowed: \w+…"):
+    with pytest.raises(BadFile, match=r"column \S+: found the SHA-256 \w+…; allowed: \w+…"):
         list(read_record(path).ranks)
 
 
@@ -295,14 +263,15 @@ def test_header_that_contradicts_its_ranks_is_refused(
     content = json.loads(path.read_text(encoding="utf-8"))
     edit(content["ranks"])
     path.write_text(sealed_text(content), encoding="utf-8")
-    with pytest.raises(BadFile, match="found another value than that of its ranks"):
-        list(read_record(path).ranks)
+    verified = verify_record(path)
+    assert verified.problem is not None
+    assert "found another value than that of its ranks" in verified.problem
 
 
-@pytest.mark.parametrize("text", ["[" * 10**6, "[" * 60 + "]" * 60, '{"a":' * 60 + "1" + "}" * 60])
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 5000 + "1" + "}" * 5000])
 def test_deeply_nested_json_is_refused(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadFile, match="found lists or keys in more than 50 others"):
+    with pytest.raises(BadFile, match="found too many lists or keys inside each other"):
         read_record(path)
 
 

@@ -18,8 +18,6 @@ from markupsafe import Markup, escape
 
 from harness.analysis.cells import shown_seeds
 from harness.analysis.compare import CellComparison
-from harness.analysis.result import KEPT_ENVIRONMENTS
-from harness.core.caches import cached_by_identity
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.hardware.roofline import machine_of
@@ -144,7 +142,6 @@ def _trial_counts(report: Report) -> str:
     return counts
 
 
-@cached_by_identity(KEPT_ENVIRONMENTS)
 def _describe_hardware(environment: Environment) -> str:
     """Return what a trial ran on: `Xeon, 32 cores, 8 × H100`.
 
