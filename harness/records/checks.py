@@ -32,7 +32,7 @@ def check_bounds(kind: Any, value: Any, key: str = "") -> None:
     `kind` is the type of the value, and `key` its place for the error, such as `.axes.lr`.
     """
     if is_dataclass(value):
-        numbers, others = _bounded_fields(type(value))
+        numbers, others = _bounded_fields(type(value))  # type: ignore[arg-type]  # is hashable
         for name, bounds in numbers.items():
             _check_number(bounds, getattr(value, name), f"{key}.{name}")
         for name, hint in others.items():

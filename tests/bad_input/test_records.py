@@ -38,12 +38,12 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
             "can't be read as a record: Input data was truncated; move it away",
         ),
         (
-            '{"schema": 99}',
-            "schema: found 99; allowed: 6.x; a newer version of the harness wrote it: upgrade",
+            '{"schema": "99.0"}',
+            'schema: found "99.0"; allowed: 6.x; a newer version of the harness wrote it: upgrade',
         ),
         (
-            '{"schema": 4}',
-            "schema: found 4; allowed: 6.x; an older version of the harness wrote it; ",
+            '{"schema": "4.2"}',
+            'schema: found "4.2"; allowed: 6.x; an older version of the harness wrote it; ',
         ),
         ("[]", "schema: found null; allowed: 6.x; move it away and run the sweep again"),
         (f'{{"schema": "{SCHEMA}"}}', "seal: found null; allowed: "),

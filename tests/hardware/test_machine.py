@@ -108,7 +108,6 @@ class TestOnDisk:
         "damage",
         [
             lambda content: content.pop("device"),
-            lambda content: content.update(weather="fine"),
             lambda content: content.update(hardware={}),
             lambda content: content["matmuls"][0].pop("timing"),
             lambda content: content["matmuls"][0]["timing"].update(seconds=[]),
@@ -117,7 +116,6 @@ class TestOnDisk:
         ],
         ids=[
             "no-device",
-            "unknown-key",
             "no-hardware",
             "no-timing",
             "no-repeat",

@@ -45,7 +45,6 @@ RANKS = (8, 64, 1024)  # of trials with the most of STEPS
 STEPS = (100, 1000, 10_000)
 RANKS_OF_STEPS = 64
 COMMANDS = {
-    "the first command, `harness status`": ("status", "scale"),  # which reads and keeps all headers
     "`harness status`": ("status", "scale"),
     "`harness show`": ("show", "scale"),
     "`harness compare --by`": ("compare", "scale", "--by", "precision"),
