@@ -174,7 +174,9 @@ class SweepData:
                     "epoch": evaluation.epoch,
                     "seconds": evaluation.seconds,
                 }
-                rows.append({**_whose(record), **times, **evaluation.metrics})
+                trial = record.trial
+                names = {"trial": trial.id, "cell": trial.cell.id, "seed": trial.seed}
+                rows.append({**names, **times, **evaluation.metrics})
         return pd.DataFrame(rows)
 
     @cached_property
@@ -245,12 +247,6 @@ class SweepData:
         """Return the cells as a table, which a notebook shows for the sweep."""
         html: str = self.cells.to_html(index=False, border=0)
         return html
-
-
-def _whose(record: Record) -> dict[str, Any]:
-    """Return the columns that say which trial a row is of."""
-    trial = record.trial
-    return {"trial": trial.id, "cell": trial.cell.id, "seed": trial.seed}
 
 
 def _steps_of(record: Record) -> list[dict[str, Any]]:

@@ -93,7 +93,9 @@ def plot_lines(rates: CellRates) -> list[str]:
         label = {0: f"{top:.3g}", HEIGHT - 1: f"{lowest:.3g}"}.get(number, "")
         lines.append(f"{label:>8} │{''.join(row)}".rstrip())
     lines.append(f"{'':8} └{_axis(rates)}")
-    lines.append(f"{'':9} {_tick_labels()}")
+    powers = range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1)
+    ticks = "".join(f"{f'1e{power}':<10}" for power in powers)
+    lines.append(f"{'':9} {ticks}".rstrip())
     return lines
 
 
@@ -119,9 +121,3 @@ def _axis(rates: CellRates) -> str:
         if spread is not None:
             line[_column(spread.mean)] = mark
     return "".join(line)
-
-
-def _tick_labels() -> str:
-    """Return the powers of ten below the axis."""
-    powers = range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1)
-    return "".join(f"{f'1e{power}':<10}" for power in powers).rstrip()

@@ -15,8 +15,8 @@ from harness.core.errors import one_line
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
-from harness.records.differences import Difference, Value, shown
-from harness.render.table import Look, Table
+from harness.records.differences import Difference, shown
+from harness.render.table import Look, Table, markdown_lines
 from harness.render.terminal.console import TerminalConsole, styled
 from harness.render.terminal.run import RunView
 from harness.render.terminal.table import show as show_table
@@ -200,7 +200,9 @@ def markdown(verdict: ReproductionVerdict) -> str:
     ]
     lines += _conditions_section(verdict)
     lines += _trials_section(verdict)
-    lines += _seeds_section(verdict)
+    if verdict.seeds:
+        seeds = [f"- {seeds_text(entry)}" for entry in verdict.seeds]
+        lines += ["## Over seeds", "", *seeds, ""]
     lines += ["## Repeat it", "", "```console", *verdict.commands, "```", ""]
     lines += [
         "`harness reproduce --check FOLDER` verifies this bundle: every file against"
@@ -228,9 +230,10 @@ def _conditions_section(verdict: ReproductionVerdict) -> list[str]:
     lines.append("")
     if not differences:
         return [*lines, "Nothing that was recorded differs.", ""]
-    lines += ["| field | recorded | here |", "| --- | --- | --- |"]
-    lines += [f"| {entry.field} | {_cell(entry.a)} | {_cell(entry.b)} |" for entry in differences]
-    lines.append("")
+    table = Table(["field", "recorded", "here"])
+    for entry in differences:
+        table.add_row(entry.field, shown(entry.a), shown(entry.b))
+    lines += [*markdown_lines(table), ""]
     commands = remedies(differences)
     if commands:
         lines += ["These commands bring some of it back:", "", "```console", *commands, "```", ""]
@@ -244,11 +247,6 @@ def code_lines(trials: Sequence[TrialVerdict]) -> list[tuple[str, str]]:
         for name, used in trial.code.items():
             lines[name, f"{used.choice}, {used.reason}"] = None
     return list(lines)
-
-
-def _cell(value: object) -> str:
-    """Return a value for a table in Markdown."""
-    return shown(value).replace("|", "\\|").replace("\n", " ")  # type: ignore[arg-type]
 
 
 def unique_differences(of_trials: Sequence[Sequence[Difference]]) -> list[Difference]:
@@ -289,13 +287,6 @@ def compared_text(agreement: Agreement) -> str:
     if agreement.differing:
         differing = f"{', '.join(agreement.differing)} differ"
     return f"{', '.join(agreement.compared)}; {differing}"
-
-
-def _seeds_section(verdict: ReproductionVerdict) -> list[str]:
-    """Return what seeds show of the target metrics; nothing where no cell has several."""
-    if not verdict.seeds:
-        return []
-    return ["## Over seeds", "", *[f"- {seeds_text(entry)}" for entry in verdict.seeds], ""]
 
 
 def seeds_text(entry: SeedVerdict) -> str:
@@ -346,7 +337,9 @@ class ReproductionView:
         )
         table = Table(["condition", "recorded", "here"], [])
         for difference in differences:
-            table.add_row(difference.field, _fitting(difference.a), _fitting(difference.b))
+            recorded = one_line(shown(difference.a), LONGEST_VALUE)
+            here = one_line(shown(difference.b), LONGEST_VALUE)
+            table.add_row(difference.field, recorded, here)
         show_table(self._console, table)
         for command in remedies(differences):
             self._print(f"  as recorded: {command}")
@@ -362,11 +355,6 @@ class ReproductionView:
     def _print(self, text: str) -> None:
         """Print a line as it is."""
         self._console.print(text, soft_wrap=True, markup=False)
-
-
-def _fitting(value: Value) -> str:
-    """Return a value cut to the width of a column."""
-    return one_line(shown(value), LONGEST_VALUE)
 
 
 def print_json(verdict: ReproductionVerdict, folder: Path) -> None:

@@ -91,11 +91,15 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
         row.append(_marked(throughput, marks.throughput.get(cell.id)))
         row.append(fmt.milliseconds(step_seconds))
         for field in mfu_columns.values():
-            row.append(_mean_utilization(done, field))
+            utilization = _mean_summary(done, field)
+            # Three significant digits: on CPUs it can be a small fraction of a percent.
+            row.append(fmt.MISSING if utilization is None else f"{utilization * 100:.3g}%")
         row.append(_marked(metric, marks.metric.get(cell.id)))
         if stop_columns:
             row += _epochs(done)
-        row.append(_trial_counts(cell_result))
+        status = STATUS_LABELS.get(cell_result.status, cell_result.status)
+        counts = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
+        row.append(Styled(counts, STATUS_LOOKS[status]))
         table.add_row(*row)
     return table
 
@@ -122,24 +126,6 @@ def _mean_summary(records: Sequence[Record], field: str) -> float | None:
     """Return the mean of a field of `Summary` over the records that have it."""
     values = summary_values(records, field)
     return fmean(values) if values else None
-
-
-def _mean_utilization(records: Sequence[Record], field: str) -> str:
-    """Return the mean of a model FLOPs utilization in percent, with three significant digits.
-
-    Not with a fixed number of decimals: on CPUs it can be a small fraction of a percent.
-    """
-    utilization = _mean_summary(records, field)
-    if utilization is None:
-        return fmt.MISSING
-    return f"{utilization * 100:.3g}%"
-
-
-def _trial_counts(cell_result: CellResult) -> Styled:
-    """Return how many of a cell's trials are done, and the worst status among them."""
-    status = STATUS_LABELS.get(cell_result.status, cell_result.status)
-    text = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
-    return Styled(text, STATUS_LOOKS[status])
 
 
 def _marks(result: SweepResult) -> ResultMarks:
@@ -280,7 +266,10 @@ def show_results(
     result = SweepResult.of_records(sweep, records)
     show_table(console, result_table(sweep, result))
     folder = escape(str(results.sweep_folder(sweep.name).path))
-    has_intervals = max(Counter(_cells_of_trials(sweep, records)).values()) > 1
+    cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
+    for record in records:
+        cells_by_trial[record.trial.id] = record.trial.cell.id
+    has_intervals = max(Counter(cells_by_trial.values()).values()) > 1
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
         f"\n{marks_legend(sweep)}{means}. Records: {folder}",
@@ -315,14 +304,6 @@ def _show_parity(
 
     console.print()
     show_parity(console, with_seeds(parity, aggregate(records)))
-
-
-def _cells_of_trials(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """Return the cell's id of every trial that the sweep asks for or that has a record."""
-    cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
-    for record in records:
-        cells_by_trial[record.trial.id] = record.trial.cell.id
-    return list(cells_by_trial.values())
 
 
 def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:

@@ -64,7 +64,7 @@ def _model_row(export: TrialExport, model: ExportedModel) -> list[str]:
     parity = model.parity
     return [
         model.format,
-        _file_size(model.bytes),
+        f"{model.bytes / 2**20:.3g} MiB",
         f"{parity.samples:,}",
         fmt.metric_value(parity.metrics.get(export.target)),
         fmt.metric_value(parity.exported_metrics.get(export.target)),
@@ -72,11 +72,6 @@ def _model_row(export: TrialExport, model: ExportedModel) -> list[str]:
         _difference(parity.tolerance),
         f"{parity.changed:,}",
     ]
-
-
-def _file_size(size: int) -> str:
-    """Return the size of a file in MiB, with three significant digits."""
-    return f"{size / 2**20:.3g} MiB"
 
 
 def _difference(value: float | None) -> str:

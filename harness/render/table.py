@@ -78,6 +78,19 @@ class TableGroup:
     notes: Sequence[str] = ()
 
 
+def markdown_lines(table: Table) -> list[str]:
+    """Return the lines of the table in Markdown; a bar or a line break would end a field."""
+    alignments = ["---:" if column in table.numbers else "---" for column in table.columns]
+    lines = []
+    for row in (table.columns, alignments, *table.rows):
+        fields = []
+        for content in row:
+            text = "".join(piece.text for piece in pieces(content))
+            fields.append(text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " "))
+        lines.append(f"| {' | '.join(fields)} |")
+    return lines
+
+
 def pieces(content: Content) -> Sequence[Styled]:
     """Return the texts of a field, each with its look."""
     if isinstance(content, str):

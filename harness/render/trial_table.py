@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from harness.analysis.trial_table import TableColumn, TrialTable, Value
 from harness.render.format import MISSING
+from harness.render.table import Table, markdown_lines
 
 
 def as_csv(table: TrialTable) -> str:
@@ -34,12 +34,11 @@ def as_json(table: TrialTable) -> str:
 
 def as_markdown(table: TrialTable) -> str:
     """Return the table as a Markdown table whose numbers are rounded and aligned to the right."""
-    names = [column.name for column in table.columns]
-    alignments = ["---:" if _is_number(column) else "---" for column in table.columns]
-    lines = [_markdown_line(names), _markdown_line(alignments)]
+    numbers = [column.name for column in table.columns if column.kind in ("integer", "number")]
+    drawn = Table([column.name for column in table.columns], numbers)
     for row in table.rows:
-        lines.append(_markdown_line([_text(row.get(col.name), col) for col in table.columns]))
-    return "".join(lines)
+        drawn.add_row(*[_text(row.get(column.name), column) for column in table.columns])
+    return "\n".join(markdown_lines(drawn)) + "\n"
 
 
 def _plain(value: Value, column: TableColumn) -> Value:
@@ -52,11 +51,6 @@ def _plain(value: Value, column: TableColumn) -> Value:
     return value if is_finite else None
 
 
-def _is_number(column: TableColumn) -> bool:
-    """Return whether a column is aligned to the right."""
-    return column.kind in ("integer", "number")
-
-
 def _text(value: Value, column: TableColumn) -> str:
     """Return a value as a person reads it: a number with four significant digits."""
     plain = _plain(value, column)
@@ -65,9 +59,3 @@ def _text(value: Value, column: TableColumn) -> str:
     if isinstance(plain, float):
         return f"{plain:,.0f}" if abs(plain) >= 1000 else f"{plain:.4g}"
     return str(plain).lower() if isinstance(plain, bool) else str(plain)
-
-
-def _markdown_line(texts: Sequence[str]) -> str:
-    """Return a line of a Markdown table; a bar or a line break in a text would end its cell."""
-    escaped = [text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for text in texts]
-    return f"| {' | '.join(escaped)} |\n"

@@ -14,7 +14,7 @@ from harness.render import format as fmt
 from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
 from harness.render.html.rows import NO_BADGE, Bounds, RatioScale, RowGroup, Scale
 from harness.render.table import Styled
-from harness.statistics.attribution import Attribution, Effect
+from harness.statistics.attribution import Effect
 from harness.statistics.interval import Interval
 
 MAX_EFFECTS = 40  # of axes, and of pairs of them: the largest
@@ -137,11 +137,21 @@ def contributions(report: Report) -> list[RowGroup]:
     for workload, attribution in report.result.attributions.items():
         main_effects, interactions = attribution.main_effects, attribution.interactions
         if main_effects:
-            ratios = list(map(_main_effect, main_effects[:MAX_EFFECTS]))
-            notes = [*_largest_note(main_effects), *_unknown_notes(attribution)]
+            ratios = []
+            for effect in main_effects[:MAX_EFFECTS]:
+                levels = fmt.short_axis_levels(effect.levels)
+                reference = fmt.short_axis_levels(effect.reference)
+                label = f"{levels} against {reference}"
+                ratios.append(_effect_ratio(label, effect, "faster", "slower"))
+            notes = _largest_note(main_effects)
+            for term in attribution.unknown:
+                notes.append(f"{' and '.join(term)} cannot be separated from the other axes")
             groups.append(_ratio_group(workload, ratios, "; ".join(notes)))
         if interactions:
-            ratios = list(map(_interaction, interactions[:MAX_EFFECTS]))
+            ratios = []
+            for effect in interactions[:MAX_EFFECTS]:
+                label = fmt.short_axis_levels(effect.levels)
+                ratios.append(_effect_ratio(label, effect, "more", "less"))
             notes = [INTERACTION_NOTE, *_largest_note(interactions)]
             groups.append(_ratio_group(f"{workload}: two axes together", ratios, "; ".join(notes)))
     return groups
@@ -152,26 +162,6 @@ def _largest_note(effects: Sequence[Effect]) -> list[str]:
     if len(effects) <= MAX_EFFECTS:
         return []
     return [f"the {MAX_EFFECTS} largest of {len(effects):,}"]
-
-
-def _unknown_notes(attribution: Attribution) -> list[str]:
-    """Return which axes always change together with others, so that no effect is known of them."""
-    notes = []
-    for term in attribution.unknown:
-        notes.append(f"{' and '.join(term)} cannot be separated from the other axes")
-    return notes
-
-
-def _main_effect(effect: Effect) -> Ratio:
-    """Return the effect of one axis: `bf16 against fp32`."""
-    levels = fmt.short_axis_levels(effect.levels)
-    reference = fmt.short_axis_levels(effect.reference)
-    return _effect_ratio(f"{levels} against {reference}", effect, "faster", "slower")
-
-
-def _interaction(effect: Effect) -> Ratio:
-    """Return what two axes do together beyond their own effects: `bf16 with ddp`."""
-    return _effect_ratio(fmt.short_axis_levels(effect.levels), effect, "more", "less")
 
 
 def _effect_ratio(label: str, effect: Effect, above: str, below: str) -> Ratio:

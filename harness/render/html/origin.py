@@ -60,14 +60,12 @@ def troubles(report: Report) -> Troubles:
     They are the failed, the invalid and the interrupted ones, and those that are done after an
     earlier attempt had failed.
     """
-    troubled_records = [record for record in report.records if _has_trouble(record)]
+    troubled_records = []
+    for record in report.records:
+        if record.failure or record.violations or record.previous_failures:
+            troubled_records.append(record)
     trials = [_trouble(record, report.folder) for record in troubled_records[:MAX_TROUBLES]]
     return Troubles(trials=trials, omitted=len(troubled_records) - len(trials))
-
-
-def _has_trouble(record: Record) -> bool:
-    """Return whether there is anything to say about what went wrong with a trial."""
-    return bool(record.failure or record.violations or record.previous_failures)
 
 
 def count_unrecorded(report: Report) -> int:
@@ -135,14 +133,13 @@ def environment(report: Report) -> list[tuple[str, str]]:
     for (_, device), described in environments.items():
         for name, value in _settings(described, device):
             values.setdefault(name, {})[value] = None
-    return [(name, _list_values(list(different))) for name, different in values.items()]
-
-
-def _list_values(values: Sequence[str]) -> str:
-    """Return the values of a setting, or their number where there are many of them."""
-    if len(values) > MAX_VALUES:
-        return f"{len(values)} different values"
-    return "; ".join(values)
+    settings = []
+    for name, different in values.items():
+        listed = "; ".join(different)
+        if len(different) > MAX_VALUES:
+            listed = f"{len(different)} different values"
+        settings.append((name, listed))
+    return settings
 
 
 def _settings(described: Environment, device: Device) -> Iterator[tuple[str, str]]:
@@ -202,22 +199,17 @@ def recipe(report: Report) -> Recipe:
     for record in report.records:
         if record.rank0 is None:
             continue
-        code = record.rank0.environment.code
-        if code is not None and code.commit:
-            had_changes[code.commit] = had_changes.get(code.commit, False) or bool(code.dirty)
+        version = record.rank0.environment.code
+        if version is not None and version.commit:
+            dirty = had_changes.get(version.commit, False) or bool(version.dirty)
+            had_changes[version.commit] = dirty
     commits = list(had_changes)
+    code = [f"{commit} {'with changes' if had_changes[commit] else 'clean'}" for commit in commits]
     return Recipe(
-        code=[f"{commit} {_cleanliness(dirty)}" for commit, dirty in had_changes.items()],
+        code=code,
         commands="\n".join(_commands(report, commits)),
         notes=_notes(had_changes),
     )
-
-
-def _cleanliness(dirty: bool) -> str:
-    """Say whether a checkout had uncommitted changes."""
-    if dirty:
-        return "with changes"
-    return "clean"
 
 
 def _notes(had_changes: Mapping[str, bool]) -> list[str]:

@@ -24,7 +24,7 @@ from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
-from harness.render.findings import WorkloadFinding, findings
+from harness.render.findings import findings
 from harness.render.html import intervals, origin, plots, sections, tables
 from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.preflight import norm_table
@@ -154,11 +154,6 @@ def _describe_hardware(environment: Environment) -> str:
     return ", ".join(parts)
 
 
-def _findings(report: Report) -> list[WorkloadFinding]:
-    """Return the results of each workload in sentences, with the report's short names of cells."""
-    return findings(report.result, report.name)
-
-
 def _plots_by(
     plot: Callable[[str, Sequence[ReportCell]], plots.Plot | None],
 ) -> Callable[[Report], list[plots.Plot]]:
@@ -256,7 +251,7 @@ SECTIONS = (
         id="summary",
         title="Summary",
         kind="findings",
-        build=_findings,
+        build=lambda report: findings(report.result, report.name),
         needs="a done trial with enough steps to be measured",
     ),
     Section(

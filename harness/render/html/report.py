@@ -149,6 +149,7 @@ def make_report(
     if against is not None:
         rules = Rules(goal=goal, drift=certified_drifts(results, (against, result.side)))
         comparison = (against.name, compare(against, [result.side], rules))
+    parity = read_parity(results.sweep_folder(sweep.name))
     workloads = {label: _report_cells(result, label) for label in result.workloads}
     return Report(
         sweep=sweep,
@@ -159,7 +160,7 @@ def make_report(
         workloads=workloads,
         shown={label: _shown_cells(cells) for label, cells in workloads.items()},
         against=comparison,
-        parity=_parity(results, sweep, result),
+        parity=None if parity is None else with_seeds(parity, result.cells),
         preflight=read_preflight(results.preflight_path(sweep.name)),
         rates=read_search(results.sweep_folder(sweep.name)),
         exports=_exports(results.sweep_folder(sweep.name), records),
@@ -177,12 +178,6 @@ def _exports(folder: SweepFolder, records: Sequence[Record]) -> list[TrialExport
         if export is not None:
             exports.append(export)
     return exports
-
-
-def _parity(results: Results, sweep: Sweep, result: SweepResult) -> SweepParity | None:
-    """Return the parity of the sweep with what its seeds say; None if it was not measured."""
-    parity = read_parity(results.sweep_folder(sweep.name))
-    return None if parity is None else with_seeds(parity, result.cells)
 
 
 def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:

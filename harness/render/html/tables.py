@@ -60,32 +60,28 @@ def _classes(workload: str, cell: ReportCell, confusions: Confusions) -> Classes
     scores = class_scores(confusions)
     worst: Sequence[Mistake] = ()
     if count > MOST_CLASSES:
-        scores = sorted(scores, key=_lowest_f1_first)[:MOST_CLASSES]
+        # A class that occurs nowhere has no F1 and comes last.
+        scores = sorted(scores, key=lambda score: 1.0 if score.f1 is None else score.f1)
+        scores = scores[:MOST_CLASSES]
         worst = mistakes(confusions)[:MOST_MISTAKES]
         note += f"; below the matrix the {MOST_CLASSES} of {count} classes with the lowest F1, and the most"
         note += " frequent mistakes"
     tables = [_score_table(scores)]
     if worst:
-        tables.append(_mistake_table(worst))
-    drawing = draw_confusions(_without_secrets(confusions))
+        table = Table(["label", "taken for", "samples"])
+        for mistake in worst:
+            table.add_row(mistake.label, mistake.predicted, str(mistake.count))
+        tables.append(table)
+    # The page removes secrets from its texts; in the drawing, a name that is cut would hide one.
+    secrets = secret_values()
+    names = [redact_text(name, secrets) for name in confusions.classes]
+    drawing = draw_confusions(replace(confusions, classes=names))
     return Classes(
         title=workload,
         note=note,
         matrix=svg(drawing, f"confusion matrix of {workload}"),
         tables=tables,
     )
-
-
-def _without_secrets(confusions: Confusions) -> Confusions:
-    """Return counts whose names of classes hold no secret: a name that is cut would hide it."""
-    secrets = secret_values()
-    names = [redact_text(name, secrets) for name in confusions.classes]
-    return replace(confusions, classes=names)
-
-
-def _lowest_f1_first(score: ClassScore) -> float:
-    """Return the key by which classes are sorted; one that occurs nowhere comes last."""
-    return 1.0 if score.f1 is None else score.f1
 
 
 def _score_table(scores: Sequence[ClassScore]) -> Table:
@@ -99,14 +95,6 @@ def _score_table(scores: Sequence[ClassScore]) -> Table:
             fmt.share(score.f1),
             f"{score.support:,}",
         )
-    return table
-
-
-def _mistake_table(mistakes: Sequence[Mistake]) -> Table:
-    """Return a row for each pair of classes of which one is taken for the other."""
-    table = Table(["label", "taken for", "samples"])
-    for mistake in mistakes:
-        table.add_row(mistake.label, mistake.predicted, str(mistake.count))
     return table
 
 

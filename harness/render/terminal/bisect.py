@@ -123,8 +123,11 @@ def lines(outcome: BisectOutcome) -> list[str]:
     The last line says how many commits were measured, against which, and with what result.
     """
     good, bad, skipped = (outcome.count_marked(mark) for mark in ("good", "bad", "skip"))
+    ends = outcome.options.good
+    if not outcome.options.compare_bits:
+        ends += f" and {outcome.options.bad}"
     steps = (
-        f"{outcome.cell.label}; each commit against {_describe_ends(outcome)}:"
+        f"{outcome.cell.label}; each commit against {ends}:"
         f" {good} good, {bad} bad, {skipped} skipped"
     )
     if outcome.uncertain_steps:
@@ -152,12 +155,6 @@ def lines(outcome: BisectOutcome) -> list[str]:
         f"against its parent: {outcome.against_parent.description}{doubt}",
         steps,
     ]
-
-
-def _describe_ends(outcome: BisectOutcome) -> str:
-    """Return what each commit was measured against."""
-    options = outcome.options
-    return options.good if options.compare_bits else f"{options.good} and {options.bad}"
 
 
 def _reason_of_skip(outcome: BisectOutcome, commit: Commit) -> str:

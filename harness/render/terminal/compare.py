@@ -267,24 +267,18 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
     table = Table(columns, ["samples/s", "trials"])
     # The folder of a baseline is named after the hardware, the file after the cell's id.
     for path, result in baselines:
+        # Comparisons use the mean of logarithms, so this is the number that they compare with.
+        logs = result.log_throughputs
+        mean = math.exp(fmean(logs)) if logs else None
         table.add_row(
             path.parent.name,
             path.stem,
             result.cell.label,
-            fmt.samples_per_second(_geometric_mean_throughput(result)),
+            fmt.samples_per_second(mean),
             str(len(result.trials)),
             " and ".join(result.conditions["code"]),
         )
     show(TerminalConsole(), table)
-
-
-def _geometric_mean_throughput(result: CellResult) -> float | None:
-    """Return the geometric mean of the trials' samples/s, None where none was measured.
-
-    Comparisons use the mean of logarithms, so this is the number that they compare with.
-    """
-    logs = result.log_throughputs
-    return math.exp(fmean(logs)) if logs else None
 
 
 def show_baseline(path: Path, result: CellResult) -> None:

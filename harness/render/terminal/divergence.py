@@ -129,7 +129,9 @@ def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
             "the mean gradients differ (with other numbers of ranks, what each rank computes"
             " before that can't be compared)"
         )
-    return f"they part in {moment(mark)}, at {_ranks(divergence.ranks)}: {explanation}"
+    noun = "rank" if len(divergence.ranks) == 1 else "ranks"
+    ranks = ", ".join(map(str, divergence.ranks))
+    return f"they part in {moment(mark)}, at {noun} {ranks}: {explanation}"
 
 
 def differing_settings(a: Cell, b: Cell) -> list[str]:
@@ -159,12 +161,6 @@ def moment(mark: Mark) -> str:
         parts.append(f"micro-step {mark.micro_step}")
     parts.append(mark.phase)
     return ", ".join(parts)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as `rank 1` or `ranks 0, 1`."""
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    return f"{noun} {', '.join(map(str, ranks))}"
 
 
 def _row(difference: TensorDifference) -> list[str]:

@@ -59,16 +59,13 @@ def show_outcome(outcome: GateOutcome) -> None:
     for line in describe_packages(outcome):
         console.print(escape(line), soft_wrap=True)
     for cell_outcome in outcome.cells:
-        if cell_outcome.accuracy is not None and not _is_problem(outcome, cell_outcome):
+        # `lines` names the others.
+        passes = not (outcome.has_failed(cell_outcome) or outcome.is_inconclusive(cell_outcome))
+        if cell_outcome.accuracy is not None and passes:
             console.print(escape(sentence(outcome, cell_outcome)), soft_wrap=True)
     for line in lines(outcome):
         console.print(escape(line), soft_wrap=True)
     console.print(f"[bold]The gate {escape(headline(outcome))}.[/]", soft_wrap=True)
-
-
-def _is_problem(outcome: GateOutcome, cell_outcome: CellOutcome) -> bool:
-    """Return whether a cell is among those that `lines` names."""
-    return outcome.has_failed(cell_outcome) or outcome.is_inconclusive(cell_outcome)
 
 
 def _add_row(table: Table, label: str, paired: PairedResult) -> None:
@@ -338,7 +335,7 @@ def as_json(outcome: GateOutcome) -> str:
     """
     cells: list[dict[str, Any]] = []
     for cell_outcome in outcome.cells:
-        control = cell_outcome.control
+        control, accuracy = cell_outcome.control, cell_outcome.accuracy
         cells.append(
             {
                 "cell": cell_outcome.cell.id,
@@ -348,7 +345,7 @@ def as_json(outcome: GateOutcome) -> str:
                 "interval": cell_outcome.measured.verdict_bounds,
                 "measured": asdict(cell_outcome.measured),
                 "control": None if control is None else asdict(control),
-                "accuracy": _as_dictionary(cell_outcome.accuracy),
+                "accuracy": None if accuracy is None else asdict(accuracy),
             }
         )
     content = {
@@ -361,11 +358,6 @@ def as_json(outcome: GateOutcome) -> str:
         "cells": cells,
     }
     return json.dumps(content, indent=1, allow_nan=False)
-
-
-def _as_dictionary(accuracy: AccuracyResult | None) -> dict[str, Any] | None:
-    """Return a cell's accuracy as JSON holds it."""
-    return None if accuracy is None else asdict(accuracy)
 
 
 def markdown(outcome: GateOutcome, name: str) -> str:

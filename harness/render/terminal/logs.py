@@ -89,7 +89,8 @@ def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
             sleep(FOLLOW_SECONDS)
             printer.print_new()
     if printer.position == 0:
-        filled = _names(filter(_has_content, trial_folder.log_folder.glob("*.log")))
+        logs = trial_folder.log_folder.glob("*.log")
+        filled = _names(log for log in logs if log.lstat().st_size > 0)
         listed = ", ".join(filled) or "none"
         print(f"harness: {path} is empty; logs with content: {listed}", file=sys.stderr)
 
@@ -97,11 +98,6 @@ def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
 def _names(logs: Iterable[Path]) -> list[str]:
     """Return the names of files, in order."""
     return sorted(log.name for log in logs)
-
-
-def _has_content(log: Path) -> bool:
-    """Return whether a file is not empty."""
-    return log.lstat().st_size > 0
 
 
 def _is_running(trial_folder: TrialFolder) -> bool:

@@ -68,8 +68,10 @@ def _show_summary(
     """Print how many values the `axes` have in which cells differ, and the first and last cells."""
     table = Table(["axis", "values", "cells of each"], ["values"])
     for axis in ("workload", *axes):
-        read = _label_of if axis == "workload" else level_reader(axis)
-        counts = Counter(map(read, sweep.cells))
+        levels: list[Any] = [cell.workload.label for cell in sweep.cells]
+        if axis != "workload":
+            levels = list(map(level_reader(axis), sweep.cells))
+        counts = Counter(levels)
         first_counts = list(counts.items())[:MOST_VALUES]
         shown = [f"{axis_value(level)}: {count:,}" for level, count in first_counts]
         more = ", …" * (len(counts) > MOST_VALUES)
@@ -78,11 +80,6 @@ def _show_summary(
     console.print(f"\nthe first and the last {ENDS} of {len(sweep.cells):,} cells; --all shows all")
     ends = [*sweep.cells[:ENDS], *sweep.cells[-ENDS:]]
     show_table(console, plan_table(ends, axes, estimates))
-
-
-def _label_of(cell: Cell) -> str:
-    """Return the sweep's name for the workload of a cell."""
-    return cell.workload.label
 
 
 def _excluded_lines(excluded: Sequence[ExcludedPoint], *, in_full: bool) -> list[str]:

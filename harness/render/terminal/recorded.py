@@ -18,7 +18,7 @@ from harness.render.terminal.divergence import (
     show_differences,
     to_json,
 )
-from harness.reproduce.divergence import Divergence, tensors_of
+from harness.reproduce.divergence import tensors_of
 from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record
 from harness.reproduce.tracing import Parting
 
@@ -60,18 +60,14 @@ def _record_lines(diff: RecordedDiff) -> list[str]:
         return [*lines, f"same in their records: {compared} digests {extent}"]
     if bounds.is_exact:
         trials = (diff.a.record.trial, diff.b.record.trial)
-        return [*lines, moment_line(*trials, divergence), f"tensors: {_tensors(divergence)}"]
+        names = list(dict.fromkeys(entry.mark.name for entry in divergence.together))
+        return [*lines, moment_line(*trials, divergence), f"tensors: {listed(names)}"]
     earlier = "nothing is known of the steps before"
     if bounds.equal_up_to:
         earlier = f"everything is the same up to step {bounds.equal_up_to}"
     mark = divergence.earliest.mark
     where = f"in {PARAMETERS}" if mark.name == PARAMETERS else f"at {moment(mark)}"
     return [*lines, f"by their records, they differ {where}; {earlier}"]
-
-
-def _tensors(divergence: Divergence) -> str:
-    """Return the names of the tensors that differ first, each once."""
-    return listed(list(dict.fromkeys(entry.mark.name for entry in divergence.together)))
 
 
 def _rerun_lines(diff: RecordedDiff, again: Parting) -> list[str]:

@@ -63,17 +63,13 @@ def show_selftest(records: Sequence[Record], attempts: int) -> bool:
             checks += check_record(record)
         else:
             all_done = False
-            console.print(f"[red]✗[/] {escape(_problem(record))}", soft_wrap=True)
+            reason = record.failure or "; ".join(record.violations)
+            problem = escape(f"{record.trial.cell.label}: {reason}")
+            console.print(f"[red]✗[/] {problem}", soft_wrap=True)
     show(console, _check_table(checks))
     passed = all_done and all(check.passed for check in checks)
     console.print(_conclusion(passed, attempts, attempts - len(records)))
     return passed
-
-
-def _problem(record: Record) -> str:
-    """Return why a trial cannot be checked, after the label of its cell."""
-    reason = record.failure or "; ".join(record.violations)
-    return f"{record.trial.cell.label}: {reason}"
 
 
 def _check_table(checks: Sequence[QuantityCheck]) -> Table:

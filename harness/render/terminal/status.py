@@ -144,7 +144,8 @@ def panel(status: SweepStatus, max_rows: int) -> Group:
 
     At most `max_rows` trials are shown, those that matter most now.
     """
-    rows = sorted(status.trials, key=_rank)[:max_rows]
+    ranks = {state: number for number, state in enumerate(ORDER)}  # any other state comes last
+    rows = sorted(status.trials, key=lambda trial: ranks.get(trial.state, len(ORDER)))[:max_rows]
     ended = sum(trial.state not in OPEN_STATES for trial in status.trials)
     seconds_left = status.estimated_seconds_left()
     text = f"{ended}/{len(status.trials)}"
@@ -154,13 +155,6 @@ def panel(status: SweepStatus, max_rows: int) -> Group:
     return Group(
         as_rich(trial_table(rows)), Text.from_markup(headline(status)), Columns([bar, text])
     )
-
-
-def _rank(trial: TrialState) -> int:
-    """Return where a trial is listed: the position of its state in ORDER, or behind all of them."""
-    if trial.state in ORDER:
-        return ORDER.index(trial.state)
-    return len(ORDER)
 
 
 def trial_table(trials: Sequence[TrialState]) -> Table:

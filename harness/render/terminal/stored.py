@@ -36,18 +36,14 @@ def show_sweeps(sweeps: Sequence[StoredSweep], *, as_json: bool) -> None:
         remark = "running" if stored.is_running else ""
         if stored.planned is None:
             remark = "sweep.json can't be read"
-        age = f"{_age(now - stored.changed)} ago"
-        table.add_row(stored.name, trials, byte_size(stored.bytes), age, remark)
+        seconds = now - stored.changed
+        age = duration(seconds)
+        if seconds >= 2 * DAY:
+            age = counted(int(seconds / DAY), "day")
+        table.add_row(stored.name, trials, byte_size(stored.bytes), f"{age} ago", remark)
     show(console, table)
     total = byte_size(sum(stored.bytes for stored in sweeps))
     console.print(f"\n{counted(len(sweeps), 'sweep')}, {total}")
-
-
-def _age(seconds: float) -> str:
-    """Return an age: days from the second day on."""
-    if seconds >= 2 * DAY:
-        return counted(int(seconds / DAY), "day")
-    return duration(seconds)
 
 
 def show_removals(removals: Sequence[Removal], *, is_dry_run: bool) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.text import Text
 
-from harness.render.table import TERMINAL_STYLES, Content, Table, pieces
+from harness.render.table import TERMINAL_STYLES, Table, pieces
 from harness.render.terminal.console import TerminalConsole, write_lines
 
 LONG = 200  # rows; a longer table has no colors
@@ -49,7 +49,9 @@ def as_rich(table: Table) -> rich.table.Table:
     for row in table.rows:
         texts = []
         for column, content in zip(table.columns, row, strict=True):
-            text = _text(content)
+            text = Text()
+            for piece in pieces(content):
+                text.append(piece.text, style=TERMINAL_STYLES[piece.look])
             if column in table.shortened:
                 text.no_wrap, text.overflow = True, "ellipsis"
             texts.append(text)
@@ -57,29 +59,19 @@ def as_rich(table: Table) -> rich.table.Table:
     return drawn
 
 
-def _text(content: Content) -> Text:
-    """Return the content of a field as Rich shows it."""
-    text = Text()
-    for piece in pieces(content):
-        text.append(piece.text, style=TERMINAL_STYLES[piece.look])
-    return text
-
-
 def lines(table: Table) -> list[str]:
     """Return the header and all rows as lines, in which columns are two spaces apart."""
     rows = [table.columns]
     for row in table.rows:
-        rows.append([_plain(content) for content in row])
+        plain = []
+        for content in row:
+            text = "".join(piece.text for piece in pieces(content))
+            plain.append(text if text.isprintable() else Text(text).plain)
+        rows.append(plain)
     padded = []
     for column, texts in zip(table.columns, zip(*rows, strict=True), strict=True):
         padded.append(_padded(texts, to_right=column in table.numbers))
     return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
-
-
-def _plain(content: Content) -> str:
-    """Return the text of a field without its look, and without what rich strips of texts."""
-    text = content if isinstance(content, str) else "".join(p.text for p in pieces(content))
-    return text if text.isprintable() else Text(text).plain
 
 
 def _padded(texts: Sequence[str], *, to_right: bool) -> list[str]:
