@@ -1,4 +1,6 @@
-"""The Python interface, for notebooks and scripts: what the names of `import harness` stand for.
+"""The Python interface: what the names of `import harness` stand for, and the work of the commands.
+
+In notebooks and scripts:
 
 `data`      recorded sweeps as data frames (`load`).
 `planning`  what a sweep will run (`plan`).
@@ -6,6 +8,8 @@
 `comparing` verdicts on results (`compare`).
 `tables`    the table of trials as Arrow and Parquet.
 
-The command line uses the same functions. They raise HarnessError and print nothing, except `run`
-with its progress.
+For the command line: `checking`, `submitting`, `watching`, `delivery`, `reproducing`, `serving`,
+`machine`, `reporting`, `export`. What takes long reports its progress to a callback.
+
+All functions raise HarnessError and print nothing, except `run` with its progress.
 """
