@@ -19,19 +19,19 @@ import psutil
 import pytest
 
 from harness.core.paths import Results
-from harness.launch import kept_forkserver
+from harness.launch import forkserver
 from harness.spec.cluster import SHARED_HOST
 from harness.tracking.connect import quiet
 from tests.support import shared_server
-from tests.support.forkservers import end_servers
 from workloads.importing import forget
 
 # The mark of the tests that measure time, and their folder: the second stage of `make test`, with
 # nothing beside, reads no other.
 ALONE = "alone"
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
+RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
 PID_FILE = "pid"  # of the process that all others of a run belong to
-END_TIMEOUT = 60.0  # seconds that all servers may take to be gone at the end of a run
+END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Of a test with several marks the first one here counts.
@@ -42,21 +42,20 @@ LONG_FILES = (
     "tests/tracking/test_ui",
     "tests/training/test_inter",
     "tests/training/test_turns",
-    "tests/launch/test_kept_forkserver",
     "tests/launch/test_forkserver",
 )
 
 
 def pytest_configure() -> None:
-    """Let this run of pytest share forkservers and an MLflow server, and no command beside it."""
+    """Make the folder of this run of pytest, whose processes share an MLflow server."""
     if WORKER not in os.environ:
-        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="harness-tests-")
+        os.environ[RUN_FOLDER] = tempfile.mkdtemp(prefix="harness-tests-")
         (run_folder() / PID_FILE).write_text(str(os.getpid()), encoding="ascii")
         share_variables()
 
 
 def share_variables() -> None:
-    """Set for all tests what only some need, because each set of variables has a forkserver of its own.
+    """Set variables for all tests that only some need: each set of variables has its own forkserver.
 
     Shells find the commands of this environment first, and scikit-learn sets the others wherever it
     is loaded.
@@ -68,21 +67,15 @@ def share_variables() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End these servers once all processes of pytest have ended.
-
-    All are told before the first is waited for: the system's first process, whose children they are,
-    may take seconds to notice that one has ended.
-    """
+    """End the MLflow server once all processes of pytest have ended."""
     if WORKER not in os.environ:
-        servers = shared_server.end(run_folder() / MLFLOW)
-        servers += end_servers(run_folder() / "harness-forkservers")
-        psutil.wait_procs(servers, timeout=END_TIMEOUT)
+        psutil.wait_procs(shared_server.end(run_folder() / MLFLOW), timeout=END_TIMEOUT)
         shutil.rmtree(run_folder())
 
 
 def run_folder() -> Path:
-    """Return a folder that all processes of this run of pytest share, with a short path."""
-    return Path(os.environ["XDG_RUNTIME_DIR"])
+    """Return a folder that all processes of this run of pytest share."""
+    return Path(os.environ[RUN_FOLDER])
 
 
 def kind_rank(item: pytest.Item) -> int:
@@ -112,7 +105,7 @@ def no_new_variables() -> Iterator[None]:
     """Remove the environment variables that are new after the block: MLflow, Inductor and
     scikit-learn set some when they are loaded.
 
-    A forkserver serves only processes with the same variables, and takes 7 s of CPU time to start.
+    Each set of variables has its own forkserver, which takes 7 s of CPU time to start.
     """
     before = set(os.environ)
     try:
@@ -195,9 +188,9 @@ def shared_host() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def room_for_forkservers() -> Iterator[None]:
-    """Let those of all tests stay: one that makes room for another would load torch again."""
+    """Let the forkservers of a process's tests stay: each that ends has to load torch again."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(kept_forkserver, "FEWEST_SERVERS", 12)
+        monkeypatch.setattr(forkserver, "MIN_SERVERS", 12)
         yield
 
 

@@ -9,9 +9,7 @@ harness, and keeps its traceback.
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
 import os
 import signal
 import sys
@@ -40,7 +38,6 @@ from harness.cli import (
     serving,
     stored,
 )
-from harness.core import own_process
 from harness.core.errors import (
     MAX_MESSAGE,
     BadInput,
@@ -51,7 +48,6 @@ from harness.core.redaction import scrub
 from harness.core.storage import storage_error
 
 BROKEN_PIPE = 1  # exit code
-GARBAGE_THRESHOLDS = (50_000, 20, 100)  # new objects, and collections of the younger generation
 # What the system has run out of, by errno.
 LIMITS: Mapping[int | None, str] = {
     errno.EAGAIN: "processes",
@@ -113,13 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     130 interrupted.
     """
     signal.signal(signal.SIGTERM, _interrupt)
-    if arguments is None:
-        own_process.claim()
-        # As it ends, Python would look for garbage among all modules: a second with MLflow loaded.
-        atexit.register(gc.freeze)
-    # A command makes many objects that live until it ends. Looking for garbage among them at every
-    # 700 new ones, Python's default, takes a third of the time of reading records.
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
     arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is

@@ -26,8 +26,7 @@ from harness.core.redaction import redact_text, secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.gate.ranks import StackTree, end_fresh, start_fresh
-from harness.launch.forkserver import TORCH, ForkRequest, kill_all, shared_server
-from harness.launch.kept_forkserver import Setup
+from harness.launch.forkserver import TORCH, ForkRequest, Setup, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
@@ -152,11 +151,8 @@ class RevisionTrainer:
     def _train_forked(self, requests: Sequence[ForkRequest], variables: Mapping[str, str]) -> None:
         """Fork the ranks of a trial, and wait until they have ended."""
         on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-        server = shared_server(
-            variables,
-            Setup(preload=TORCH, refuse_threads=not on_gpus),
-            keep_seconds=self.profile.keep_forkserver,
-        )
+        setup = Setup(preload=TORCH, refuse_threads=not on_gpus)
+        server = shared_server(variables, setup)
         processes = server.fork(requests)
         try:
             self._wait(processes)

@@ -33,8 +33,7 @@ from harness.core.worktree import Tree
 from harness.gate.contention import WaitClock
 from harness.gate.protocol import PROTOCOL
 from harness.gate.ranks import StackTree, end_fresh, start_fresh
-from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, kill_all, shared_server
-from harness.launch.kept_forkserver import Setup
+from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
@@ -366,11 +365,8 @@ class PairStarter:
         """Start the ranks in the order of the requests; they are gone when `stack` is closed."""
         self.server = None
         if not any(isinstance(tree, StackTree) for tree in self.trees.values()):
-            self.server = shared_server(
-                self.variables,
-                Setup(preload=TORCH, refuse_threads=not on_gpus),
-                keep_seconds=self.profile.keep_forkserver,
-            )
+            setup = Setup(preload=TORCH, refuse_threads=not on_gpus)
+            self.server = shared_server(self.variables, setup)
             forked = self.server.fork(list(requests.values()))
             stack.callback(kill_all, forked)
             return dict(zip(requests, forked, strict=True))

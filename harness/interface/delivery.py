@@ -33,17 +33,11 @@ class RunDelivery:
     """
 
     def __init__(
-        self,
-        sweep: Sweep,
-        results: Results,
-        view: SweepView,
-        tracking_uri: str | None,
-        keep_seconds: float,
+        self, sweep: Sweep, results: Results, view: SweepView, tracking_uri: str | None
     ) -> None:
         """Prepare to deliver to the MLflow store `tracking_uri`, which is connected to later.
 
-        What a delivery loads stays for `keep_seconds`, for later commands. Raises BadInput for a URI
-        that no store can have.
+        Raises BadInput for a URI that no store can have.
         """
         # Imported here: `harness.interface.running` starts trials before it needs a tracker.
         from harness.tracking import choose_deliverer
@@ -51,7 +45,7 @@ class RunDelivery:
 
         self.view = view
         self.sweep_folder = results.sweep_folder(sweep.name)
-        self.deliverer = choose_deliverer(results, tracking_uri, keep_seconds)
+        self.deliverer = choose_deliverer(results, tracking_uri)
         self.pace = pace_of_deliveries()
         self.trial_seconds: dict[str, float] = {}  # of the last trial of a cell, by the cell's id
         self.undelivered: list[str] = []  # ids of trials that have ended

@@ -51,7 +51,7 @@ def run_sweep(
     With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
     can have, if another process runs the sweep, and if trials ran with another profile before.
     """
-    delivery = RunDelivery(sweep, results, view, tracking_uri, profile.keep_forkserver)
+    delivery = RunDelivery(sweep, results, view, tracking_uri)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
@@ -66,7 +66,6 @@ def run_sweep(
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
             wait=wait,
-            while_loading=delivery.deliverer.load,
         )
 
     with view, delivery:

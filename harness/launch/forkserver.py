@@ -16,11 +16,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
+from harness.core.control_groups import memory_limit
 from harness.core.errors import HarnessError
 from harness.core.logs import last_log_line
 from harness.core.processes import (
@@ -32,22 +35,34 @@ from harness.core.processes import (
     wait_for_exit,
 )
 from harness.core.scratch import ScratchFolder
-from harness.launch import kept_forkserver
 from harness.launch.abandoned import mark_variables
-from harness.launch.kept_forkserver import PROGRAM, Setup, most_servers
 from harness.launch.stack import ReadyStack
 from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
 
+PROGRAM = Path(__file__).with_name("forkserver_process.py")
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
 TORCH = (
     "torch._dynamo",
     "torch.distributed.fsdp",
 )  # DDP, FSDP2 and optimizers import these one by one
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
+SERVER_BYTES = 230 * 2**20  # of memory that a forkserver takes with torch loaded
+MEMORY_SHARE = 8  # the forkservers of a command may take an eighth of the memory
+MIN_SERVERS = 4  # however little memory there is
 
 
 class ForkServerStalled(HarnessError):
     """A forkserver that does not answer; another one may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a forkserver loads before it forks anything: the first message of its protocol."""
+
+    preload: Sequence[str]  # modules
+    blocked_signals: Sequence[int] = ()  # which all that it forks inherits
+    refuse_threads: bool = True  # end if a module has started a thread
+    python: str = sys.executable  # the interpreter that it runs under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,23 +129,6 @@ class ForkServer:
         server = ForkServer(process, connection, log, log_folder)
         server._send(asdict(setup))
         return server
-
-    @staticmethod
-    def connect(
-        setup: Setup,
-        variables: Mapping[str, str],
-        keep_seconds: float,
-        while_loading: Callable[[], object] = lambda: None,
-    ) -> ForkServer | None:
-        """Return one that is forked from what earlier commands have loaded, or from what this one has
-        another process load and keep; None if there is none.
-        """
-        if not keep_seconds or not setup.refuse_threads:  # what GPUs have loaded may not outlive it
-            return None
-        kept = kept_forkserver.connect(setup, variables, keep_seconds, while_loading)
-        if kept is None:
-            return None
-        return ForkServer(kept.process, kept.connection, kept.log)
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
         """Return new processes in the order of the requests.
@@ -287,25 +285,15 @@ def kill_all(processes: Sequence[ForkedProcess]) -> None:
 
 
 def shared_server(
-    variables: Mapping[str, str],
-    setup: Setup,
-    *,
-    keep_seconds: float = 0.0,
-    log: Path | None = None,
-    while_loading: Callable[[], object] = lambda: None,
+    variables: Mapping[str, str], setup: Setup, *, log: Path | None = None
 ) -> ForkServer:
     """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
     There is one for each interpreter, each set of modules and each change of this process's
-    environment, because libraries read variables when they are loaded. It runs until this process
-    ends, or until as many others as `most_servers` allows were used after it. With `keep_seconds`, its
-    modules stay loaded for so long after that, for further commands; without, it is a child of this
-    process.
-
-    While the first one of this process loads its modules, `while_loading` is called: later ones may
-    load theirs beside a trial, which nothing must disturb.
+    environment, because libraries read variables when they are loaded. It ends with this process,
+    or when as many others as `max_servers` allows were used after it.
     """
-    key = json.dumps([asdict(setup), _changed_variables(variables), keep_seconds > 0])
+    key = json.dumps([asdict(setup), _changed_variables(variables)])
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
@@ -314,11 +302,7 @@ def shared_server(
             return server
         _close(server)
     _close_idle_servers()
-    meanwhile = (lambda: None) if _servers else while_loading
-    server = ForkServer.connect(setup, variables, keep_seconds, meanwhile)
-    if server is None:
-        server = ForkServer.start(setup, variables, log)
-        meanwhile()
+    server = ForkServer.start(setup, variables, log)
     _servers[key] = server
     atexit.register(server.close)
     return server
@@ -338,12 +322,24 @@ def _changed_variables(variables: Mapping[str, str]) -> dict[str, str | None]:
     return changed
 
 
+def max_servers() -> int:
+    """Return how many forkservers a command may have: as many as an eighth of the memory holds.
+
+    That is the memory of this machine, or of the control group that limits this process.
+    """
+    memory: int = psutil.virtual_memory().total
+    limit = memory_limit()
+    if limit is not None:
+        memory = min(memory, limit)
+    return max(MIN_SERVERS, memory // MEMORY_SHARE // SERVER_BYTES)
+
+
 def _close_idle_servers() -> None:
     """End forkservers that run nothing until there is room for another one.
 
-    Those that were used longest ago come first. Each that is needed again later loads torch anew.
+    The least recently used ones end first. If one is needed again, it has to load torch again.
     """
-    limit = most_servers()
+    limit = max_servers()
     for key, server in list(_servers.items()):
         if len(_servers) < limit:
             return
@@ -364,17 +360,14 @@ def start_worker(
     log: Path,
     *,
     preload: Sequence[str] = (),
-    keep_seconds: float = 0.0,
     stack: ReadyStack | None = None,
-    while_loading: Callable[[], object] = lambda: None,
 ) -> Process:
     """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
     worker and the modules `preload` loaded.
 
-    `keep_seconds` and `while_loading` are those of `shared_server`. The worker runs under `stack`, if
-    there is one. Raises HarnessError if the forkserver does not start.
+    The worker runs under `stack`, if there is one. Raises HarnessError if the forkserver does not
+    start.
     """
-    from harness.records.code import training_digest
     from harness.training.interruption import SIGNAL
 
     module, *module_arguments = arguments[arguments.index("-m") + 1 :]
@@ -386,18 +379,15 @@ def start_worker(
         folder=str(Path.cwd()),
         log=str(log.absolute()),
     )
-
-    modules = [*TORCH, "harness.launch.preload", *preload]
-    setup = Setup(preload=modules, blocked_signals=[SIGNAL], code=training_digest())
-    if stack is not None:
-        setup = replace(setup, python=stack.python, installed=stack.installed)
+    setup = Setup(
+        preload=[*TORCH, "harness.launch.preload", *preload],
+        blocked_signals=[SIGNAL],
+        python=sys.executable if stack is None else stack.python,
+    )
 
     def fork() -> ForkedProcess:
         """Fork it from the forkserver that runs, or from a new one."""
-        server = shared_server(
-            variables, setup, keep_seconds=keep_seconds, log=log, while_loading=while_loading
-        )
-        (process,) = server.fork([request])
+        (process,) = shared_server(variables, setup, log=log).fork([request])
         return process
 
     try:

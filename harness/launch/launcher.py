@@ -12,10 +12,8 @@ from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process
 from harness.records.record import Failure
-from harness.spec.cell import Cell
 from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
-from workloads.catalog import heavy_modules
 
 if TYPE_CHECKING:  # it reads sweep files, which a rank does not
     from harness.launch.stack import ReadyStack
@@ -59,14 +57,6 @@ def signal_failure(number: int, rank: int) -> Failure:
     if number in set(signal.Signals):
         name = signal.Signals(number).name
     return Failure(kind="Killed", message=f"ended by {name}", rank=rank)
-
-
-def modules_to_preload(cell: Cell) -> list[str]:
-    """Return the modules that a process loads once for all ranks of such cells that it forks."""
-    modules = heavy_modules(cell.workload.uses)
-    if cell.axes.execution != "eager":
-        modules.append("harness.launch.preload_compiler")
-    return modules
 
 
 # The name by which `agent` registers its rendezvous with torchrun.

@@ -21,7 +21,7 @@ from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, one_by_one
-from harness.launch.launcher import Launcher, modules_to_preload, signal_failure
+from harness.launch.launcher import Launcher, signal_failure
 from harness.launch.logs import scrub_logs
 from harness.launch.occupancy import Occupancy
 from harness.launch.provenance import Provenance, describe_launch
@@ -44,6 +44,7 @@ from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
+from workloads.catalog import heavy_modules
 
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
@@ -276,12 +277,8 @@ class Runner:
         )
         variables = launcher.variables(cell.axes.num_threads, cell.environment)
         log_start = _size(folder)
-        process = launcher.start(
-            command,
-            variables,
-            folder.launch_log,
-            preload=modules_to_preload(cell),
-        )
+        preload = heavy_modules(cell.workload.uses)
+        process = launcher.start(command, variables, folder.launch_log, preload=preload)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         occupancy.enter(trial.id, started)
         kills_before = oom_kills()

@@ -1,7 +1,6 @@
 """The launcher inside a Slurm job: the ranks of each trial are the tasks of one step.
 
-Slurm itself starts, binds, signals and ends them on every node, so no torchrun stands between. Where
-a job has several trials that need the same step, the tasks of one fork the ranks (`warm_step`).
+Slurm itself starts, binds, signals and ends them on every node, so torchrun is not needed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +23,6 @@ from harness.core.slurm_environment import client_variables
 from harness.launch import controller
 from harness.launch.launcher import assign, exit_failure, rank_variables, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
-from harness.launch.warm_step import TASK_MODULE, StepTrial, WarmSteps, task_arguments
 from harness.records.record import Failure
 from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
@@ -69,7 +67,6 @@ class Srun:
     address: str  # of rank 0's node, as the other nodes resolve it
     free_port: Callable[[], int]  # returns a free port of that node; called once for each trial
     stack: ReadyStack | None = None  # None: ranks run under the interpreter of the profile
-    warm_steps: WarmSteps = field(default_factory=WarmSteps)  # which serve no trial before `plan`
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, without the profile's container."""
@@ -81,36 +78,21 @@ class Srun:
         """Return the command of a step whose every task runs `module` with `folder` and `more`.
 
         Nodes are filled one after the other, from the first node of the job on, which is the one
-        that `address` names. The command of a trial in a warm step ends with what each task is to
-        run, which `start` hands over: srun does not see it.
+        that `address` names.
         """
-        rank_arguments = [str(folder.path), *more]
-        if self._is_warm(folder):
-            task = self._module_command(TASK_MODULE)
-            # Lines of tasks stay whole: --unbuffered would mix those of several.
-            warm_step = ["srun", *self._step_options(ranks), "--input=all", *task]
-            return [*warm_step, *task_arguments(module, ranks, rank_arguments)]
         return [
             "srun",
             *self._step_options(ranks),
-            "--unbuffered",
-            "--input=none",
             f"--job-name={folder.path.name}",
             *self._module_command(module),
-            *rank_arguments,
+            str(folder.path),
+            *more,
         ]
 
     @property
     def _container(self) -> Sequence[str]:
         """Return the command of the container that ranks run in, an empty one without."""
         return self.prefix if self.stack is None else self.stack.prefix
-
-    def _is_warm(self, folder: TrialFolder) -> bool:
-        """Return whether the ranks of a trial are forked by the tasks of a step that stays.
-
-        Not what runs in a container: between a task and its ranks there would be another process.
-        """
-        return not self._container and self.warm_steps.serve(folder.path.name)
 
     def _step_options(self, ranks: int) -> list[str]:
         """Return the options of any step of so many ranks."""
@@ -126,6 +108,8 @@ class Srun:
             "--mpi=none",
             "--export=ALL",
             "--kill-on-bad-exit=1",
+            "--unbuffered",
+            "--input=none",
         ]
 
     def _module_command(self, module: str) -> list[str]:
@@ -182,12 +166,7 @@ class Srun:
         *,
         preload: Sequence[str] = (),
     ) -> Process:
-        """Start srun with its output added to `log`, or the trial in a warm step that waits for it.
-
-        The tasks of a warm step load the modules `preload`; any other task imports by itself.
-        """
-        if TASK_MODULE in arguments:
-            return self.warm_steps.start(arguments, variables, log, preload)
+        """Start srun with its output added to `log`; every task loads its modules itself."""
         return start_session(bound_command(arguments), {**variables, **parent_variables()}, log)
 
     def interrupt(self, process: Process) -> None:
@@ -201,11 +180,8 @@ class Srun:
         return [_explain_exit(failure, folder, in_container=in_container) for failure in failures]
 
     def end(self, process: Process, folder: TrialFolder) -> None:
-        """End the step, and its ranks on all nodes; a warm one whose ranks ended well stays."""
-        if not isinstance(process, StepTrial):
-            controller.end_step(process, folder.path.name)
-        elif process.poll() != 0:
-            self.warm_steps.end(process.step)
+        """End the step, and its ranks on all nodes."""
+        controller.end_step(process, folder.path.name)
 
 
 def parse_failures(output: str, at: float) -> list[Failure]:

@@ -130,7 +130,6 @@ def run(
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = allow_all,
     wait: bool = True,
-    while_loading: Callable[[], object] = lambda: None,
 ) -> list[Record]:
     """Run the pending trials, as many at a time as the profile says; return the records of all the
     sweep's trials that have one.
@@ -140,9 +139,6 @@ def run(
     resumes at once, as often as `Runner.resumes` says. With `fail_fast`, no trial begins once one
     has failed, and those that run save their state and stop. `check` is called once no other process can
     begin this sweep, and may raise what forbids it.
-
-    `while_loading` is called before the first trial where this process waits for another one to load
-    torch, which takes seconds.
 
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention. Without `wait`, it is refused.
@@ -173,12 +169,7 @@ def run(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=Torchrun(
-                environment=profile.environment,
-                fork=fork,
-                keep_forkserver=profile.keep_forkserver,
-                while_loading=while_loading,
-            ),
+            launcher=Torchrun(environment=profile.environment, fork=fork),
             listener=listener,
             peaks=machine.read_all(folder.peaks_folder),
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),

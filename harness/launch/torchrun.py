@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,10 +46,6 @@ class Torchrun:
 
     environment: Mapping[str, str]  # variables of the cluster profile
     fork: bool = False  # whether ranks are forked instead, which `forked` describes
-    # Seconds that what ranks are forked from stays for later commands; 0: it ends with this one.
-    keep_forkserver: float = 0.0
-    # Called while that loads its modules, before the first trial: for what takes seconds as well.
-    while_loading: Callable[[], object] = lambda: None
     # PYTHONPATH of ranks that import another tree's harness than this process; they can't be forked.
     python_path: str | None = None
     stack: ReadyStack | None = None  # None: ranks run under this process's interpreter
@@ -118,13 +114,7 @@ class Torchrun:
         """
         if self.fork:
             return forkserver.start_worker(
-                arguments,
-                variables,
-                log,
-                preload=preload,
-                keep_seconds=self.keep_forkserver,
-                stack=self.stack,
-                while_loading=self.while_loading,
+                arguments, variables, log, preload=preload, stack=self.stack
             )
         return start_session(
             arguments, {**variables, **parent_variables(), **mark_variables(log)}, log

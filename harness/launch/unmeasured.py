@@ -13,7 +13,6 @@ from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.core.processes import Process, end_process_group
 from harness.launch import forkserver
-from harness.launch.launcher import modules_to_preload
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
@@ -21,6 +20,7 @@ from harness.records.assignment import read_assignment
 from harness.records.files import read_rank_result
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
+from workloads.catalog import heavy_modules
 
 POLL = 0.1  # seconds between two looks at the ranks
 
@@ -36,15 +36,13 @@ def run_unmeasured(
     """
     axes = cell.axes
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-    launcher = Torchrun(
-        environment=profile.environment, fork=fork, keep_forkserver=profile.keep_forkserver
-    )
+    launcher = Torchrun(environment=profile.environment, fork=fork)
     if cell.stack is not None:
         base = Path(read_assignment(folder.assignment_path).base_folder)
         launcher = launcher.in_stack(ready_stack(cell, base))
     command = launcher.command(module, folder, axes.world_size, ["--write-logs"])
     variables = launcher.variables(axes.num_threads, cell.environment)
-    preload = modules_to_preload(cell)
+    preload = heavy_modules(cell.workload.uses)
     process = launcher.start(command, variables, folder.launch_log, preload=preload)
     try:
         _wait(process, folder, axes.world_size, timeout)

@@ -32,7 +32,6 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
     secret variables.
     """
     settings = changed_settings(asdict(profile), asdict(Profile()))
-    settings.pop("keep_forkserver", None)  # it decides no result
     environment = settings.get("environment", {})
     for name, value in environment.items():
         environment[name] = _recorded_value(name, value, key)

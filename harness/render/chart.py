@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core import own_process
 from harness.core.paths import write_atomically
 from harness.render.format import si_prefixed
 
@@ -38,12 +36,8 @@ def new_figure(width: float, height: float) -> Figure:
 
     Its texts are drawn as they are: a dollar sign in a user's name does not start a formula.
     """
-    # Matplotlib can do without 3D axes, which take a while to load, and warns of it.
-    with own_process.without("mpl_toolkits.mplot3d"), warnings.catch_warnings():
-        if own_process.is_own():
-            warnings.simplefilter("ignore")
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
     # Matplotlib reads this setting when a text is made, so it is set for the whole process.
     mpl.rcParams["text.parse_math"] = False

@@ -130,13 +130,12 @@ def rebuild_profile(settings: RunSettings | None, world_size: int) -> Profile:
     speed only.
     """
     if settings is None:
-        return Profile(slots=world_size, keep_forkserver=0, validity=ANY_SPEED)
+        return Profile(slots=world_size, validity=ANY_SPEED)
     return Profile(
         device=settings.device,
         slots=world_size,
         environment=public_environment(settings.profile),
         forkserver=bool(settings.profile.get("forkserver", True)),
-        keep_forkserver=0,  # ranks of another process have another hash seed and other addresses
         validity=ANY_SPEED,
     )
 

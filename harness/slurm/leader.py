@@ -26,7 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ from harness.launch.lanes import JobRoom, side_by_side
 from harness.launch.runner import RETRIES, Runner, StopRequest
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
-from harness.launch.warm_step import WarmSteps
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
@@ -115,8 +114,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     stop = StopRequest(listener.stop_reason)
     trials_by_id = {trial.id: trial for trial in submission.sweep.trials()}
     job_trials = [trials_by_id[trial_id] for trial_id in job_array.trial_ids[index]]
-    warm_steps = WarmSteps()
-    runner = runner_of(sweep_folder, submission, job_array, job_trials, listener, stop, warm_steps)
+    runner = runner_of(sweep_folder, submission, job_array, job_trials, listener, stop)
     pending = pending_trials(runner, job_trials)
     log(
         f"job {own_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
@@ -130,9 +128,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     if _finish_exclusion(submission_folder, job_slurm, restarts):
         return
 
-    if forks_ranks(submission.profile):
-        warm_steps.plan(pending)
-    with _node_held(submission, listener), closing(warm_steps):
+    with _node_held(submission, listener):
         interruption = _run_until_interrupted(runner, pending, restarts, stop)
     undone = pending_trials(runner, job_trials)
     if not undone:
@@ -371,18 +367,13 @@ def runner_of(
     job_trials: Sequence[Trial],
     listener: JobListener,
     stop: StopRequest,
-    warm_steps: WarmSteps,
 ) -> Runner:
-    """Return the runner of this job's trials, some of which run in `warm_steps`.
-
-    Raises BadInput as `launcher_of` does.
-    """
-    launcher = launcher_of(submission.profile, job_array.ranks_per_node)
+    """Return the runner of this job's trials; raises BadInput as `launcher_of` does."""
     return Runner(
         sweep=submission.sweep,
         profile=submission.profile,
         folder=sweep_folder,
-        launcher=replace(launcher, warm_steps=warm_steps),
+        launcher=launcher_of(submission.profile, job_array.ranks_per_node),
         listener=listener,
         peaks=machine.read_all(sweep_folder.peaks_folder),
         first_attempts=submission.first_attempts,
@@ -409,15 +400,6 @@ def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]
         return ready_stacks(runner.sweep, cells, with_gpus=runner.profile.gpus > 0)
     except BadInput as error:
         raise JobIsOver(str(error)) from None
-
-
-def forks_ranks(profile: Profile) -> bool:
-    """Return whether ranks are forked from steps that stay.
-
-    Not ranks on GPUs, as on a single machine, and not beside other trials: a step that waits would
-    hold the resources of the next one.
-    """
-    return profile.forkserver and not profile.gpus and profile.parallel == 1
 
 
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:

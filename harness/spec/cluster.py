@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
@@ -23,17 +23,14 @@ from harness.spec.environment import PREFIX, Variables
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
-from workloads.options import Between, Count, Strict
+from workloads.options import Count, Strict
 
 # The profiles that come with the project; those in ./clusters are the user's.
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
-# Replaces `keep_forkserver` of any profile; 0 where no process may outlive its command.
-KEEP_FORKSERVER = "HARNESS_KEEP_FORKSERVER"
 # What ranks get from the profile's `slurm.interface`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-MAX_KEEP_SECONDS = 86_400  # a day
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
@@ -54,10 +51,8 @@ class Profile(Strict):
     # auto: as many as there is room for. Verdicts are for those that have had the same company.
     parallel: Parallel = 1
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
-    # Whether ranks on CPUs are forked from a process that has torch loaded, in jobs too.
+    # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
-    # Seconds that this process stays for the next command; 0: it ends with the command.
-    keep_forkserver: Annotated[float, Between(0, MAX_KEEP_SECONDS)] = 300.0
     # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
@@ -138,9 +133,6 @@ def load_profile(name: str) -> Profile:
     profile: Profile = document.validate(Profile, document.content)
     if os.environ.get(SHARED_HOST):
         profile = replace(profile, validity=replace(profile.validity, contention=None))
-    keep_forkserver = _keep_forkserver()
-    if keep_forkserver is not None:
-        profile = replace(profile, keep_forkserver=keep_forkserver)
     if profile.launcher == "slurm":
         _check_partitions(document, profile)
     return profile
@@ -158,22 +150,6 @@ def with_parallel(profile: Profile, text: str) -> Profile:
     if not text.isascii() or not text.isdigit() or not int(text):
         raise BadInput(f"--parallel: found {text!r}; allowed: auto, or a whole number from 1 on")
     return replace(profile, parallel=int(text))
-
-
-def _keep_forkserver() -> float | None:
-    """Return the seconds that KEEP_FORKSERVER sets, None if it is unset; raises BadInput."""
-    text = os.environ.get(KEEP_FORKSERVER)
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_KEEP_SECONDS:
-        raise BadInput(
-            f"{KEEP_FORKSERVER}: found {text!r}; allowed: 0 to {MAX_KEEP_SECONDS:,} seconds"
-        )
-    return seconds
 
 
 def _check_partitions(document: Document, profile: Profile) -> None:

@@ -34,9 +34,9 @@ from harness.launch.forkserver import (
     ForkRequest,
     ForkServer,
     ForkServerStalled,
+    Setup,
     kill_all,
 )
-from harness.launch.kept_forkserver import Setup
 from harness.launch.stall import POLL, STALL_TIMEOUT, StallDetector
 from harness.tracking.connect import TrackerDown
 from harness.tracking.tracker import Delivery, Tracker
@@ -75,25 +75,23 @@ class Deliverer(Protocol):
         ...
 
 
-def choose_deliverer(results: Results, uri: str | None, keep_seconds: float) -> Deliverer:
+def choose_deliverer(results: Results, uri: str | None) -> Deliverer:
     """Return what delivers to the MLflow store `uri`, by default the database in the results folder.
 
-    `keep_seconds` is how long what it has loaded stays for later commands, 0 for not at all. Raises
-    BadInput for a URI that no store can have.
+    Raises BadInput for a URI that no store can have.
     """
     tracker = Tracker(results, uri)
-    if keep_seconds and AVAILABLE and own_process.is_own():
-        return DeliveryProcess(tracker, keep_seconds)
+    if AVAILABLE and own_process.is_own():
+        return DeliveryProcess(tracker)
     return tracker
 
 
 class DeliveryProcess:
     """Has another process deliver, which is started when it is first needed."""
 
-    def __init__(self, tracker: Tracker, keep_seconds: float) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         """Have it deliver as `tracker` would, which does so where there can be no such process."""
         self._tracker = tracker
-        self._keep_seconds = keep_seconds
         self._worker: _Worker | None = None
         self._was_started = False
 
@@ -103,7 +101,7 @@ class DeliveryProcess:
             return
         self._was_started = True
         try:
-            self._worker = _start(self._tracker, self._keep_seconds)
+            self._worker = _start(self._tracker)
         except (HarnessError, OSError):
             self._worker = None  # a delivery by this process would meet the same, and name it
 
@@ -221,15 +219,13 @@ class _Worker:
         self.log_folder.remove()
 
 
-def _start(tracker: Tracker, keep_seconds: float) -> _Worker | None:
-    """Start a process that delivers as `tracker` would; None if there can be none.
+def _start(tracker: Tracker) -> _Worker:
+    """Start a process that delivers as `tracker` would.
 
     Raises HarnessError or OSError if it does not start.
     """
     variables = {**os.environ, **import_variables()}
-    server = ForkServer.connect(SETUP, variables, keep_seconds)
-    if server is None:
-        return None
+    server = ForkServer.start(SETUP, variables)
     log_folder = ScratchFolder("delivery")
     try:
         process, connection = _fork(server, tracker, variables, log_folder.path)

@@ -27,7 +27,6 @@ DEFAULT_KINDS = ("calls", "signals", "actors", "damage", "gates")  # slurm needs
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "HARNESS_KEEP_FORKSERVER": "0",  # whatever outlives its command counts as left behind
     # Arrow's allocator would start a thread, and a process with threads is not to be forked.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }

@@ -54,7 +54,7 @@ PROGRAMS = {
     "leader": "harness.slurm.leader",
     "step": "slurmstepd",
     "srun": "srun",
-    "rank": "harness.launch.step_task",  # of which it is forked
+    "rank": "harness.training.worker",
 }
 DAEMONS = ("slurmctld", "slurmd-n1")
 AFTER_REQUEUE = "KILL-after-requeue"
@@ -68,7 +68,7 @@ OUTAGE = 20.0  # seconds
 DEADLINE = 400.0  # seconds until every trial is over
 SUBMISSIONS = 3  # until a trial counts as lost
 LAST_STEP = 60  # at which a signal is sent; a trial has 100
-STRATEGIES = ("ddp", "fsdp2")  # of two ranks each, so their trials share a step
+STRATEGIES = ("ddp", "fsdp2")  # of two ranks each
 FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
 
 

@@ -31,11 +31,10 @@ import psutil
 
 from harness.core.processes import die_with_parent
 from harness.launch import forkserver
-from harness.launch.kept_forkserver import PROGRAM
+from harness.launch.forkserver import PROGRAM
 from tests.campaign import shim
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
-PR_SET_THP_DISABLE = 41  # of linux/prctl.h
 GRACE = 5.0  # seconds that what a command started may take to end after it
 POLL = 0.01  # seconds
 MODULES = (
@@ -241,8 +240,6 @@ def _become_forkserver(parameters: Mapping[str, Any]) -> NoReturn:
         os.environ.update(parameters["env"])
         os.chdir(parameters["cwd"] or ".")
         _reset_signals()
-        # It would copy all that it shares with this process to huge pages, for two ranks.
-        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
         shim.enter("forkserver")
         program = str(PROGRAM)
         sys.argv = [program]

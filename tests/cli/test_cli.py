@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -200,17 +198,3 @@ def test_ready_sweeps_are_named_where_none_is_found(
     monkeypatch.chdir(tmp_path)
     result = harness("plan", "nothing-like-it")
     assert all(name in result.err for name in ready_sweeps())
-
-
-def test_a_command_ends_without_a_look_for_garbage() -> None:
-    # What is registered first is called last.
-    program = (
-        "import atexit, gc\n"
-        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > len(gc.get_objects())))\n"
-        "from harness.cli.main import main\n"
-        "main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "frozen True"

@@ -70,7 +70,7 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
     write(TOLD)
     printed = []
     for fork in (True, False):
-        launcher = Torchrun(environment={}, fork=fork, keep_forkserver=300)
+        launcher = Torchrun(environment={}, fork=fork)
         log = trial_folder.path / f"{fork}.log"
         command = launcher.command("ranks", trial_folder, 2, ["a b"])
         assert launcher.start(command, launcher.variables(1, {}), log).wait(300) == 0
@@ -87,7 +87,7 @@ def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder, fo
     write(FAILING)
     os.mkfifo("pipe")
     trial_folder.path.mkdir()
-    launcher = Torchrun(environment={}, fork=fork, keep_forkserver=300)
+    launcher = Torchrun(environment={}, fork=fork)
     command = launcher.command("ranks", trial_folder, 4)
     assert (
         launcher.start(command, launcher.variables(1, {}), trial_folder.launch_log).wait(300) == 1

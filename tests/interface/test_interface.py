@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -13,12 +12,10 @@ import harness
 from harness.analysis.scalars import SCALARS
 from harness.analysis.trial_table import COURSE, IDENTITY, ORIGIN
 from harness.core.paths import Results
-from harness.launch import sweep as runner
 from harness.records.record import Ranks
 from harness.records.store import write_spec
 from harness.spec.axes import AXES
 from harness.spec.sweep import Sweep
-from harness.tracking import Tracker
 from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 
@@ -58,16 +55,6 @@ def test_a_sweep_is_loaded_by_name_folder_or_file(demo: Sweep, tmp_path: Path) -
         assert harness.load(name).name == "demo"
     assert harness.load(tmp_path / "sweep.yaml").name == "demo"
     assert harness.load("demo", tmp_path / "results").name == "demo"
-
-
-def test_a_run_loads_what_it_delivers_with_while_another_process_loads_torch(
-    demo: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Mock(return_value=[])
-    monkeypatch.setattr(runner, "run", run)
-    harness.run("sweep.yaml", progress=False)
-    while_loading = run.call_args.kwargs["while_loading"]
-    assert (type(while_loading.__self__), while_loading.__name__) == (Tracker, "load")
 
 
 def test_errors_can_be_caught(demo: Sweep) -> None:

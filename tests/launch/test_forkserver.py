@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import signal
 import subprocess
@@ -12,16 +10,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
 from harness.launch.abandoned import mark_variables
-from harness.launch.forkserver import ForkRequest, kill_all, shared_server
-from harness.launch.forkserver_process import MADV_COLLAPSE, private_memory
-from harness.launch.kept_forkserver import Setup
+from harness.launch.forkserver import ForkRequest, Setup, kill_all, shared_server
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -48,16 +46,6 @@ import json, os, sys
 import own
 loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
 print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
-"""
-
-MAPS = """\
-55a0c0a00000-55a0c0a01000 r--p 00000000 fe:00 1234                       /usr/bin/python3.11
-55a0c0a02000-55a0c0a03000 rw-p 00002000 fe:00 1234                       /usr/bin/python3.11
-55a0c1000000-55a0c7c80000 rw-p 00000000 00:00 0                          [heap]
-7f3b40000000-7f3b40021000 rw-p 00000000 00:00 0
-7f3b40021000-7f3b44000000 ---p 00000000 00:00 0
-7f3b44000000-7f3b44001000 rw-s 00000000 00:01 77                         /dev/shm/a b (deleted)
-7ffd0a000000-7ffd0a021000 rw-p 00000000 00:00 0                          [stack]
 """
 
 PRELOAD = ("torch",)
@@ -209,27 +197,6 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
         start(module.with_name("log"), PYTHONPATH=python_path)
 
 
-def test_what_a_process_has_allocated_is_no_file_no_stack_and_not_shared() -> None:
-    assert private_memory(MAPS) == [
-        (0x55A0C1000000, 0x55A0C7C80000),
-        (0x7F3B40000000, 0x7F3B40021000),
-    ]
-
-
-def test_a_forked_process_has_what_was_loaded_in_huge_pages(module: Path) -> None:
-    with mmap.mmap(-1, 2**22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.write(b"1" * 2**22)
-        start_address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        aligned = -(-start_address // 2**21) * 2**21
-        if ctypes.CDLL(None).madvise(ctypes.c_void_p(aligned), 2**21, MADV_COLLAPSE):
-            pytest.skip("the kernel does not move memory to huge pages")
-    module.write_text("print(open('/proc/self/smaps_rollup').read().strip())", encoding="utf-8")
-    log = module.with_name("log")
-    assert start(log).wait(60) == 0
-    sizes = dict(line.split()[:2] for line in log.read_text(encoding="utf-8").splitlines()[1:])
-    assert int(sizes["AnonHugePages:"]) > 0, "which it has not written to"
-
-
 def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:
     """A process that runs the module `program` of a tree, as a rank of a gate's arm is started."""
     return ForkRequest(
@@ -314,7 +281,7 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
 ) -> None:
     """A variable that is missing makes another forkserver, as one with another value does."""
     monkeypatch.setattr(forkserver, "_servers", {})
-    monkeypatch.setattr(forkserver, "most_servers", lambda: 2)
+    monkeypatch.setattr(forkserver, "max_servers", lambda: 2)
     monkeypatch.setenv("COLOR_OF_SERVER", "green")
     (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
     green = dict(os.environ)
@@ -331,3 +298,17 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
     kill_all(processes)
     for server in (busy, third):
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "limit", "servers"), [(4, None, 4), (24, None, 13), (24, 8, 4), (24, 64, 13)]
+)
+def test_forkservers_take_an_eighth_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, gibibytes: int, limit: int | None, servers: int
+) -> None:
+    """Of the machine, or of the control group; four may run in any case."""
+    monkeypatch.setattr(forkserver, "MIN_SERVERS", 4)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(total=gibibytes << 30))
+    limit_bytes = None if limit is None else limit << 30
+    monkeypatch.setattr(forkserver, "memory_limit", lambda: limit_bytes)
+    assert forkserver.max_servers() == servers

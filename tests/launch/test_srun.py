@@ -226,14 +226,10 @@ LEADER = """
 import os, sys, time
 from pathlib import Path
 from harness.launch.srun import Srun
-from harness.launch.warm_step import WarmStep
 folder = Path(sys.argv[1])
 log, variables = folder / "launch.log", dict(os.environ)
-if sys.argv[2] == "warm":
-    step = WarmStep.start(["srun"], variables, "warm-1", 1, [], log)
-else:
-    Srun(environment={}, ranks_per_node=1, cpus_per_rank=1, python="", prefix=(), address="",
-        free_port=int).start(["srun"], variables, log)
+Srun(environment={}, ranks_per_node=1, cpus_per_rank=1, python="", prefix=(), address="",
+    free_port=int).start(["srun"], variables, log)
 time.sleep(60)
 """
 STAYING_SRUN = (
@@ -241,14 +237,11 @@ STAYING_SRUN = (
 )
 
 
-@pytest.mark.parametrize("kind", ["warm", "of its own"])
-def test_srun_ends_with_the_leader(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_srun_ends_with_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Slurm has lost the job's processes, nobody else would end it."""
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     (slurm.folder / "srun").write_text(STAYING_SRUN, encoding="utf-8")
-    command = [sys.executable, "-c", LEADER, str(tmp_path), kind]
+    command = [sys.executable, "-c", LEADER, str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(TOP)}) as leader:
         wait_until((slurm.folder / "pid").exists)
         srun = psutil.Process(int((slurm.folder / "pid").read_text(encoding="ascii")))

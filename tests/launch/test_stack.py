@@ -12,9 +12,7 @@ import pytest
 from harness.core import import_path
 from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import TrialFolder
-from harness.launch import kept_forkserver
 from harness.launch import stack as stacks
-from harness.launch.kept_forkserver import Setup
 from harness.launch.stack import ReadyStack, make_ready, needed_modules
 from harness.launch.torchrun import Torchrun, _is_rank
 from harness.spec.stack import Stack
@@ -167,16 +165,6 @@ def test_a_signal_is_for_ranks_only() -> None:
     assert not _is_rank(["/envs/old/bin/python", "-P", "-m", "harness.launch.agent", "f", *rank])
     assert not _is_rank(["apptainer", "exec", "image.sif", *rank])
     assert not _is_rank(["sleep", "1"])
-
-
-def test_a_kept_forkserver_serves_one_state_of_one_interpreter(tmp_path: Path) -> None:
-    python = str(make_environment(tmp_path / "env"))
-    setups = [
-        Setup(preload=()),
-        Setup(preload=(), python=python, installed="a"),
-        Setup(preload=(), python=python, installed="b"),
-    ]
-    assert len({kept_forkserver._identity(setup, {}) for setup in setups}) == 3
 
 
 def test_a_rank_under_another_interpreter_fails_by_name() -> None:

@@ -83,9 +83,7 @@ def run(case: Case, folder: Path) -> Record | None:
     command = f"exec {harness} run {sweep} --force --results {results.path} >&2"
     if case.is_limited:
         command = f"echo $$ > {GROUP}/cgroup.procs; {command}"
-    # Nothing of an earlier command, which may be in another group.
-    environment = {**os.environ, "HARNESS_KEEP_FORKSERVER": "0"}
-    ended = subprocess.run(["sh", "-c", command], env=environment, check=False)
+    ended = subprocess.run(["sh", "-c", command], check=False)
     if ended.returncode in (-9, KILLED):
         return None
     ended.check_returncode()

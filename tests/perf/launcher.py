@@ -2,9 +2,9 @@
 
     python -m tests.perf.launcher                  48 cells of two ranks and 20 steps
 
-The sweep runs several times as `harness run`, each but the first from the forkserver that the one
-before has left. After each run, a bare script of the same training runs a few times under torchrun,
-which is what each cell would take by itself.
+The sweep runs several times as `harness run`, each time with a forkserver of its own. After each run,
+a bare script of the same training runs a few times under torchrun, which is what each cell would take
+by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RANKS = 2
 # To run the script: now and then, gloo aborts a rank that is about to end ("terminate
 # called without an active exception").
 ATTEMPTS = 3
-GOAL = 15.0  # times as fast as the script for each of `CELLS`
+GOAL = 9.0  # times as fast as the script for each of `CELLS`
 
 
 @dataclass(frozen=True, kw_only=True)

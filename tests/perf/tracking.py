@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from harness.core import own_process
 from harness.core.paths import Results, SweepFolder
 from harness.records.files import write_record
 from harness.records.record import Record
@@ -55,7 +54,6 @@ class SweepDelivery:
 
 def deliver_sweep(trials: int) -> SweepDelivery:
     """Deliver a sweep of so many trials as `harness run` does, and return what that took."""
-    own_process.claim()  # as a command does
     planned = Records()
     ids = [planned.trial(number).id for number in range(trials)]
     with tempfile.TemporaryDirectory() as aside:

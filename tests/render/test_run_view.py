@@ -205,7 +205,7 @@ def test_a_locked_database_holds_up_no_trial_and_a_later_delivery_brings_all(
 
     deliveries = LockedAtFirst()
     view = RunView(sweep, results, TerminalConsole(quiet=True))
-    listener = RunDelivery(sweep, results, view, None, 0.0)
+    listener = RunDelivery(sweep, results, view, None)
     monkeypatch.setattr(listener, "deliverer", deliveries)
     trials = [record.trial.id for record in records(sweep.cells[0])]
     listener.undelivered = trials[:1]
@@ -224,7 +224,7 @@ def test_short_trials_share_deliveries_and_wait_for_no_long_one(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     deliveries = RecordedDeliveries()
     view = RunView(sweep, results, TerminalConsole(quiet=True))
-    listener = RunDelivery(sweep, results, view, None, 0.0)
+    listener = RunDelivery(sweep, results, view, None)
     monkeypatch.setattr(listener, "deliverer", deliveries)
     short, long = (records(cell) for cell in sweep.cells)
     short = [replace(record, ended=record.started + 1) for record in short]

@@ -23,7 +23,6 @@ from harness.core.paths import write_atomically
 from harness.core.processes import die_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36  # man prctl
-PR_SET_THP_DISABLE = 41  # man prctl
 POLL_SECONDS = 0.05
 
 
@@ -31,10 +30,7 @@ def main() -> None:
     """Serve requests until SIGTERM; the exit code is 0 once no process is left."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     # The processes of a step leave slurmd; as the subreaper, this process adopts them.
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    # Each task of a warm step would move torch to huge pages, which pays off once many ranks have run.
-    libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     folder = Path(sys.argv[1])
     if len(sys.argv) > 2:
         die_with_parent(signal.SIGTERM)

@@ -119,19 +119,19 @@ def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Pat
     """Slurm gives that task the array's own id, by which clients end and requeue all tasks.
 
     Its srun is killed, so that its step is cancelled, and then its leader, so that it is requeued.
-    Steps of all tasks have the same name.
     """
     slowly = {"step_seconds": STEP_SECONDS, "hurry": str(tmp_path / "hurry")}
     variants = {"one": {"options": slowly}, "two": {"options": {**slowly, "samples": 128}}}
     sweep = line_sweep(tmp_path, variants, length={"steps": 400}, seeds=[0, 1])
     results = tmp_path / "results"
     submit(sweep, results, nodes=1)
-    jobs = [row["job"] for row in trial_rows(results)]
+    rows = trial_rows(results)
+    jobs = [row["job"] for row in rows]
     assert jobs[0] == jobs[1] != jobs[2] == jobs[3], "each block is a job"
     wait_for_step(results, 0, 5)
     wait_for_step(results, 2, 5)
 
-    os.kill(pid_in_task(1, "--job-name=warm-1"), signal.SIGKILL)
+    os.kill(pid_in_task(1, f"--job-name={rows[2]['trial']}"), signal.SIGKILL)
     wait_for_step(results, 3, 5)  # the lost trial runs again after the others of its block
     os.kill(pid_in_task(1, "lead"), signal.SIGKILL)
     wait_until(trial_folder(results, 3).record_path.exists)

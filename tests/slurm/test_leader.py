@@ -17,7 +17,6 @@ from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, host_lock, watchdog
 from harness.launch.runner import RETRIES, Runner, StopRequest
-from harness.launch.warm_step import WarmSteps
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import Failure, RankResult, Record
@@ -61,7 +60,7 @@ def runner(tmp_path: Path, listener: JobListener) -> Runner:
     submitted = make_submission(sweep, first_attempts)
     folder, stop = SweepFolder(tmp_path / "sweep"), StopRequest(listener.stop_reason)
     array, trials = submitted.arrays[0], sweep.trials()
-    return leader.runner_of(folder, submitted, array, trials, listener, stop, WarmSteps())
+    return leader.runner_of(folder, submitted, array, trials, listener, stop)
 
 
 def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
@@ -235,22 +234,6 @@ def test_a_node_that_others_may_use_is_measured_on_by_one_job_at_a_time(
     ):
         printed = capsys.readouterr().out
     assert ("waiting, because process" in printed) is not exclusive
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"forkserver": False}, False),
-        ({"parallel": "auto"}, False),
-        ({"device": "cuda", "slurm": SlurmOptions(gpus_per_rank=1)}, False),
-    ],
-    ids=str,
-)
-def test_trials_share_steps_on_cpus_one_at_a_time(
-    changes: dict[str, object], expected: bool
-) -> None:
-    assert leader.forks_ranks(replace(PROFILE, **changes)) is expected  # type: ignore[arg-type]
 
 
 class TestLead:

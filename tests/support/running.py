@@ -76,7 +76,7 @@ def run(
 ) -> list[Record]:
     """Run the pending trials of a sweep on this machine and return the records of all its trials.
 
-    Ranks are forked from what all processes of a run of pytest share: each would load torch for itself.
+    Ranks are forked from the forkserver of this process, which later trials use too.
     """
     sweep = spec.load_sweep(path)
     folder = Results(path.parent / "results").sweep_folder(sweep.name)

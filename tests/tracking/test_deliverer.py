@@ -16,7 +16,6 @@ import pytest
 
 from harness.core import own_process
 from harness.core.paths import Results, SweepFolder
-from harness.launch import kept_forkserver
 from harness.tracking import Tracker, TrackerDown, choose_deliverer
 from harness.tracking import deliverer as deliverer_module
 from harness.tracking import tracker as tracker_module
@@ -24,9 +23,8 @@ from harness.tracking.connect import StoreLocked
 from harness.tracking.deliverer import DeliveryProcess
 from harness.tracking.tracker import Delivery
 from tests.factories import make_record, write_sweep
-from tests.support.mlflow import by_name, everything
+from tests.support.mlflow import by_name
 
-KEEP_SECONDS = 60.0
 # A command of the harness that delivers two trials one after the other, and says what it has loaded.
 COMMAND = """
 import sys
@@ -37,7 +35,7 @@ from harness.tracking import choose_deliverer
 own_process.claim()
 results = Results(Path(sys.argv[1]))
 folder = results.sweep_folder("demo")
-process = choose_deliverer(results, None, 60.0)
+process = choose_deliverer(results, None)
 for trials in [sys.argv[2:3], sys.argv[2:]]:
     delivery = process.deliver_trials(folder, trials, in_passing=len(trials) == 1)
     print(delivery.delivered, delivery.already_delivered)
@@ -87,7 +85,7 @@ def test_a_database_that_another_program_has_locked_is_waited_for_unless_trials_
 
 @pytest.fixture
 def process(results: Results) -> Iterator[DeliveryProcess]:
-    with closing(DeliveryProcess(Tracker(results), KEEP_SECONDS)) as delivery_process:
+    with closing(DeliveryProcess(Tracker(results))) as delivery_process:
         yield delivery_process
 
 
@@ -111,13 +109,10 @@ def test_a_command_delivers_without_loading_mlflow(
     assert len(shown[0]) == 4  # the sweep, its cell and both trials
 
 
-def test_only_a_command_has_one_and_only_if_something_may_stay(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert isinstance(choose_deliverer(results, None, KEEP_SECONDS), Tracker)
+def test_only_a_command_has_one(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(choose_deliverer(results, None), Tracker)
     monkeypatch.setattr(own_process, "_is_own", True)
-    assert isinstance(choose_deliverer(results, None, KEEP_SECONDS), DeliveryProcess)
-    assert isinstance(choose_deliverer(results, None, 0.0), Tracker)
+    assert isinstance(choose_deliverer(results, None), DeliveryProcess)
 
 
 def test_the_process_ends_when_nothing_more_is_delivered(
@@ -131,19 +126,6 @@ def test_the_process_ends_when_nothing_more_is_delivered(
     assert not worker.is_running()
 
 
-def test_where_there_can_be_none_this_process_delivers(
-    process: DeliveryProcess,
-    results: Results,
-    folder: SweepFolder,
-    trials: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kept_forkserver, "_private_folder", lambda: None)
-    assert process.deliver_trials(folder, trials).delivered == 2
-    assert process._worker is None
-    assert "demo" in everything(f"sqlite:///{results.database}", "demo")
-
-
 def test_an_error_of_the_tracker_is_the_commands(
     results: Results, folder: SweepFolder, trials: list[str]
 ) -> None:
@@ -151,7 +133,7 @@ def test_an_error_of_the_tracker_is_the_commands(
     (results.path / "none").write_text("a file where a folder should be")
     with pytest.raises(TrackerDown) as expected:
         tracker.deliver_trials(folder, trials)
-    with closing(DeliveryProcess(tracker, KEEP_SECONDS)) as process:
+    with closing(DeliveryProcess(tracker)) as process:
         with pytest.raises(TrackerDown) as raised:
             process.deliver_trials(folder, trials)
         assert worker_of(process).is_running()
@@ -177,9 +159,8 @@ def test_one_that_is_killed_again_is_named_with_its_log(
     start = deliverer_module._start
     folders: list[Path] = []
 
-    def start_and_kill(tracker: Tracker, keep_seconds: float) -> deliverer_module._Worker | None:
-        worker = start(tracker, keep_seconds)
-        assert worker is not None
+    def start_and_kill(tracker: Tracker) -> deliverer_module._Worker:
+        worker = start(tracker)
         folders.append(worker.log_folder.path)
         os.kill(worker.process.pid, signal.SIGKILL)
         return worker
