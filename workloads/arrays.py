@@ -25,7 +25,7 @@ MAX_HEADER = 2**16  # bytes
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What an array is, and where it lies in its file."""
+    """The type and shape of an array, and its position in its file."""
 
     dtype: str  # as NumPy names it
     shape: tuple[int, ...]

@@ -79,7 +79,7 @@ class StreamSamples:
     to where it was.
     """
 
-    # The harness draws no order of its own for them.
+    # The harness draws no order for them.
     in_order: ClassVar[bool] = True
     reads_files: ClassVar[bool] = True
 
@@ -186,8 +186,8 @@ class Workload(ABC):
     def build_model(self) -> nn.Module:
         """Return a freshly initialized model on the CPU.
 
-        The model should be of a class with a `forward` of its own: torch.compile skips frames that
-        belong to torch, and so may compile nothing of a bare `nn.Sequential`.
+        The model should be of a class that defines `forward`: torch.compile skips frames that belong to
+        torch, and so may compile nothing of a bare `nn.Sequential`.
         """
 
     @abstractmethod
@@ -274,7 +274,7 @@ class Workload(ABC):
         must be the same at all ranks, as they are by default before `ColwiseParallel` and after
         `RowwiseParallel`; a module that draws random numbers of activations that are not, such as
         dropout of attention weights, gets a `workloads.parallel.OwnRandomNumbers`. Raises
-        ValueError if so many ranks can't share it evenly. Without a plan, there is no tensor
+        ValueError if the ranks can't share it evenly. Without a plan, there is no tensor
         parallelism.
         """
         return {}
@@ -285,7 +285,7 @@ class Workload(ABC):
         It is saved in checkpoints, and digested together with the parameters. Allowed are tensors,
         numbers, texts, None, and lists, tuples and dicts of them. Each rank saves its own.
 
-        A trial that is interrupted starts anew if training has changed attributes and the class
+        An interrupted trial starts again from step 0 if training has changed attributes and the class
         has no `state_dict`. One that returns an empty dict says that they have no effect.
         """
         return {}

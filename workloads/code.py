@@ -53,7 +53,7 @@ class _Walk:
 
     find_root: FindRoot
     files: dict[str, Path] = field(default_factory=dict)  # by the path relative to its root
-    # Modules that were looked for, by their absolute names: whether others may lie below them.
+    # Modules that were looked for, by their absolute names: whether they may contain others.
     is_package: dict[str, bool] = field(default_factory=dict)
 
     def add_module(self, name: str) -> None:
@@ -98,7 +98,7 @@ class _Walk:
 
 
 def files_of_file(path: Path) -> dict[str, Path]:
-    """Return the files of a workload that is a file by itself, by their relative paths.
+    """Return the files of a workload that is a single file, by their relative paths.
 
     Its folder must have been made importable.
     """
@@ -144,7 +144,7 @@ def _read_source(path: Path, modified: int, size: int) -> SourceFile:
         except (SyntaxError, ValueError):  # whoever imports it will say so
             tree = ast.Module(body=[], type_ignores=[])
         imports.update(_imports(tree.body))
-        # Hardly any file has these, and to visit all nodes takes longer than all else.
+        # Visiting all nodes is slow, and hardly any file has these.
         if any(word in content for word in (b"import_module", b"__import__")):
             imports.update(_literal_arguments(tree, IMPORT_CALLS))
         if any(word in content for word in (b"environ", b"getenv")):

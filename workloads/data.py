@@ -149,7 +149,7 @@ def _read_npz(path: Path) -> Batch:
 def _some_pixels(files: ImageFiles) -> NDArray[np.uint8]:
     """Return the images that the normalization is computed of: few, but the same in every process.
 
-    They are spread evenly over a mapped file, or lie at the start of the first shard.
+    They are spread evenly over a mapped file, or taken from the start of the first shard.
     """
     first_size = files.sizes[0]
     height, width = files.check()
@@ -248,7 +248,7 @@ def stratified(
 ) -> tuple[list[int], list[int]]:
     """Return the indices of the samples to train on and of those to hold out, each ascending.
 
-    `count_held_out` returns how many of so many samples of a class are held out. The draws follow
+    `count_held_out` takes the number of samples of a class, and returns how many to hold out. The draws follow
     from `seed` and the labels alone.
     """
     indices_by_label: defaultdict[str, list[int]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""Imports the modules of users' workloads, which may lie anywhere.
+"""Imports the modules of users' workloads, which may be anywhere.
 
-Imports no torch by itself.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def make_importable(folder: Path) -> None:
-    """Import from a user's folder from now on: before other such folders, after all else.
+    """Import from a user's folder from now on: before other such folders, after everything else.
 
     A module of another user's folder is forgotten where this folder has one of the same name, or
     this folder's files would get the other's module.
@@ -163,8 +163,8 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a module's file lies in a folder that a workload was loaded from."""
-    if f"{os.sep}site-packages{os.sep}" in file:  # of a virtual environment beside the sweep
+    """Return whether a module's file is in a folder that a workload was loaded from."""
+    if f"{os.sep}site-packages{os.sep}" in file:  # of a virtual environment next to the sweep
         return False
     return file.startswith(tuple(folder + os.sep for folder in _user_folders))
 

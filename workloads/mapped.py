@@ -26,16 +26,16 @@ Rows = NDArray[Any]  # shape (samples, ...)
 
 @dataclass(frozen=True)
 class MappedArray:
-    """Rows of an array that lies in a file, in one piece or several."""
+    """Rows of an array in a file, in one piece or several."""
 
     path: Path
     blocks: Sequence[Rows]  # one after the other, each of shape (rows, ...)
-    # Asks the system for some rows before they are touched; None where it reads ahead by itself.
+    # Asks the system to read some rows ahead; None where it does so anyway.
     prefetch: Callable[[NDArray[np.int64]], None] | None = None
     reopen: Callable[[], MappedArray] | None = None  # maps the same array again
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Have pickle take where the rows lie, and not the rows: they may be more than memory."""
+        """Pickle the location of the rows, not the rows, which may be larger than memory."""
         if self.reopen is None:
             return super().__reduce__()
         return _call, (self.reopen,)
@@ -168,7 +168,7 @@ def _map_file(path: Path, at_random: bool) -> mmap.mmap:
 
 
 class MappedSamples:
-    """Samples whose parts lie in mapped arrays, of equal lengths.
+    """Samples whose parts are in mapped arrays, of equal lengths.
 
     They are trained on in the keyed order, which takes no memory either, unless the axis `order`
     asks for a permutation.

@@ -225,8 +225,8 @@ class DistilBertOptions(Settings):
     """The options of DistilBERT.
 
     `size`, `pretrained` or `hub` says where the architecture comes from: a preset that is trained from
-    scratch, a folder with weights and tokenizer, or a model on the hub. With `size` beside it, a folder
-    must have that architecture.
+    scratch, a folder with weights and tokenizer, or a model on the hub. With `size` too, a folder must
+    have that architecture.
     """
 
     # A folder that `save_pretrained` has written, tokenizer included. A name that is no folder but
@@ -326,7 +326,7 @@ class DistilBertOptions(Settings):
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return why padding to the longest text does not go with torch.compile.
 
-        Or why so many tensor-parallel ranks can't share the heads of an architecture.
+        Or why the tensor-parallel ranks can't share the heads of an architecture.
         """
         ranks = axes["tensor_parallel"]
         if axes["strategy"] == "tp":

@@ -1,4 +1,4 @@
-"""Styles of parallelism for plans of workloads, beside those of torch."""
+"""Styles of parallelism for plans of workloads, in addition to those of torch."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ Read = Callable[[Path], Batch]
 class ShardSamples:
     """Samples in shards, of which this process has a few in memory at a time.
 
-    An epoch takes the shards in an order of its own, `window` of them at a time, and has the
-    samples of a window shuffled. Every rank and every loader worker reads each shard once in an
+    Each epoch draws another order of the shards, takes `window` of them at a time, and shuffles
+    the samples of a window. Every rank and every loader worker reads each shard once in an
     epoch, whatever share of its samples it trains on: that is the price of the same global batches
     at any number of ranks. A trial that is resumed begins with the window that it was in.
     """

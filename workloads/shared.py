@@ -1,7 +1,7 @@
 """Shares decoded data sets among processes: the first that needs one writes it, and all map its file.
 
 Decoding MNIST takes half a second of CPU time and 200 MB of memory, which every rank of every trial
-would spend anew. Here it is decoded once, and is in memory once: a page is copied only for a process
+would spend again. Here it is decoded once, and is in memory once: a page is copied only for a process
 that writes to it. Without a folder that somebody else has made for it, nothing is shared.
 """
 

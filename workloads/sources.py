@@ -27,7 +27,7 @@ from workloads.tickets import tickets
 
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 Row = tuple[str, str]  # a text and its label
-# The fraction of each class that is tested on where a source has no test set of its own.
+# The fraction of each class to test on where a source has no test set.
 HELD_OUT = 0.15
 DIGITS_PER_CLASS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)  # of 0 to 9
 

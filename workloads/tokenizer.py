@@ -128,7 +128,7 @@ def _read_cached(path: Path) -> str | None:
     """Return a cached tokenizer, None if there is none that is whole.
 
     Its first line is the digest of the others: a file that lost its content, or a part of it, is
-    trained anew rather than read.
+    trained again rather than read.
     """
     try:
         content = path.read_bytes()

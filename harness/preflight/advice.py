@@ -82,4 +82,4 @@ def advise(error: Exception) -> str:
             return advice
     if "shape" in message or "size" in message:
         return LOOK_AT_SHAPES
-    return "call what is on that line by itself, with one batch of the training set"
+    return "run the code of that line alone, with one batch of the training set"

@@ -1,4 +1,4 @@
-"""Examines all workloads of a sweep, each in a process of its own."""
+"""Examines all workloads of a sweep, each in a separate process."""
 
 from __future__ import annotations
 

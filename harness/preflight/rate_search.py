@@ -13,7 +13,7 @@ from harness.launch.unmeasured import run_unmeasured
 from harness.preflight.rate_worker import RATES_FILE
 from harness.preflight.rates import CellRates, RateCurve, RateSearch, read_curve
 from harness.records.assignment import Assignment, write_assignment
-from harness.spec.cell import Cell, Length, Trial
+from harness.spec.cell import Length, Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
@@ -33,18 +33,15 @@ def search_sweep(
     """
     cells = []
     for cell in sweep.cells:
+        # Searched at this length, neither evaluated nor stopped.
+        searched = replace(cell, length=length, evaluate=length, stop=None)
         curves = []
         for seed in seeds:
             on_progress(f"{cell.label} seed {seed}")
-            trial = Trial(cell=_at_rising_rates(cell, length), seed=seed)
+            trial = Trial(cell=searched, seed=seed)
             curves.append(_run(trial, sweep, profile, folder))
         cells.append(CellRates(cell=cell, curves=curves))
     return RateSearch(sweep=sweep.name, at=time.time(), cells=cells)
-
-
-def _at_rising_rates(cell: Cell, length: Length) -> Cell:
-    """Return a cell as it is searched: of that length, and neither evaluated nor stopped."""
-    return replace(cell, length=length, evaluate=length, stop=None)
 
 
 def _run(trial: Trial, sweep: Sweep, profile: Profile, folder: Path) -> RateCurve:

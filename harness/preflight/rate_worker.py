@@ -58,7 +58,7 @@ class UntilDivergence(Hooks):
             raise Diverged
 
     def should_evaluate(self, state: TrainingState) -> bool:
-        """Return False: nothing is to be learned from a model at such rates."""
+        """Return False: an evaluation at such rates shows nothing."""
         return False
 
 

@@ -29,14 +29,14 @@ SCHEMA = "1.1"  # 1.1 has the share of the peak
 SEARCH_FORMAT = FileFormat(
     name="learning-rate search",
     schema=SCHEMA,
-    remedy="harness find-lr makes it anew",
+    remedy="harness find-lr writes it again",
     is_sealed=True,
 )
 CURVE_FORMAT = FileFormat(name="rank's losses", is_sealed=True)
 LOWEST, HIGHEST = 1e-7, 1.0  # the rates of the first and of the last step
 # The standard deviation of the bell that losses are smoothed with, in powers of ten of the rate.
 SMOOTHING = 0.15
-# A loss so many times that of the start has diverged; larger ones would outweigh all others. See
+# A loss this many times that of the start has diverged; larger ones would outweigh all others. See
 # `divergence_limit` for losses that are not above 0.
 DIVERGED = 4.0
 START = 0.1  # the share of the steps whose mean loss is that of the start
@@ -127,7 +127,7 @@ class RateSearch:
 
 
 def rate_at(step: Numbers, steps: int) -> Numbers:
-    """Return the rate of each step, counted from 0, of so many: LOWEST at first, HIGHEST at last."""
+    """Return the rate of each of `steps` steps, from LOWEST to HIGHEST; `step` is counted from 0."""
     share = step / max(1, steps - 1)
     rates: Numbers = LOWEST * (HIGHEST / LOWEST) ** share
     return rates
@@ -175,8 +175,8 @@ def smooth(losses: Numbers, decades: Numbers) -> Numbers:
 def suggest(rates: Numbers, smoothed: Numbers, mean_factor: float) -> Suggestion:
     """Return the suggestions of a smoothed curve, both of shape (steps,).
 
-    `mean_factor` is that of the schedule. The peak lies between the steepest and the lowest, in
-    powers of ten, as far as the mean of the schedule is below its peak.
+    `mean_factor` is that of the schedule. The peak is between the steepest and the lowest, in
+    powers of ten as far as the mean of the schedule is below its peak.
     """
     lowest_step = int(np.argmin(smoothed)) if len(smoothed) else 0
     if lowest_step < 2:

@@ -1,6 +1,6 @@
-"""Finds what a workload's code reads by itself: it can change a result and no cell's id.
+"""Finds inputs that a workload's code reads on its own, which change a result and no cell's id.
 
-Python announces files that are opened to audit hooks. What native code opens, it does not say.
+Python reports opened files to audit hooks, except those that native code opens.
 """
 
 from __future__ import annotations

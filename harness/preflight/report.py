@@ -14,7 +14,7 @@ from workloads.options import Between
 
 SCHEMA = "1.1"  # 1.1 has findings that are noted
 REPORT_FORMAT = FileFormat(
-    name="pre-flight", schema=SCHEMA, remedy="harness check makes it anew", is_sealed=True
+    name="pre-flight", schema=SCHEMA, remedy="harness check writes it again", is_sealed=True
 )
 CHECKS_FORMAT = FileFormat(name="rank's checks", is_sealed=True)
 

@@ -1,8 +1,8 @@
 """Plans a determinism audit: a sweep whose cells turn one setting at a time.
 
-An audit is the parity of such a sweep, but with more than one reference: each cell is held against
-the cell before it that it is most like. So `cache: cold` is held against the compiled cell, and FSDP2
-around the whole model against FSDP2 around each layer.
+An audit is the parity of such a sweep, but with more than one reference: each cell is compared with
+the most similar cell before it. So `cache: cold` is compared with the compiled cell, and FSDP2 around
+the whole model with FSDP2 around each layer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan_audit(sweep: Sweep) -> ParityPlan:
 
     Of several such cells it is the first. Raises BadInput if no workload has two cells.
     """
-    held_against: dict[str, list[Cell]] = {}  # the cells of each reference, by its id
+    compared: dict[str, list[Cell]] = {}  # the cells of each reference, by its id
     references: dict[str, Cell] = {}
     for number, cell in enumerate(sweep.cells):
         candidates = []
@@ -71,13 +71,13 @@ def plan_audit(sweep: Sweep) -> ParityPlan:
             continue
         nearest = min(candidates, key=lambda earlier: len(turned(earlier, cell)))
         references[nearest.id] = nearest
-        held_against.setdefault(nearest.id, []).append(cell)
+        compared.setdefault(nearest.id, []).append(cell)
     if not references:
         raise BadInput(f"{sweep.source}: found no two cells of a workload; allowed: at least two")
     groups = []
     for cell in sweep.cells:
         if cell.id in references:
-            groups.append(ParityGroup(reference=cell, cells=held_against[cell.id]))
+            groups.append(ParityGroup(reference=cell, cells=compared[cell.id]))
     return ParityPlan(groups=groups, by_design=[])
 
 

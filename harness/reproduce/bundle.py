@@ -40,12 +40,15 @@ CONTROL_FOLDER = "control"
 RECORD_SUFFIX = ".record.json"  # of what was recorded, where it is a record
 SCHEMA = "1.0"
 VERDICT_FORMAT = FileFormat(
-    name="verdict", schema=VERDICT_SCHEMA, remedy="harness reproduce makes it anew", is_sealed=True
+    name="verdict",
+    schema=VERDICT_SCHEMA,
+    remedy="harness reproduce writes it again",
+    is_sealed=True,
 )
 MANIFEST_FORMAT = FileFormat(
     name="manifest of a bundle",
     schema=SCHEMA,
-    remedy="harness reproduce makes it anew",
+    remedy="harness reproduce writes it again",
     is_sealed=True,
 )
 

@@ -1,12 +1,11 @@
-"""The catalogue of operations: what was measured of each operation that workloads use, and what that
-shows.
+"""The catalogue of operations: the measurements of each operation that workloads use, summarized.
 
-An operation of torch is repeatable if it computes the same bits from the same inputs, however often
-it runs. What may change its bits is the number of threads, which decides where a sum is cut, and
-where its inputs lie in memory: kernels handle what comes before an aligned address apart, and
-tensors in the buckets of DDP and FSDP2 begin anywhere.
+An operation of torch is repeatable if it computes the same bits from the same inputs in every run.
+The number of threads may change its bits, as it decides where a sum is split. So may the memory
+addresses of its inputs: kernels treat elements before an aligned address separately, and tensors in
+the buckets of DDP and FSDP2 begin anywhere.
 
-`operation_worker` measures, this module reads what it leaves. It loads no torch.
+`operation_worker` measures; this module reads its results and loads no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ThreadResult:
 
     threads: int
     digest: str  # of the result of the first run
-    distinct: int  # results of runs whose inputs lie where torch allocates them
+    distinct: int  # results of runs with inputs where torch allocates them
     distinct_shifted: int  # of those and of runs whose inputs begin at other addresses
 
 
@@ -139,7 +138,7 @@ def group_operations(
 
 
 def single_process(axes: Axes) -> Axes:
-    """Return the axes of one process that computes what each rank of these axes does by itself.
+    """Return the axes of one process that computes what each rank computes alone.
 
     Operations are recorded without ranks, loader workers and compilation: what torch.compile makes
     is no operation of torch.

@@ -1,8 +1,8 @@
-"""What can explain that two cells part where they do.
+"""Names the settings that can explain where two cells diverge.
 
-A setting can only be the cause if the two cells differ in it, and if it can change what is computed
-in the phase in which they part. An earlier phase would have parted first; a later one has not come yet.
-Nor can it be one if the difference is too large: another order of sums changes roundings only.
+A setting can only be the cause if the two cells differ in it and it can change the results of the
+phase in which they diverge. A cause in an earlier phase would have shown there first; a later phase
+has not run yet. A large difference excludes more: another order of sums changes roundings only.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Cause:
 
     name: str
     phases: Sequence[str]  # in which it can show first
-    only_rounds: bool = False  # whether all that it changes is how results are rounded
+    only_rounds: bool = False  # whether it changes roundings only
 
 
 REDUCTION_ORDER = Cause("reduction order", SHARING, only_rounds=True)
-# An evaluation adds up what each rank has counted on its part of the test set.
+# An evaluation sums the counts of all ranks, each of its part of the test set.
 RANKS = Cause("reduction order", (*SHARING, "evaluation"), only_rounds=True)
 BUCKET_LAYOUT = Cause("bucket layout", SHARING, only_rounds=True)
 COMPRESSION = Cause("compressed gradients", SHARING)
 SPLIT_PRODUCTS = Cause("split products", ("forward", "buffers", "backward"), only_rounds=True)
-# Random numbers of compiled dropout are others.
+# Compiled dropout draws other random numbers.
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
 # Initial parameters are drawn by vectorized kernels too.
 ISA = Cause("ISA", ("parameters", *COMPUTING))
 THREADS = Cause("threads", COMPUTING, only_rounds=True)
 RNG = Cause("RNG", ("random", "forward", "buffers", "backward"))
-# Of batch norm: each rank has its own, and each micro-batch.
+# Batch norm has its own statistics at each rank and in each micro-batch.
 BATCH_STATISTICS = Cause("batch statistics", ("forward", "buffers", "backward"))
 UNEXPLAINED = Cause("not explained by rounding", PHASES)
 # By axis. One that is not here explains a difference by its own name, in any phase.
@@ -101,12 +101,12 @@ def likely_causes(
     uses_batch_statistics: bool,
     is_beyond_rounding: bool,
 ) -> list[str]:
-    """Return what can explain that two cells part in `phase`, the names of causes.
+    """Return the names of the causes that can explain that two cells diverge in `phase`.
 
-    `draws_random` is whether ranks draw random numbers while they train, `uses_batch_statistics` is
-    whether the model's buffers follow its batches, and `is_beyond_rounding` is whether the cells are
-    farther apart than roundings can bring them. Where ranks have different samples, phases before the
-    all-reduce can't be compared, so that whatever shows in them shows in the all-reduce.
+    `draws_random` is whether ranks draw random numbers in training, `uses_batch_statistics` is
+    whether the model's buffers depend on its batches, and `is_beyond_rounding` is whether the cells
+    differ by more than roundings can explain. Where ranks have different samples, phases before the
+    all-reduce cannot be compared, so differences in them show in the all-reduce.
     """
     is_split = splits_differently(a, b)
     candidates = [CAUSES.get(axis, Cause(axis, PHASES)) for axis in differing_axes(a, b)]
@@ -123,10 +123,10 @@ def likely_causes(
 
 
 def _causes_of_split(draws_random: bool, uses_batch_statistics: bool) -> list[Cause]:
-    """Return what differs between ranks or micro-batches, and so with the way batches are cut."""
+    """Return the causes that depend on how batches are split among ranks and micro-steps."""
     causes = []
     if draws_random:
-        causes.append(RNG)  # each rank has a stream of its own
+        causes.append(RNG)  # each rank draws from a separate stream
     if uses_batch_statistics:
         causes.append(BATCH_STATISTICS)
     return causes

@@ -33,7 +33,7 @@ APPLIED_BY_RANKS = (
     "settings.float32_matmul_precision",
     "settings.deterministic_algorithms",
 )
-# It says where code lies; which code that is, is compared by its content and by versions.
+# A location of code; the code itself is compared by its content and by versions.
 PATHS = ("variables.PYTHONPATH",)
 HARDWARE = "hardware.key"  # the field of a baseline that names the machine's kind
 # What decides which samples a trial sees, and in what order.

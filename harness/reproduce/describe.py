@@ -1,7 +1,7 @@
 """Describes the environment that a rank would have, without training: `python -m` this module.
 
-Instruction sets and threads are decided when torch is loaded, by variables that only a fresh
-process has from its beginning. So the command that reproduces a trial does not describe itself.
+Torch reads the variables for instruction sets and threads when it is loaded, so the environment is
+described by a new process that starts with them, not by the command that reproduces a trial.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DESCRIPTION_FORMAT = FileFormat(name="environment")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the process is to describe."""
+class DescriptionRequest:
+    """The parts of the environment that the process has to describe."""
 
     threads: int  # intra-op
-    packages: Sequence[str]  # distributions, beside the usual ones
+    packages: Sequence[str]  # distributions, in addition to the usual ones
     axes: Sequence[str]  # variables that the cell sets
     read: Sequence[str]  # variables that the workload's code reads
 
@@ -42,11 +42,11 @@ def environment_of_ranks(
 ) -> Environment:
     """Return the environment of a rank of a cell, in a process with these variables.
 
-    It runs under `stack`, if there is one. `packages` are distributions whose versions are wanted
-    beside the usual ones. Raises HarnessError if that process fails.
+    It runs under `stack`, if there is one. `packages` are distributions whose versions are needed
+    in addition to the usual ones. Raises HarnessError if that process fails.
     """
     code = cell.workload.code
-    wanted = Wanted(
+    request = DescriptionRequest(
         threads=cell.axes.num_threads,
         packages=list(packages),
         axes=list(cell.environment),
@@ -55,28 +55,28 @@ def environment_of_ranks(
     command = module_command(sys.executable, __name__)
     if stack is not None:
         command = stack.module_command(__name__)
-    command.append(json.dumps(asdict(wanted)))
+    command.append(json.dumps(asdict(request)))
     done = run_command(
         command,
         timeout=TIMEOUT,
         variables=dict(variables),
-        remedy="look what keeps torch from loading",
+        remedy="find out what keeps torch from loading",
     )
     if done.returncode != 0:
-        raise HarnessError(f"the environment can't be described: {one_line(done.stderr[-300:])}")
+        raise HarnessError(f"the environment cannot be described: {one_line(done.stderr[-300:])}")
     return decode_text(Environment, done.stdout, "environment", DESCRIPTION_FORMAT)
 
 
 def main() -> None:
-    """Print the environment of this process as JSON, as far as the argument asks for it."""
+    """Print the environment of this process as JSON, limited to what the argument asks for."""
     before_torch()
     import torch
 
-    wanted = decode_text(Wanted, sys.argv[1], "argument", DESCRIPTION_FORMAT)
-    torch.set_num_threads(wanted.threads)
-    described = describe_environment(wanted.packages, axes=wanted.axes, read=wanted.read)
+    request = decode_text(DescriptionRequest, sys.argv[1], "argument", DESCRIPTION_FORMAT)
+    torch.set_num_threads(request.threads)
+    described = describe_environment(request.packages, axes=request.axes, read=request.read)
     print(json.dumps(asdict(described)))
-    end_process(0)  # at once: to clear all that torch has loaded takes half a second
+    end_process(0)  # without unloading torch, which takes half a second
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Measures the parity of a sweep: runs every cell unmeasured, and holds it against a reference.
+"""Measures the parity of a sweep: runs every cell unmeasured and compares it with a reference.
 
-Of each reference there are three runs: one that the others are held against, one more as a control,
-which has to compute the same bits, and one in fp64, which shows how large rounding errors are. If
-the control computes other bits, there is a control of the run in fp64 too: rounding errors vanish
-in that precision, and whatever else varies does not.
+Each reference runs three times: once for the others to be compared with, once as a control, which
+has to compute the same bits, and once in fp64, which shows how large rounding errors are. If the
+control computes other bits, the run in fp64 has a control too: rounding errors vanish in that
+precision, and other variation does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WITHOUT_SNAPSHOTS = replace(WITH_SNAPSHOTS, snapshots=False)
 
 @dataclass(frozen=True, kw_only=True)
 class ParityGroup:
-    """Cells that are meant to train the same, and the one that the others are held against."""
+    """Cells that are meant to train the same, and the one that the others are compared with."""
 
     reference: Cell
     cells: Sequence[Cell]  # without the reference
@@ -52,7 +52,7 @@ class ParityGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityPlan:
-    """Which cells are held against which."""
+    """Which cells are compared with which."""
 
     groups: Sequence[ParityGroup]
     by_design: Sequence[CellParity]  # cells without a reference that they could be like
@@ -68,11 +68,11 @@ class TracedRun:
 
 
 def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
-    """Return which cells of a sweep are held against which.
+    """Return which cells of a sweep are compared with which.
 
     Cells of one workload that differ in no axis that `changes_recipe` are a group. Its reference is the
     first cell that has the settings of `reference`, such as `strategy=single,precision=fp32`; without
-    any settings, the first. A group in which no cell has them, and a cell that is a group by itself,
+    any settings, the first. A group in which no cell has them, and a group of a single cell,
     differ by design from the reference of their workload. Raises BadInput where no cell has the
     settings, and where no reference has another cell.
     """

@@ -35,7 +35,7 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
 
     `base` is the folder that the workload's paths are relative to. `data` are the texts after
     `--data`. `moved_from` is the recorded base folder: a file of its repository is taken
-    from that of `base`. Raises BadInput for settings that can't be had here, such as a missing file.
+    from that of `base`. Raises BadInput for settings that are unavailable here, such as a missing file.
     """
     workload = cell.workload
     entry: dict[str, Any] = {"uses": workload.uses}
@@ -81,7 +81,7 @@ def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:
 def _moved(value: Any, roots: tuple[Path, Path] | None) -> Any:
     """Return a setting; a path in a repository that has moved as that of the same file here.
 
-    Only where the file is here: data sets often lie outside of what git tracks.
+    Only where the file is here: data sets are often not tracked by git.
     """
     if roots is None or not isinstance(value, str):
         return value

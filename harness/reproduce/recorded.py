@@ -154,7 +154,7 @@ def _read_files(trial: RecordedTrial) -> list[list[Mark]] | None:
 
 
 def _read_file(folder: Path, fingerprints: RankFingerprints | None) -> list[Mark] | None:
-    """Return the marks of one rank's file without evaluations, which the record has by itself."""
+    """Return the marks of one rank's file without evaluations, which are in the record."""
     if fingerprints is None or not (folder / fingerprints.file).exists():
         return None
     path = folder / fingerprints.file

@@ -79,7 +79,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is to be reproduced."""
+    """The trials to reproduce, and how they are named."""
 
     name: str  # as the user called it
     originals: Sequence[Original]
@@ -96,8 +96,9 @@ def reproduce(
 ) -> ReproductionVerdict:
     """Run trials again, write the evidence into `folder`, and return the verdict.
 
-    `on_prepared` is called once it is known what is other here, before anything runs. Raises
-    BadInput for what can't be had here, and for other conditions where they have to be the same.
+    `on_prepared` is called once the differences from here are known, before anything runs. Raises
+    BadInput for code, data or ranks that are unavailable here, and for conditions that differ where
+    they must be the same.
     """
     with ExitStack() as stack:
         preparer = Preparer(options, stack)

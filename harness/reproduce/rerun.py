@@ -1,4 +1,4 @@
-"""Runs trials that are on record again, each with its own code, in a results folder of its own."""
+"""Runs recorded trials again, each with its own code and in its own results folder."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Original:
 
     @property
     def settings(self) -> RunSettings | None:
-        """Return what it ran with beside its cell, None where that was not recorded."""
+        """Return its settings outside of its cell, None where they were not recorded."""
         return None if self.record is None else self.record.settings
 
     @property
@@ -234,7 +234,7 @@ class Preparer:
         self._launches: dict[tuple[object, ...], Provenance] = {}
 
     def prepare(self, original: Original) -> Prepared:
-        """Return a trial ready to run; raises BadInput for code, data or ranks that can't be had."""
+        """Return a trial ready to run; raises BadInput for unavailable code, data or ranks."""
         base = self._base(original)
         planned, problem = self._plan_here(original, base)
         sources = self._choose(original, planned, base)
@@ -298,7 +298,7 @@ class Preparer:
         }
 
     def _check_out(self, sources: Mapping[str, SourceChoice], base: Path) -> CheckedOut:
-        """Return where the chosen code lies."""
+        """Return the folders of the chosen code."""
         key = (base, *((name, chosen.choice, chosen.source) for name, chosen in sources.items()))
         if key not in self._checkouts:
             checked_out = self._stack.enter_context(sources_checked_out(sources, base))

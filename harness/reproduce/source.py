@@ -1,8 +1,8 @@
-"""Whose code a trial runs again with: that of the record, or that which is here.
+"""Chooses the code that a trial runs again with: the recorded code or the code here.
 
-Two repositories decide what a trial computes: the harness's own, if it runs from a checkout, and
-the one that the user's workload lies in. Of each, the recorded commit is checked out beside the
-working tree where the code here is another one. No working tree is ever changed.
+Two repositories decide what a trial computes: that of the harness, if it runs from a checkout, and
+that of the user's workload. Where the code here differs, the recorded commit of either is checked
+out in a temporary folder. No working tree is ever changed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SourceChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedOut:
-    """Where a trial's code lies while it runs again."""
+    """The folders of a trial's code while it runs again."""
 
     base_folder: Path  # that the paths of the workload are relative to
     # PYTHONPATH of ranks that run the recorded harness; None for this one.
@@ -93,7 +93,7 @@ def read_diff(repository: Repository | None, folder: SweepFolder | None) -> byte
 def choose_harness(code: Code | None, demanded: Choice | None) -> SourceChoice:
     """Return whether a trial runs with this harness or with the recorded one.
 
-    Raises BadInput if the recorded one is demanded and can't be had.
+    Raises BadInput if the recorded one is demanded and unavailable.
     """
     source = recorded_harness(code)
     is_same = code is not None and code.training == training_digest()
@@ -110,7 +110,7 @@ def choose_workload(
     """Return whether a trial runs with the workload's files here or with the recorded ones.
 
     `present` is the workload as it was planned from the files here, None if it can't be planned.
-    Raises BadInput if the recorded files are demanded and can't be had.
+    Raises BadInput if the recorded files are demanded and unavailable.
     """
     if workload.uses in BUILT_IN:
         return SourceChoice(source=source, choice="here", reason="it is built in")
@@ -121,7 +121,7 @@ def choose_workload(
 def _choose(
     source: RecordedSource, demanded: Choice | None, *, is_same: bool, inside: Path
 ) -> SourceChoice:
-    """Return the choice for one repository, which `inside` lies in."""
+    """Return the choice for the repository that contains `inside`."""
     if demanded == "here":
         reason = "the same as recorded" if is_same else "as demanded; the recorded one differs"
         return SourceChoice(source=source, choice="here", reason=reason)
@@ -164,8 +164,8 @@ def _find_commit(source: RecordedSource, inside: Path) -> tuple[Path | None, str
 def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> Path:
     """Return the folder here that the workload's paths are relative to.
 
-    A clone that the user stands in, `current`, comes before the recorded folder: it may lie
-    elsewhere, but has the workload's file in the same folder below its top. Raises BadInput where
+    A clone that contains the working directory, `current`, comes before the recorded folder: it may
+    be elsewhere, but has the workload's file in the same folder below its top. Raises BadInput where
     neither has the file. A workload that is built in or installed needs no folder.
     """
     fallback = recorded if recorded is not None and recorded.is_dir() else current

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def trace_rank(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
-    """Train up to the last step that is to be recorded; return a result with losses only."""
+    """Train up to the last step to record; return a result with losses only."""
     recording = read_recording(folder.path)
     with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
         workload = worker.load_workload(assignment)

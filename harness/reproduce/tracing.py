@@ -17,7 +17,7 @@ from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Recording, read_traces, values_path, write_recording
-from harness.reproduce.divergence import RankMark, TraceComparison, Traces, compare, tensors_of
+from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -121,7 +121,9 @@ def find_parting(
     differences = []
     if tensors.divergence is not None:
         for entry in tensors.divergence.together:
-            differences.append(_difference_of(entry, run_a.folder, run_b.folder))
+            path_a = values_path(run_a.folder, entry.rank)
+            path_b = values_path(run_b.folder, entry.rank)
+            differences.append(difference(path_a, path_b, entry))
     return replace(parting, tensors=tensors, differences=tuple(differences))
 
 
@@ -135,8 +137,3 @@ def _trace_both(
         runs.append(Run(folder=folder, traces=traces))
     run_a, run_b = runs
     return (run_a, run_b), compare(run_a.traces, run_b.traces)
-
-
-def _difference_of(entry: RankMark, folder_a: Path, folder_b: Path) -> TensorDifference:
-    """Return how far a tensor is apart in two trials whose values were kept."""
-    return difference(values_path(folder_a, entry.rank), values_path(folder_b, entry.rank), entry)

@@ -51,7 +51,7 @@ def export_program(model: nn.Module, shape: CallShape) -> ExportedProgram:
     dimensions = tuple(dict.fromkeys(varying, Dim.AUTO) for varying in shape.varying)
     example = tuple(tensor.clone() for tensor in shape.example)
     with warnings.catch_warnings():
-        # Torch copies a class of its own that it has deprecated.
+        # Torch copies one of its classes, which it has deprecated.
         warnings.simplefilter("ignore", FutureWarning)
         return torch.export.export(model, example, dynamic_shapes=dimensions)
 
@@ -68,7 +68,7 @@ def _load_torch(folder: Path, eager: nn.Module, threads: int) -> Served:
 
 
 def _write_onnx(workload: Workload, model: nn.Module, shape: CallShape, folder: Path) -> None:
-    """Write an ONNX graph; weights too large for one file get others beside it."""
+    """Write an ONNX graph; weights too large for one file get further files."""
     program = export_program(model, shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of onnxscript and of torch, about each other
@@ -81,7 +81,7 @@ def _write_onnx(workload: Workload, model: nn.Module, shape: CallShape, folder: 
 def _load_onnx(folder: Path, eager: nn.Module, threads: int) -> Served:
     """Load an ONNX graph with onnxruntime, on the device of the eager model.
 
-    Raises NotApplied if onnxruntime can't run on that device: by itself, it would take the CPU.
+    Raises NotApplied if onnxruntime can't run on that device: by default, it would fall back to the CPU.
     """
     import onnxruntime
 

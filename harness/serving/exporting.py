@@ -1,4 +1,4 @@
-"""Exports the model of a recorded trial, and measures its latency: each in processes of its own."""
+"""Exports the model of a recorded trial and measures its latency, each in separate processes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from harness.serving.record import (
     read_export,
     write_export,
 )
-from harness.serving.served import served_cell
-from harness.spec.cell import Trial
+from harness.spec.axes import Axes
+from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
 from harness.training.manifest import WEIGHTS_FILE, CheckpointManifest, read_manifest
 
@@ -44,6 +44,9 @@ TIMEOUT = 3600.0  # seconds for one process
 # Whose versions are recorded, where they are installed.
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 SHOWN = 5  # samples that an error names
+# The axes of training that a model keeps when it serves. All others decide how it was trained:
+# several ranks, a compiler, or autocast, whose parameters are fp32 too.
+SERVED_AXES = ("batch_size", "channels_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,7 @@ def export_trial(
     scratch: Path,
     on_progress: Callable[[str], None],
 ) -> TrialExport:
-    """Export a model to each format, and time it beside those that were exported before.
+    """Export a model to each format, and time it together with those that were exported before.
 
     A model goes into the trial's folder once it agrees with eager mode, in place of an earlier one,
     and the record of the exports is written each time. `scratch` is for files of the processes.
@@ -207,7 +210,7 @@ def check_files(folder: TrialFolder, export: TrialExport) -> None:
         path = folder.exported_model(model.format)
         if digest_files(path) != model.files:
             raise BadFile(
-                f"{path}: found other files than those that were held against eager mode; needed:"
+                f"{path}: found other files than those that were compared with eager mode; needed:"
                 f" harness export {export.trial} --to {model.format}, which writes them again"
             )
 
@@ -282,6 +285,15 @@ def _run(
     write_message(order_path(folder), order)
     run_unmeasured(module, folder, cell, profile, TIMEOUT)
     return folder
+
+
+def served_cell(cell: Cell, threads: int) -> Cell:
+    """Return a cell as it is served: by one process, in the precision of its parameters."""
+    axes = {name: getattr(cell.axes, name) for name in SERVED_AXES}
+    served = Axes(**axes, num_threads=threads)
+    if cell.axes.precision == "fp64":
+        served = replace(served, precision="fp64")
+    return replace(cell, axes=served)
 
 
 def _replace_folder(new: Path, path: Path) -> None:

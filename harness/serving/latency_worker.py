@@ -1,15 +1,20 @@
-"""The process that times calls of a trial's model, in eager mode, compiled and as it was exported.
+"""Times calls of a trial's model: in eager mode, compiled and as it was exported.
 
-Started as `harness.training.worker` is, with the same FOLDER, by one rank with as many threads as
-are measured: what is compiled for one number of threads keeps it. It reads FOLDER/trial.json and
+In each round, every arm is called once with the same inputs, in a newly drawn order. A slow phase of
+the machine so strikes all arms, and no arm always follows the same other.
+
+Started as `harness.training.worker` is, with the same FOLDER, by one rank with the number of threads
+to measure: a model compiled for one number of threads keeps it. It reads FOLDER/trial.json and
 FOLDER/order.json, and leaves FOLDER/answer.json besides its result.
 """
 
 from __future__ import annotations
 
+import gc
+import random
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +35,6 @@ from harness.records.record import RankResult
 from harness.serving.calls import Inputs, inputs_of
 from harness.serving.exporters import EXPORTERS
 from harness.serving.formats import missing_compiler, missing_runtime
-from harness.serving.latency import Call, LatencyArm, measure
 from harness.serving.orders import (
     LatencyAnswer,
     LatencyOrder,
@@ -39,7 +43,7 @@ from harness.serving.orders import (
     write_message,
 )
 from harness.serving.parity import sample_differences
-from harness.serving.record import COMPILED, EAGER, LatencyGroup
+from harness.serving.record import COMPILED, EAGER, ArmTimes, LatencyGroup
 from harness.serving.trained import load_trained
 from harness.training import compile_cache, worker
 from harness.training.ranks import Ranks
@@ -47,6 +51,21 @@ from harness.training.state import TrainingState
 from workloads.base import Workload
 
 BATCHES = 16  # different ones of the test set that calls go through
+# Runtimes keep their threads spinning for a while after a call, so that the next one starts sooner.
+# They would take the cores from another runtime's call; this pause lets them go to sleep.
+PAUSE = 0.003  # seconds
+SEED = 0  # of the order of arms
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class LatencyArm:
+    """One way to run a model."""
+
+    name: str
+    call: Call
+    load_seconds: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,10 +148,9 @@ def _load(order: LatencyOrder, name: str, eager: nn.Module) -> LatencyArm:
 def check_outputs(
     arm: LatencyArm, eager: nn.Module, batches: Sequence[Inputs], tolerance: float, batch_size: int
 ) -> None:
-    """Raise NotApplied if a model's outputs are farther from eager mode's than they may be.
+    """Raise NotApplied if a model's outputs differ from eager mode's by more than `tolerance`.
 
-    Only then are both known to do the same work at this batch size, which may be another one than
-    that of the comparison over the whole test set.
+    The comparison over the whole test set has used another batch size.
     """
     for inputs in batches:
         outputs, expected = arm.call(*inputs), tree_leaves(eager(*inputs))
@@ -150,8 +168,8 @@ def _compile(
 ) -> tuple[list[LatencyArm], dict[str, str]]:
     """Return the compiled model as an arm, or why there is none.
 
-    It is compiled anew for each batch size, and called with all batches before any call is timed:
-    texts of another width are compiled for when they first occur, which takes half a minute.
+    It is compiled again for each batch size, and called with all batches before any call is timed:
+    compiling for a new width of texts takes half a minute.
     """
     problem = missing_compiler() if batches[0][0].device.type == "cpu" else None
     if problem is not None:
@@ -169,6 +187,71 @@ def _compile(
     if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
         return [], {COMPILED: "torch.compile compiled no graph"}
     return [LatencyArm(COMPILED, compiled, time.monotonic() - started)], {}
+
+
+@torch.inference_mode()
+def measure(
+    arms: Sequence[LatencyArm],
+    batches: Sequence[Inputs],
+    *,
+    batch_size: int,
+    threads: int,
+    calls: int,
+    seconds: float,
+    device: torch.device,
+) -> LatencyGroup:
+    """Call all arms in turn, round by round; return how long each call took.
+
+    The first call of each arm is timed separately. Rounds repeat `batches` until there are `calls`
+    of them or `seconds` have passed.
+    """
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else _do_nothing
+    pause = PAUSE if threads > 1 else 0.0
+    first_seconds = {}
+    for arm in arms:
+        first_seconds[arm.name] = _time_call(arm.call, batches[0], synchronize) / 1e9
+    times: dict[str, list[int]] = {arm.name: [] for arm in arms}
+    order = list(arms)
+    draw = random.Random(SEED)
+    deadline = time.monotonic() + seconds
+    gc.collect()
+    gc.disable()  # as `timeit` does
+    try:
+        for number in range(calls):
+            if time.monotonic() > deadline:
+                break
+            draw.shuffle(order)
+            for arm in order:
+                time.sleep(pause)
+                inputs = batches[number % len(batches)]
+                times[arm.name].append(_time_call(arm.call, inputs, synchronize))
+    finally:
+        gc.enable()
+    return LatencyGroup(
+        batch_size=batch_size,
+        threads=threads,
+        arms=[
+            ArmTimes(
+                arm=arm.name,
+                load_seconds=arm.load_seconds,
+                first_call_seconds=first_seconds[arm.name],
+                nanoseconds=times[arm.name],
+            )
+            for arm in arms
+        ],
+    )
+
+
+def _time_call(call: Call, inputs: Inputs, synchronize: Callable[[], object]) -> int:
+    """Return how many nanoseconds a call takes, until the device has its result."""
+    started = time.perf_counter_ns()
+    call(*inputs)
+    synchronize()
+    return time.perf_counter_ns() - started
+
+
+def _do_nothing() -> None:
+    """Return at once: a call on the CPU has its result when it returns."""
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class ExportAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOrder:
-    """Measure how long calls take with so many threads."""
+    """Measure how long calls take with `threads` threads."""
 
     checkpoint: str
     models: Mapping[str, str]  # folders of exported models, by format

@@ -169,7 +169,7 @@ def _evaluate(
 def _fails(
     exact: nn.Module, compared: Compared, batch: tuple[Tensor, ...], workload: Workload
 ) -> bool:
-    """Return whether the model in fp64 raises an error by itself."""
+    """Return whether evaluating the model in fp64 alone raises an error."""
     try:
         workload.evaluate(exact, tuple(map(_to_fp64, batch)))
     except Exception:

@@ -1,4 +1,4 @@
-"""What `harness export` leaves beside a trial's record: parity and latencies of exported models."""
+"""The file that `harness export` writes: parity and latencies of a trial's exported models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.records.seal import sealed_text
 
 SCHEMA = "1.0"
 EXPORT_FORMAT = FileFormat(
-    name="trial's exports", schema=SCHEMA, remedy="harness export makes it anew", is_sealed=True
+    name="trial's exports", schema=SCHEMA, remedy="harness export writes it again", is_sealed=True
 )
 FormatName = Literal["onnx", "torch-export", "aotinductor", "save_pretrained"]
 # The ways to run the model that need no export.
@@ -112,7 +112,7 @@ class TrialExport:
 
 
 def write_export(folder: TrialFolder, export: TrialExport) -> None:
-    """Write the exports of a trial beside its record, sealed."""
+    """Write the exports of a trial into its folder, sealed."""
     write_atomically(folder.export_path, sealed_text(asdict(export)))
 
 

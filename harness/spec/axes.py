@@ -233,7 +233,7 @@ class Axes(Strict):
             "tree: world_size times grad_accum_steps a power of two",
         ),
     ] = "backend"
-    # `torch.use_deterministic_algorithms(True)` and all else that `harness.training.determinism` has.
+    # `torch.use_deterministic_algorithms(True)` and everything else that `harness.training.determinism` has.
     deterministic: Annotated[
         bool, AxisHelp("only operations that compute the same bits in every run; others fail")
     ] = False
@@ -286,7 +286,7 @@ class Axes(Strict):
     stack: Annotated[
         str | None,
         AxisHelp(
-            "another interpreter or container, with packages of its own, by the name that the sweep's"
+            "another interpreter or container, with separate packages, by the name that the sweep's"
             " key stacks gives it; null: that of the harness",
             "torch and the packages of a worker there",
         ),
@@ -329,7 +329,7 @@ AXIS_TYPES["rank_batch_size"] = Annotated[
 ]
 # The default of each axis that has one; the batch size is there only to make an Axes.
 DEFAULTS: dict[str, Any] = asdict(Axes(batch_size=1))
-del DEFAULTS["batch_size"]  # which has none of its own: it is the workload's
+del DEFAULTS["batch_size"]  # its default is the workload's
 
 
 @dataclass(frozen=True)
@@ -345,65 +345,52 @@ class Requirement:
     dependents: tuple[str, ...]  # the axes that do nothing otherwise
 
 
-def _is_compiled(execution: str) -> bool:
-    """Return whether torch.compile is used, in whichever mode."""
-    return execution != "eager"
-
-
-def _is_ddp(strategy: str) -> bool:
-    return strategy == "ddp"
-
-
-def _is_fully_sharded(strategy: str) -> bool:
-    return strategy in FULLY_SHARDED
-
-
-def _is_hsdp(strategy: str) -> bool:
-    return strategy == "hsdp"
-
-
-def _is_power_sgd(comm_hook: str) -> bool:
-    return comm_hook == "powersgd"
-
-
-def _is_loader(input_: str) -> bool:
-    return input_ == "loader"
-
-
-def _is_positive(count: int) -> bool:
-    return count > 0
-
-
-def _takes_warmup(lr_schedule: str) -> bool:
-    """Return whether a schedule takes a warm-up.
-
-    one-cycle has its own, and so may a workload's recipe.
-    """
-    return lr_schedule not in ("recipe", "one-cycle")
-
-
-# A requirement on the device is no part of this: see GPU_SETTINGS.
+# Requirements on the device are in GPU_SETTINGS.
 NEEDS = (
-    Requirement("execution", _is_compiled, "execution compile", ("dynamic", "fullgraph", "cache")),
+    Requirement(
+        "execution",
+        lambda execution: execution != "eager",
+        "execution compile",
+        ("dynamic", "fullgraph", "cache"),
+    ),
     Requirement(
         "strategy",
-        _is_ddp,
+        lambda strategy: strategy == "ddp",
         "strategy ddp",
         ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "comm_hook"),
     ),
-    Requirement("comm_hook", _is_power_sgd, "comm_hook powersgd", ("matrix_approximation_rank",)),
+    Requirement(
+        "comm_hook",
+        lambda hook: hook == "powersgd",
+        "comm_hook powersgd",
+        ("matrix_approximation_rank",),
+    ),
     Requirement(
         "strategy",
-        _is_fully_sharded,
+        lambda strategy: strategy in FULLY_SHARDED,
         "strategy fsdp2 or hsdp",
         ("fsdp_wrap", "reshard_after_forward", "reduce_dtype", "cpu_offload", "tensor_parallel"),
     ),
-    Requirement("strategy", _is_hsdp, "strategy hsdp", ("shard_size",)),
-    Requirement("input", _is_loader, "input loader", ("num_workers", "pin_memory", "page_cache")),
+    Requirement("strategy", lambda strategy: strategy == "hsdp", "strategy hsdp", ("shard_size",)),
     Requirement(
-        "num_workers", _is_positive, "num_workers", ("prefetch_factor", "persistent_workers")
+        "input",
+        lambda name: name == "loader",
+        "input loader",
+        ("num_workers", "pin_memory", "page_cache"),
     ),
-    Requirement("lr_schedule", _takes_warmup, "a schedule", ("lr_warmup",)),
+    Requirement(
+        "num_workers",
+        lambda count: count > 0,
+        "num_workers",
+        ("prefetch_factor", "persistent_workers"),
+    ),
+    # one-cycle has its own warm-up, and so may a workload's recipe.
+    Requirement(
+        "lr_schedule",
+        lambda schedule: schedule not in ("recipe", "one-cycle"),
+        "a schedule",
+        ("lr_warmup",),
+    ),
 )
 
 
@@ -519,19 +506,19 @@ def _hook_of_tree(axes: Axes) -> str | None:
     """Return a conflict for two communication hooks, of which DDP takes one."""
     if axes.reduction == "tree" and axes.comm_hook != "none":
         return (
-            f"reduction tree can't be had with comm_hook {axes.comm_hook}:"
+            f"reduction tree is unavailable with comm_hook {axes.comm_hook}:"
             " DDP takes one communication hook"
         )
     return None
 
 
 def _tree_of_another_mesh(axes: Axes) -> str | None:
-    """Return a conflict for a tree of gradients where not all ranks have samples of their own."""
+    """Return a conflict for a tree of gradients where ranks share samples."""
     if axes.reduction == "tree" and (axes.strategy == "hsdp" or axes.tensor_parallel_size > 1):
         layout = f"strategy {axes.strategy}"
         if axes.tensor_parallel > 1:
             layout = f"tensor_parallel {axes.tensor_parallel}"
-        return f"reduction tree can't be had with {layout}: its leaves are ranks with samples"
+        return f"reduction tree is unavailable with {layout}: its leaves are ranks with samples"
     return None
 
 
@@ -542,7 +529,7 @@ def _scaled_tensor_parallel(axes: Axes) -> str | None:
     """
     if axes.precision == "fp16" and axes.tensor_parallel_size > 1:
         return (
-            "precision fp16 can't be had with tensor parallelism: torch's GradScaler takes no mix of"
+            "precision fp16 is unavailable with tensor parallelism: torch's GradScaler takes no mix of"
             " tensors and DTensors; bf16 needs no loss scale"
         )
     return None
@@ -555,7 +542,7 @@ def _static_graph_with_accumulation(axes: Axes) -> str | None:
     """
     if axes.static_graph and axes.grad_accum_steps > 1:
         return (
-            "static_graph can't be had with grad_accum_steps:"
+            "static_graph is unavailable with grad_accum_steps:"
             " DDP learns the graph from a backward that shares gradients"
         )
     return None
@@ -578,7 +565,7 @@ def _tree_with_fused_optimizer(axes: Axes) -> str | None:
     """Return a conflict for a fused optimizer, whose last bits depend on the shards' ends."""
     if axes.reduction == "tree" and axes.optimizer_impl == "fused":
         return (
-            "reduction tree can't be had with optimizer_impl fused: its rounding depends on where"
+            "reduction tree is unavailable with optimizer_impl fused: its rounding depends on where"
             " a tensor is cut into shards; recipe and foreach work"
         )
     return None
@@ -588,7 +575,7 @@ def _tree_with_sharded_norm(axes: Axes) -> str | None:
     """Return a conflict for a limit of the gradients' norm, which FSDP2 sums up over its shards."""
     if axes.reduction == "tree" and axes.strategy == "fsdp2" and axes.max_grad_norm is not None:
         return (
-            "reduction tree can't be had with max_grad_norm under strategy fsdp2:"
+            "reduction tree is unavailable with max_grad_norm under strategy fsdp2:"
             " the norm's own sum depends on the number of ranks"
         )
     return None
@@ -602,7 +589,7 @@ def _compiled_small_bucket(axes: Axes) -> str | None:
     if axes.execution == "eager" or axes.bucket_cap_mb is None or axes.bucket_cap_mb >= 1:
         return None
     return (
-        f"bucket_cap_mb {axes.bucket_cap_mb:g} can't be had with execution compile:"
+        f"bucket_cap_mb {axes.bucket_cap_mb:g} is unavailable with execution compile:"
         " there torch takes 1 or more"
     )
 
@@ -610,9 +597,9 @@ def _compiled_small_bucket(axes: Axes) -> str | None:
 def _broken_full_graph(axes: Axes) -> str | None:
     """Return a conflict for a full graph where the strategy itself breaks the graph."""
     if axes.fullgraph and axes.strategy == "ddp":
-        return "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph"
+        return "fullgraph is unavailable with strategy ddp: DDP's own forward breaks the graph"
     if axes.fullgraph and axes.strategy in FULLY_SHARDED and axes.fsdp_wrap != "root":
-        return "fullgraph can't be had with fsdp_wrap layers: FSDP2 breaks the graph between them"
+        return "fullgraph is unavailable with fsdp_wrap layers: FSDP2 breaks the graph between them"
     return None
 
 
@@ -620,7 +607,7 @@ def _deterministic_autotuning(axes: Axes) -> str | None:
     """Return a conflict for a compiler that picks kernels by how fast they were on that occasion."""
     if axes.deterministic and axes.execution == "compile:max-autotune":
         return (
-            "deterministic can't be had with execution compile:max-autotune, which chooses kernels"
+            "deterministic is unavailable with execution compile:max-autotune, which chooses kernels"
             " by their time"
         )
     return None

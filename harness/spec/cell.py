@@ -55,7 +55,7 @@ class Length(Strict):
             raise ValueError("found both steps and epochs; allowed: one of them")
 
     def in_steps(self, steps_per_epoch: int) -> int:
-        """Return the length in optimizer steps, for a workload with so many steps per epoch."""
+        """Return the length in optimizer steps, for a workload with `steps_per_epoch`."""
         if self.steps is not None:
             return self.steps
         return (self.epochs or 0) * steps_per_epoch
@@ -111,7 +111,7 @@ class Profiling(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadCode:
-    """The code of a workload: the files of its own tree, or the package that it was installed by."""
+    """The code of a workload: the files of its tree, or the package that installed it."""
 
     # Paths relative to the folder that they are imported from, as in `models/wide.py`, to the SHA-256
     # of their code: without comments and docstrings.
@@ -138,7 +138,7 @@ class Fingerprints(Strict):
     """
 
     steps: Sequence[Count] = ()  # counted from 1
-    every: Count | None = None  # and every so many steps
+    every: Count | None = None  # and every this many steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ class Cell:
         """Return the cell as any revision of its workload's code can train it.
 
         It has only the settings that the sweep sets. So each arm of a gate takes the others from the
-        defaults of its own code.
+        defaults of its code.
         """
         workload = self.workload
         options, data = dict(workload.options), dict(workload.data)
@@ -250,7 +250,7 @@ class Cell:
             "identity": IDENTITY,
             "workload": self.workload.identity,
             "axes": self.axes.changed,
-            "length": vars(self.length),  # `asdict` takes as long as all else
+            "length": vars(self.length),
             "evaluate": vars(self.evaluate),
             "warmup": self.warmup,
         }

@@ -1,6 +1,6 @@
 """Cluster profiles: where and how trials are launched, and whether cells fit there.
 
-A profile is checked twice: by itself when it is read, which needs no cluster, and against the
+A profile is checked twice: alone when it is read, which needs no cluster, and against the
 cluster's partitions where this machine can ask Slurm for them.
 """
 
@@ -47,8 +47,8 @@ class Profile(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Ranks that this machine holds; null: one per GPU, or one per CPU core where there are none.
     slots: Count | None = None
-    # Trials that run at a time, on this machine or in a job, each on cores or GPUs of its own;
-    # auto: as many as there is room for. Verdicts are for those that have had the same company.
+    # Trials that run at a time, on this machine or in a job, each on separate cores or GPUs;
+    # auto: as many as there is room for. Verdicts compare trials with the same neighbors.
     parallel: Parallel = 1
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
@@ -62,14 +62,9 @@ class Profile(Strict):
         reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)
-        if self.launcher == "torchrun":
-            self._check_torchrun()
-        else:
+        if self.launcher == "slurm":
             self._check_slurm()
-
-    def _check_torchrun(self) -> None:
-        """Raise ValueError for settings that have no meaning on this machine alone."""
-        if self.slurm != SlurmOptions():
+        elif self.slurm != SlurmOptions():
             raise ValueError("slurm: found with launcher torchrun; allowed: with launcher slurm")
 
     def _check_slurm(self) -> None:
@@ -163,7 +158,7 @@ def _check_partitions(document: Document, profile: Profile) -> None:
 
 
 def check_shared_folder(profile: Profile, results: Path) -> None:
-    """Raise BadInput if the results would lie outside the folder that all nodes see.
+    """Raise BadInput if the results would be outside the folder that all nodes see.
 
     Nothing is checked for a profile that names no such folder.
     """

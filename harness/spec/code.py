@@ -1,9 +1,9 @@
 """Describes the code of a workload, which is part of its cells' ids.
 
-Built-in workloads are identified by their files as users' are, and not by the harness's version: in
-a checkout, they change without it, and a release that leaves them alone leaves their cells alone.
-The harness's own loop is no part of a cell. It is recorded beside it, by commit and by the digest of
-its files, and a checkpoint of another loop is refused.
+Built-in workloads are identified by their files, as users' workloads are, and not by the harness's
+version: a checkout changes them without a new version, and a release that does not touch them leaves
+their cells alone. The harness's training loop is not part of a cell. A record names its commit and
+the digest of its files, and a checkpoint of another loop is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workloads.catalog import find_source
 from workloads.code import digest_code, read_source
 from workloads.importing import user_files
 
-REMEDY = "harness run plans it anew"
+REMEDY = "harness run plans it again"
 NO_CODE = WorkloadCode()
 SHOWN_DIGITS = 12  # of a digest
 MISSING = "missing"  # instead of the digest of a file that was removed after it was imported

@@ -269,7 +269,7 @@ class _Parser:
 
     @property
     def _next(self) -> Token:
-        """The token that is to be read."""
+        """The token to read next."""
         return self._tokens[self._index]
 
     def _take(self) -> Token:

@@ -16,7 +16,7 @@ from harness.spec.cell import WorkloadRef
 from workloads.options import Settings
 
 SHOWN_DIGITS = 12  # of a digest
-_REMEDY = "the data has changed since; harness run plans it anew"
+_REMEDY = "the data has changed since; harness run plans it again"
 Files = list[tuple[str, Path]]  # with the names that count
 
 

@@ -176,7 +176,7 @@ class Document:
     def source_of(self, key: Key) -> str:
         """Return the source of a key, or else of the nearest key above it that has one.
 
-        A missing key has no line of its own; the error then points at the mapping that lacks it.
+        A missing key has no line; the error then points at the mapping that lacks it.
         """
         for length in range(len(key), 0, -1):
             if key[:length] in self.sources:

@@ -94,7 +94,7 @@ class Matrix:
     fixed: Values  # the key `axes`: one value for all points
     product: Options  # the key `matrix`: every combination of the values
     zipped: Sequence[Options]  # the key `zip`: lists of equal length, walked through side by side
-    exclude: Sequence[Options]  # here and in include, `workload` is allowed beside the axes
+    exclude: Sequence[Options]  # here and in include, `workload` is allowed next to the axes
     include: Sequence[Options]
     # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
     # the shell has it must not decide what one of the sweep's cells computes.
@@ -140,7 +140,7 @@ class Matrix:
     def _columns(self) -> Columns:
         """Return the factors of the product.
 
-        An axis of `matrix` is a factor by itself, and all axes of a zip are one factor together.
+        An axis of `matrix` is a separate factor, and all axes of a zip are one factor together.
         """
         columns = _columns_of(self.product)
         for group in self.zipped:
@@ -155,7 +155,7 @@ class Matrix:
     ) -> Iterator[tuple[int, MatrixPoint]]:
         """Yield the further combinations for a workload, each with the number of its include rule.
 
-        A rule is a small product of its own, on top of the axes that are the same for all points. A
+        A rule is a separate small product, on top of the axes that are the same for all points. A
         rule that names workloads holds for those only.
         """
         for number, rule in enumerate(self.include):
@@ -216,7 +216,9 @@ def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -
     _check_axes_are_set_once(document, fixed, product, zipped)
     exclude = _read_rules(document, "exclude", workloads)
     include = _read_rules(document, "include", workloads)
-    groups = [fixed, *_axes_of_workloads(document), product, *zipped, *include]
+    entries = content["workloads"].values()  # an entry may be null
+    axes_of_workloads = [(entry or {}).get("axes", {}) for entry in entries]
+    groups = [fixed, *axes_of_workloads, product, *zipped, *include]
     matrix = Matrix(
         fixed=fixed,
         product=product,
@@ -230,12 +232,6 @@ def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -
     )
     _check_size(document, matrix, list(workloads))
     return matrix
-
-
-def _axes_of_workloads(document: Document) -> list[Mapping[str, Any]]:
-    """Return the `axes` of every workload, unchecked; an entry may be null."""
-    entries = document.content["workloads"].values()
-    return [(entry or {}).get("axes", {}) for entry in entries]
 
 
 def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:

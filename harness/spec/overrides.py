@@ -106,7 +106,7 @@ def _parse_list(value: str, source: str) -> Any:
 
 
 def apply_data(document: Document, text: str) -> None:
-    """Apply `--data`: `PATH` for every workload whose data lies in files, `LABEL=PATH` for one.
+    """Apply `--data`: `PATH` for every workload that reads data from files, `LABEL=PATH` for one.
 
     Raises BadInput for an unknown label, and where no workload reads files. That the files exist is
     checked when the workload is planned.
@@ -124,7 +124,7 @@ def apply_data(document: Document, text: str) -> None:
         labels = [name for name, entry in entries.items() if _has_files(entry)]
     if not labels:
         raise BadInput(
-            f"--data {text}: found no workload whose data lies in files; allowed: LABEL=PATH"
+            f"--data {text}: found no workload that reads data from files; allowed: LABEL=PATH"
         )
     for name in labels:
         key = ("workloads", name, "data", "path")
@@ -133,6 +133,6 @@ def apply_data(document: Document, text: str) -> None:
 
 
 def _has_files(entry: dict[str, Any] | None) -> bool:
-    """Return whether a workload's entry says that its data lies in files."""
+    """Return whether a workload's entry says that it reads data from files."""
     data = (entry or {}).get("data", {})
     return data.get("source") in ("idx", "csv") or "path" in data

@@ -1,7 +1,7 @@
 """The cluster's partitions, as sinfo lists them, and whether a profile fits them.
 
-sbatch takes some jobs that no node can ever run, and leaves them in the queue for good. So a
-profile is held against the partitions before anything is submitted.
+sbatch accepts some jobs that no node can ever run and leaves them pending forever. So a profile is
+checked against the partitions before anything is submitted.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _types(document: Document, key: Key, workloads: Mapping[str, WorkloadSetting
 
 
 def _is_list(kind: Any) -> bool:
-    """Return whether values of a type are lists; None beside them does not count."""
+    """Return whether values of a type are lists, possibly optional ones."""
     if get_origin(kind) in (Annotated, Union, types.UnionType):
         return any(_is_list(member) for member in get_args(kind))
     return get_origin(kind) in (tuple, list, Sequence) or kind in (tuple, list)

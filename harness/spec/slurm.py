@@ -117,7 +117,7 @@ class SlurmOptions(Strict):
     python: str | None = None  # the ranks'; null: the one that submits
     # What stands before every rank's Python, as in [apptainer, exec, --nv, image.sif].
     prefix: tuple[str, ...] = ()
-    # Every node sees it under this name, and results must lie in it. null: not checked.
+    # Every node sees it under this name, and results must be in it. null: not checked.
     shared_folder: Path | None = None
     interface: str | None = None  # network interface of gloo and NCCL, as in ib0
     # Further options of sbatch, without their --; null: an option that takes no value.

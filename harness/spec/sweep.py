@@ -95,7 +95,7 @@ class Sweep:
     name: str
     description: str
     source: Path  # the sweep file
-    seeds: Sequence[Seed]  # of every workload that has none of its own
+    seeds: Sequence[Seed]  # of every workload that sets none
     repeats: Annotated[int, Between(1, MAX_REPEATS)]  # trials of each cell and seed
     checkpoint: Literal["none", "best"]
     timeout: Annotated[float, Between(1)]  # seconds that one trial may take

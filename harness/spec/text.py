@@ -34,8 +34,8 @@ def problem_of_text(text: str) -> str | None:
 def problem_of_name(name: str) -> str | None:
     """Return why a text is refused as the name of a sweep or a workload, None if it is not.
 
-    Names stand in tables, paths, logs and links. A character that can't be seen would make two of
-    them look the same.
+    Names are part of tables, paths, logs and links. An invisible character would make two of them
+    look the same.
     """
     if not name.strip():
         return "found an empty name; allowed: any text"

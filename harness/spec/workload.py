@@ -73,9 +73,13 @@ class PlannedWorkload:
             return reason
         settings = axes.values
         reason = self.options.conflict(settings) or self.data.conflict(settings)
+        if reason:
+            return reason
         for name, axis in self.custom.items():
-            reason = reason or _prefixed(name, axis.conflict(settings))
-        return reason
+            reason = axis.conflict(settings)
+            if reason is not None:
+                return f"{CUSTOM}.{name}: {reason}"
+        return None
 
     def _missing_plan(self, axes: Axes) -> str | None:
         """Return a conflict if tensor-parallel ranks have no plan of how to share the work."""
@@ -89,11 +93,6 @@ class PlannedWorkload:
         if setting is None:
             return None
         return f"{setting} needs a tensor_parallel_plan, which {self.reference.uses} does not have"
-
-
-def _prefixed(name: str, reason: str | None) -> str | None:
-    """Return a reason with the name of the axis that has it, None for none."""
-    return None if reason is None else f"{CUSTOM}.{name}: {reason}"
 
 
 def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
@@ -167,7 +166,7 @@ def plan_workload(
         identity |= {CUSTOM: changed, "custom_uses": locations}
     reference = WorkloadRef(
         label=label,
-        uses=uses if location.startswith("../") else location,  # where else a tree's base may lie
+        uses=uses if location.startswith("../") else location,  # a tree may have another base
         options=_as_json(options),
         data=_as_json(data),
         identity=identity,
@@ -235,7 +234,7 @@ def _digest_files(
                 problem = f"found no file or folder {path}; allowed: one that exists"
                 raise document.error(location, problem)
         try:
-            # The state first: files that change meanwhile are then read again by the trial.
+            # The state comes first: the trial then reads files again that change before they are digested.
             states[axis] = describe_state(files)
             contents[axis] = digests.digest(files)
         except OSError as error:

@@ -63,7 +63,7 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (
             ["--data", "folder"],
-            "--data folder: found no workload whose data lies in files; allowed: LABEL=PATH",
+            "--data folder: found no workload that reads data from files; allowed: LABEL=PATH",
         ),
         (
             ["--data", "mlp=folder"],

@@ -74,4 +74,4 @@ def test_a_damaged_file_is_named(results: Results, tmp_path: Path) -> None:
     ended = harness("report", "demo", "--results", str(results.path))
     assert ended.code == 2
     assert str(path) in ended.err
-    assert "harness check makes it anew" in ended.err
+    assert "harness check writes it again" in ended.err

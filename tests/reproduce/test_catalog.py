@@ -24,7 +24,7 @@ from harness.reproduce.catalog import (
     read_operations,
     single_process,
 )
-from harness.reproduce.operations import OperationMeter
+from harness.reproduce.operation_worker import OperationMeter
 from harness.spec.axes import DEFAULTS, Axes
 from harness.spec.cell import Trial
 from harness.spec.sweep import load_sweep

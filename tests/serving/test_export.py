@@ -228,7 +228,7 @@ def test_exports_that_were_changed_by_hand_are_refused(
     )
     ended = command(trained.record.trial.id)
     assert ended.code == 2
-    assert "harness export makes it anew" in ended.err
+    assert "harness export writes it again" in ended.err
 
 
 @pytest.mark.usefixtures("quick")
@@ -243,7 +243,7 @@ def test_a_model_that_was_changed_since_it_was_compared_is_not_timed(
     ended = command(trial, "--to", "onnx", "--calls", "1")
     assert ended.code == 2
     assert (
-        "torch-export: found other files than those that were held against eager mode" in ended.err
+        "torch-export: found other files than those that were compared with eager mode" in ended.err
     )
     assert f"harness export {trial} --to torch-export, which writes them again" in ended.err
 

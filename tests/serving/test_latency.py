@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import NotApplied
-from harness.serving import latency
-from harness.serving.latency import LatencyArm, measure
-from harness.serving.latency_worker import batches_of, check_outputs
+from harness.serving import latency_worker
+from harness.serving.latency_worker import LatencyArm, batches_of, check_outputs, measure
 from harness.serving.record import ArmTimes, LatencyGroup
 from harness.serving.summary import summarize_group
 from tests.serving.blobs import Net, perturbed
@@ -47,7 +46,7 @@ class Clock:
 
 def run(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Clock, LatencyGroup]:
     clock = Clock()
-    monkeypatch.setattr(latency, "time", clock)
+    monkeypatch.setattr(latency_worker, "time", clock)
     arms = [
         LatencyArm("eager", clock.arm("eager", 3000), 0.0),
         LatencyArm("onnx", clock.arm("onnx", 1000), 0.5),

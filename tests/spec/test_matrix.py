@@ -266,7 +266,7 @@ def test_a_point_has_a_value_of_every_axis() -> None:
         ({"batch_size": 64, "bucket_cap_mb": 1}, "bucket_cap_mb does nothing without strategy ddp"),
         (
             {"batch_size": 64, "strategy": "ddp", "execution": "compile", "bucket_cap_mb": 0.5},
-            "bucket_cap_mb 0.5 can't be had with execution compile: there torch takes 1 or more",
+            "bucket_cap_mb 0.5 is unavailable with execution compile: there torch takes 1 or more",
         ),
         (
             {"batch_size": 64, "strategy": "ddp", "fsdp_wrap": "root"},
@@ -287,21 +287,21 @@ def test_a_point_has_a_value_of_every_axis() -> None:
         ),
         (
             {"batch_size": 64, "execution": "compile", "fullgraph": True, "strategy": "ddp"},
-            "fullgraph can't be had with strategy ddp: DDP's own forward breaks the graph",
+            "fullgraph is unavailable with strategy ddp: DDP's own forward breaks the graph",
         ),
         (
             {"batch_size": 64, "execution": "compile", "fullgraph": True, "strategy": "fsdp2"},
-            "fullgraph can't be had with fsdp_wrap layers: FSDP2 breaks the graph between them",
+            "fullgraph is unavailable with fsdp_wrap layers: FSDP2 breaks the graph between them",
         ),
         (
             {"batch_size": 64, "strategy": "ddp", "static_graph": True, "grad_accum_steps": 2},
-            "static_graph can't be had with grad_accum_steps:"
+            "static_graph is unavailable with grad_accum_steps:"
             " DDP learns the graph from a backward that shares gradients",
         ),
         ({"batch_size": 64, "execution": "compile", "deterministic": True}, None),
         (
             {"batch_size": 64, "execution": "compile:max-autotune", "deterministic": True},
-            "deterministic can't be had with execution compile:max-autotune, which chooses kernels"
+            "deterministic is unavailable with execution compile:max-autotune, which chooses kernels"
             " by their time",
         ),
         (
@@ -354,15 +354,15 @@ def test_a_point_has_a_value_of_every_axis() -> None:
                 "comm_hook": "bf16",
                 "reduction": "tree",
             },
-            "reduction tree can't be had with comm_hook bf16: DDP takes one communication hook",
+            "reduction tree is unavailable with comm_hook bf16: DDP takes one communication hook",
         ),
         (
             {"batch_size": 64, "strategy": "tp", "world_size": 2, "reduction": "tree"},
-            "reduction tree can't be had with strategy tp: its leaves are ranks with samples",
+            "reduction tree is unavailable with strategy tp: its leaves are ranks with samples",
         ),
         (
             {"batch_size": 64, "strategy": "tp", "world_size": 2, "precision": "fp16"},
-            "precision fp16 can't be had with tensor parallelism: torch's GradScaler takes no mix of"
+            "precision fp16 is unavailable with tensor parallelism: torch's GradScaler takes no mix of"
             " tensors and DTensors; bf16 needs no loss scale",
         ),
         (
