@@ -1,4 +1,4 @@
-"""Says what to do about errors of torch whose own words name a symptom and no cause."""
+"""Advises on errors of torch whose messages name a symptom and no cause."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TORCH = Path(torch.__file__).parent
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 USE_FLOAT_INPUTS = (
-    "convert the inputs to float32 where the samples are made; pixels of 0 to 255 are to be"
-    " divided by 255 as well"
+    "convert the inputs to float32 where the samples are made; divide pixels of 0 to 255 by 255"
+    " as well"
 )
 USE_LONG_LABELS = "cross_entropy takes classes as int64: labels.long()"
 USE_LABELS_IN_RANGE = (
@@ -35,7 +35,7 @@ USE_RESHAPE = (
     "use .reshape() or .flatten(1): .view() needs samples whose values follow each other in memory"
 )
 KEEP_GRAPH = (
-    "something cuts the loss off from the parameters: .detach(), .item(), torch.no_grad(), argmax,"
+    "something disconnects the loss from the parameters: .detach(), .item(), torch.no_grad(), argmax,"
     " or a loss that is computed in NumPy"
 )
 USE_DEVICE_OF_INPUTS = (
@@ -43,7 +43,7 @@ USE_DEVICE_OF_INPUTS = (
     " register_buffer, so that they move with the model"
 )
 
-# Patterns of torch's messages, and what usually is behind them. The first that matches counts.
+# Patterns of torch's messages, and their usual causes. The first that matches counts.
 ADVICE = (
     (r"on the same device|is not on the expected device", USE_DEVICE_OF_INPUTS),
     (r"target dtype to be Long|expected scalar type Long", USE_LONG_LABELS),
@@ -57,7 +57,7 @@ LOOK_AT_SHAPES = "compare the shape of a batch with what the model's layers expe
 
 
 def describe(error: Exception) -> str:
-    """Return an error's type and message in one line, and the line of the workload that led to it."""
+    """Return an error's type and message in one line, and the line of the workload that caused it."""
     message = one_line(f"{type(error).__name__}: {error}", MESSAGE_LENGTH)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_of_workload(frame.filename):
@@ -66,7 +66,7 @@ def describe(error: Exception) -> str:
 
 
 def _is_of_workload(filename: str) -> bool:
-    """Return whether a file is neither Python's, torch's nor the harness's, but may be a user's."""
+    """Return whether a file may be a user's: not Python's, torch's or the harness's."""
     path = Path(filename)
     if path.is_relative_to(HARNESS) or path.is_relative_to(TORCH):
         return False

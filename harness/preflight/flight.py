@@ -30,8 +30,8 @@ def examine_sweep(
     """Examine each workload of a sweep, with the settings of its first cell.
 
     `folder` is for files of the processes. `on_progress` is called with the label of each workload
-    before it is examined. Raises HarnessError if a process does not get to the end of its checks,
-    and names its log in `folder`.
+    before it is examined. Raises HarnessError, which names the log in `folder`, if a process
+    fails before the end of its checks.
     """
     cells: dict[str, Cell] = {}
     for cell in sweep.cells:
@@ -46,7 +46,7 @@ def examine_sweep(
 def _examine_cell(
     cell: Cell, seed: int, base_folder: Path, profile: Profile, folder: Path
 ) -> WorkloadReport:
-    """Start the process that examines a cell's workload, and read what it leaves."""
+    """Start the process that examines a cell's workload, and read its report."""
     examined = {name: getattr(cell.axes, name) for name in EXAMINED_AXES}
     cell = replace(cell, axes=Axes(**examined))
     trial_folder = TrialFolder(Path(tempfile.mkdtemp(dir=folder)))

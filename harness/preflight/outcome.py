@@ -1,4 +1,4 @@
-"""What a check returns: that all is well, what is wrong, or why it can't say."""
+"""The outcomes of a check: passed, a problem, a note, or skipped with a reason."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Outcome:
 
 
 def passed(measured: str) -> Outcome:
-    """Return that a check found nothing wrong; `measured` is what it saw."""
+    """Return that a check found nothing wrong; `measured` is the evidence."""
     return Outcome("passed", measured)
 
 
 def problem(measured: str, advice: str) -> Outcome:
-    """Return that something is wrong: what was seen, and what to do about it."""
+    """Return a problem: the evidence, and what to do about it."""
     return Outcome("problem", measured, advice)
 
 
 def noted(measured: str, advice: str) -> Outcome:
-    """Return what a user should know and may well want, and what to do about it otherwise."""
+    """Return a note on what may be intended, and what to do about it otherwise."""
     return Outcome("noted", measured, advice)
 
 
 def skipped(reason: str) -> Outcome:
-    """Return that a check can't say anything of this workload."""
+    """Return that a check does not apply to this workload."""
     return Outcome("skipped", reason)

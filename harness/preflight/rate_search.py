@@ -28,7 +28,7 @@ def search_sweep(
 ) -> RateSearch:
     """Train each cell of a sweep at rising rates, once for each seed.
 
-    `length` is that of one such training, `folder` for files of the ranks. `on_progress` is called
+    `length` is that of one such training, `folder` holds files of the ranks. `on_progress` is called
     before each. Raises HarnessError if a rank fails, and names its log in `folder`.
     """
     cells = []
@@ -45,7 +45,7 @@ def search_sweep(
 
 
 def _run(trial: Trial, sweep: Sweep, profile: Profile, folder: Path) -> RateCurve:
-    """Start the ranks of one training, and read what they leave."""
+    """Start the ranks of one training, and read their curve."""
     trial_folder = TrialFolder(Path(tempfile.mkdtemp(dir=folder)))
     assignment = Assignment(trial=trial, base_folder=str(sweep.base_folder), device=profile.device)
     write_assignment(trial_folder.assignment_path, assignment)

@@ -1,7 +1,7 @@
-"""The ranks that search a learning rate, under the cell's own strategy, precision and batch size.
+"""Searches a learning rate, with the cell's strategy, precision and batch size.
 
-Started as `harness.training.worker` is, with the same FOLDER. They read FOLDER/trial.json; rank 0
-leaves FOLDER/rates.json besides its result.
+Ranks are started as those of `harness.training.worker`, with the same FOLDER. They read
+FOLDER/trial.json; rank 0 writes FOLDER/rates.json in addition to its result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 
 RATES_FILE = "rates.json"
-SEGMENT_STEPS = 10  # at most, between two looks at whether the loss has diverged
+SEGMENT_STEPS = 10  # at most, between two checks for divergence
 
 
 class Diverged(Exception):
@@ -47,7 +47,7 @@ class UntilDivergence(Hooks):
         self._parts = parts
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
-        """Return the step up to which to train before the next look."""
+        """Return the step up to which to train before the next check."""
         return min(stop, state.step + SEGMENT_STEPS)
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
@@ -93,8 +93,8 @@ def search_rates(
 def mean_schedule_factor(parts: TrialParts) -> float:
     """Return the mean of a trial's rate over its peak, and leave the optimizer as it was.
 
-    The schedule is stepped through without a training. It is that of as many steps as the search
-    has; what it does is taken to depend on the share of the steps that are done.
+    The schedule is stepped through without training, for the number of steps of the search. It is
+    assumed to depend only on the share of steps done.
     """
     schedule, (optimizer, *_) = parts.train_step.schedule, parts.optimizers
     if schedule is None:
@@ -113,7 +113,7 @@ def mean_schedule_factor(parts: TrialParts) -> float:
 
 
 def raise_rates(parts: TrialParts) -> float:
-    """Have a trial's rate rise with each step, and return the rate that it would have had.
+    """Make a trial's rate rise with each step, and return the rate that it would have had.
 
     Rates are those of the axis `lr`: before they are scaled by the batch size. Groups of parameters
     keep the ratios of their rates. Raises BadInput for a workload of several turns.
@@ -129,7 +129,7 @@ def raise_rates(parts: TrialParts) -> float:
     steps = parts.total_steps
 
     def factor(step: int) -> float:
-        """Return what the own rates are multiplied with at a step, counted from 0."""
+        """Return the factor of the workload's rates at a step, counted from 0."""
         return float(rate_at(np.asarray(step), steps)) / current
 
     parts.train_step.schedule = LambdaLR(optimizer, factor)

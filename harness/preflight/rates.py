@@ -1,10 +1,10 @@
-"""What a learning-rate search finds out, what it suggests, and the file that keeps it.
+"""The results of a learning-rate search, its suggestions, and the file that keeps them.
 
 A short training raises the rate exponentially from step to step (Smith 2017, arXiv:1506.01186). The
-loss first stays, then falls, and diverges in the end. Two rates bound what is of use: where the loss
-falls most, which a training can have from its first step to its last, and where it is lowest, beyond
-which it would diverge. Smith and Topin (2017, arXiv:1708.07120) have a schedule of one cycle reach the
-upper bound. A schedule that has its peak for some time is taken to reach in between.
+loss first stays, then falls, and finally diverges. Two rates bound the useful range: the rate of the
+steepest fall, which a whole training can use, and the rate of the lowest loss, beyond which training
+would diverge. Smith and Topin (2017, arXiv:1708.07120) let a one-cycle schedule reach the upper
+bound. A schedule that stays longer near its peak is given a rate in between.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SEARCH_FORMAT = FileFormat(
 )
 CURVE_FORMAT = FileFormat(name="rank's losses", is_sealed=True)
 LOWEST, HIGHEST = 1e-7, 1.0  # the rates of the first and of the last step
-# The standard deviation of the bell that losses are smoothed with, in powers of ten of the rate.
+# The standard deviation of the Gaussian that smooths losses, in powers of ten of the rate.
 SMOOTHING = 0.15
 # A loss this many times that of the start has diverged; larger ones would outweigh all others. See
 # `divergence_limit` for losses that are not above 0.
 DIVERGED = 4.0
 START = 0.1  # the share of the steps whose mean loss is that of the start
-MOST_BELOW_MINIMUM = 10.0  # a suggestion is the rate of the lowest loss divided by this
+MOST_BELOW_MINIMUM = 10.0  # one suggestion is the rate of the lowest loss divided by this
 
 Rate = Annotated[float, Between(0)]
 
@@ -52,14 +52,14 @@ class RateCurve:
     seed: int
     rates: Sequence[Rate]  # as of the axis `lr`, rising
     losses: Sequence[float]  # mean over ranks, finite
-    diverged: bool  # whether it ended because the loss did, and not at the highest rate
+    diverged: bool  # whether it ended because the loss diverged, not at the highest rate
     current: Rate  # the rate that the cell trains with, at its schedule's peak
     # The mean of the schedule over its peak: 1 for a constant rate, 1/2 for one cycle.
     mean_factor: Annotated[float, Between(0, 1)] = 1.0
 
     @property
     def smoothed(self) -> Numbers:
-        """Return the losses smoothed over neighbors on both sides, so that nothing shifts."""
+        """Return the losses smoothed over neighbors on both sides, without a shift."""
         return smooth(np.asarray(self.losses), np.log10(np.asarray(self.rates)))
 
     @property
@@ -72,14 +72,14 @@ class RateCurve:
 class Suggestion:
     """Rates that suit a training; None where the loss never fell."""
 
-    peak: float | None  # of the cell's own schedule
+    peak: float | None  # of the cell's schedule
     steepest: float | None  # where the loss falls most per power of ten
     tenth: float | None  # a tenth of the rate at which it is lowest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """What several seeds suggest."""
+    """The suggestions of several seeds."""
 
     mean: float  # geometric
     low: float
@@ -95,7 +95,7 @@ class CellRates:
 
     @property
     def peak(self) -> Spread | None:
-        """Return the peak for the cell's own schedule, over the seeds; None if the loss never fell."""
+        """Return the peak for the cell's schedule, over the seeds; None if the loss never fell."""
         return _spread([curve.suggestion.peak for curve in self.curves])
 
     @property
@@ -144,9 +144,9 @@ def divergence_limit(losses: Numbers, steps: int) -> float:
     """Return the loss above which a training has diverged: DIVERGED times that of the start.
 
     A loss that falls below 0, such as the negative logarithm of a density, is measured by how far it
-    has fallen: that is more than its start, and does not depend on where 0 is.
+    has fallen, which exceeds its start and does not depend on the position of 0.
     """
-    # At the rates of the first steps nothing changes yet.
+    # The rates of the first steps are too small to change the loss.
     start = float(np.mean(losses[: _start_steps(steps)]))
     scale = max(start, start - float(np.min(losses)))
     return start + (DIVERGED - 1) * scale
@@ -158,9 +158,9 @@ def _start_steps(steps: int) -> int:
 
 
 def smooth(losses: Numbers, decades: Numbers) -> Numbers:
-    """Return losses smoothed with a bell of SMOOTHING; `decades` are log10 of their rates.
+    """Return losses smoothed with a Gaussian of SMOOTHING; `decades` are log10 of their rates.
 
-    Both have the shape (steps,). What has diverged is cut off first.
+    Both have the shape (steps,). Diverged losses are clipped first.
     """
     from scipy.ndimage import gaussian_filter1d
 
@@ -191,7 +191,7 @@ def suggest(rates: Numbers, smoothed: Numbers, mean_factor: float) -> Suggestion
 
 
 def _spread(rates: Sequence[float | None]) -> Spread | None:
-    """Return the geometric mean and the range of the rates that there are, None of none."""
+    """Return the geometric mean and the range of all known rates, None without any."""
     present = [rate for rate in rates if rate is not None]
     if not present:
         return None
@@ -212,10 +212,10 @@ def read_search(folder: SweepFolder) -> RateSearch | None:
 
 
 def write_curve(path: Path, curve: RateCurve) -> None:
-    """Write what a trial has come to, sealed."""
+    """Write the curve of a trial, sealed."""
     write_atomically(path, sealed_text(asdict(curve)), durable=False)
 
 
 def read_curve(path: Path) -> RateCurve:
-    """Read what a trial has come to; raises BadFile."""
+    """Read the curve of a trial; raises BadFile."""
     return decode_file(RateCurve, path, CURVE_FORMAT)

@@ -27,7 +27,7 @@ Status = Literal["passed", "problem", "noted", "skipped"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFinding:
-    """What one check has come to."""
+    """The result of one check."""
 
     check: str  # its name
     status: Status
@@ -51,13 +51,13 @@ class WorkloadReport:
     label: str  # the sweep's name for it
     seed: int
     device: str  # as torch calls it
-    seconds: Annotated[float, Between(0)]  # that the checks took, without loading torch
+    seconds: Annotated[float, Between(0)]  # duration of the checks, without loading torch
     findings: Sequence[CheckFinding]  # in the order of the checks
     norms: Sequence[ParameterNorms] = ()  # of all parameters, in the model's order
 
     @property
     def problems(self) -> list[CheckFinding]:
-        """Return the findings that call for a change."""
+        """Return the findings that need a change."""
         return [finding for finding in self.findings if finding.status == "problem"]
 
 

@@ -1,1 +1,1 @@
-"""Reproducing: which trials compute the same, and where two of them part."""
+"""Reproducing: which trials compute the same, and where two of them diverge."""

@@ -1,7 +1,7 @@
-"""What is other here than it was when a trial was recorded, and which of it may explain a result.
+"""Compares the conditions here with those of a recorded trial, and names what may explain a result.
 
-What `harness.records.differences` names of two records is compared here before there is a second
-one: what the trial would run with is put together from the planner, git and a process like a rank.
+`harness.records.differences` compares two records. This module compares before there is a second
+one: the planner, git and a process like a rank tell what the trial would run with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.records.record import Record
 from harness.spec.cell import Trial
 from harness.training.determinism import GPU_VARIABLES
 
-# They follow from the cell, but only a rank that builds the model applies them.
+# Settings that follow from the cell, but are applied only by a rank that builds the model.
 APPLIED_BY_RANKS = (
     "settings.float32_matmul_precision",
     "settings.deterministic_algorithms",
@@ -36,9 +36,9 @@ APPLIED_BY_RANKS = (
 # A location of code; the code itself is compared by its content and by versions.
 PATHS = ("variables.PYTHONPATH",)
 HARDWARE = "hardware.key"  # the field of a baseline that names the machine's kind
-# What decides which samples a trial sees, and in what order.
+# Fields that decide which samples a trial sees, and in what order.
 ORDER_FIELDS = ("seed", "data", "axes.batch_size", "axes.world_size", "axes.num_workers", "code")
-# What decides which numbers a trial computes, rounding errors left aside.
+# Fields that decide which numbers a trial computes, apart from rounding errors.
 COMPUTATION_FIELDS = (
     "seed",
     "code",
@@ -53,7 +53,7 @@ COMPUTATION_FIELDS = (
 )
 
 
-# What decides which kernels compute, and so how they round.
+# Fields that decide which kernels compute, and so how they round.
 KERNEL_FIELDS = ("software.", "settings.", "variables.", "hardware.")
 
 
@@ -130,10 +130,10 @@ def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Val
 
 
 def is_same_computation(entries: Sequence[Difference]) -> bool:
-    """Return whether what differs can change rounding errors only.
+    """Return whether the differences can change rounding errors only.
 
-    Then a run in double precision here is as exact for what was recorded as for what runs here. A
-    variable that no library reads is one that the workload's code reads, to compute what it likes.
+    Then a run in double precision here is as exact for the recorded trial as for the new one. A
+    variable that no library reads is read by the workload's code, and can change anything.
     """
     if any(_is_read_by_workload(entry) for entry in entries):
         return False
@@ -141,7 +141,7 @@ def is_same_computation(entries: Sequence[Difference]) -> bool:
 
 
 def has_other_kernels(entries: Sequence[Difference]) -> bool:
-    """Return whether what differs can change how operations round."""
+    """Return whether the differences can change how operations round."""
     kernel_entries = [entry for entry in entries if entry.field.startswith(KERNEL_FIELDS)]
     return not all(_is_read_by_workload(entry) for entry in kernel_entries)
 
@@ -159,7 +159,7 @@ def most_likely_cause(
 ) -> Difference | None:
     """Return the difference that most likely explains another result, None where none is known.
 
-    If the samples came in another order, only what decides the order can be the cause.
+    If the samples came in another order, only a field that decides the order can be the cause.
     """
     if first_difference is None or not candidates:
         return None

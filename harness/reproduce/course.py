@@ -1,4 +1,4 @@
-"""How far two trials are apart, step by step: their losses, and their parameters at a few steps."""
+"""Measures the distance of two trials over their steps: losses, and parameters at a few steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.reproduce.values import INTEGERS, ulp_distance
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far something is apart after a step."""
+    """The distance of losses or parameters after a step."""
 
     step: int  # counted from 1
     relative: float  # of the larger loss, or of the norm of all parameters; NaN where one is NaN
@@ -30,7 +30,7 @@ class Distance:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How far two trials are apart over their steps."""
+    """The distances of two trials over their steps."""
 
     losses: Sequence[Distance]  # of each step that both have, the largest over ranks
     parameters: Sequence[Distance]  # after a few steps
@@ -47,7 +47,7 @@ def course_of_runs(folder_a: Path, folder_b: Path, world_sizes: tuple[int, int])
 
 
 def _rank_results(folder: TrialFolder, world_size: int) -> list[RankResult]:
-    """Return what the ranks of a run left."""
+    """Return the results of the ranks of a run."""
     return [read_rank_result(folder.result_path(rank)) for rank in range(world_size)]
 
 
@@ -57,9 +57,9 @@ def _losses(ranks: Sequence[RankResult]) -> Numbers:
 
 
 def loss_distances(a: Numbers, b: Numbers) -> list[Distance]:
-    """Return how far losses of shape (ranks, steps) are apart at each step that both have.
+    """Return the distances of losses of shape (ranks, steps) at each step that both have.
 
-    With other numbers of ranks, whose losses are of other samples, the mean over ranks counts.
+    With other numbers of ranks, whose losses are of other samples, means over ranks are compared.
     """
     if len(a) != len(b):
         a, b = a.mean(axis=0, keepdims=True), b.mean(axis=0, keepdims=True)
@@ -77,7 +77,7 @@ def loss_distances(a: Numbers, b: Numbers) -> list[Distance]:
 
 
 def _parameter_distances(folder_a: Path, folder_b: Path) -> list[Distance]:
-    """Return how far all parameters together are apart at each step with snapshots of both."""
+    """Return the distances of all parameters together at each step with snapshots of both."""
     snapshots_a, snapshots_b = list_snapshots(folder_a), list_snapshots(folder_b)
     distances = []
     for step, path in snapshots_a.items():
@@ -87,7 +87,7 @@ def _parameter_distances(folder_a: Path, folder_b: Path) -> list[Distance]:
 
 
 def _snapshot_distance(step: int, path_a: Path, path_b: Path) -> Distance:
-    """Return how far the tensors that two snapshots have are apart."""
+    """Return the distance of the tensors that both snapshots have."""
     squares = difference_squares = 0.0
     largest_ulp = 0
     names_b = set(tensor_names(path_b))

@@ -1,7 +1,7 @@
-"""Where two trials part: the first mark that differs, and what came before it.
+"""Finds where two trials diverge: the first mark that differs.
 
-The cause of a difference is the first thing that was computed differently from the same inputs. A
-rank computes its marks in a fixed order, so that is the first mark that differs, as long as every
+The cause of a difference is the first result that was computed differently from the same inputs.
+Ranks compute their marks in a fixed order, so it is the first mark that differs, provided that every
 mark before it is the same at all ranks.
 """
 
@@ -27,25 +27,25 @@ class RankMark:
 class Divergence:
     """The first moment at which two trials differ."""
 
-    earliest: RankMark  # the mark that differs first; of several ranks that with the lowest number
-    # All marks of the same moment that differ, the first one too, by rank and then in its order.
+    earliest: RankMark  # the first mark that differs; of several ranks, that of the lowest
+    # All differing marks of that moment, including the first, by rank and then in its order.
     together: Sequence[RankMark]
-    agreeing: int  # marks before that moment, all of which are the same
+    agreeing: int  # marks before that moment, all equal
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks at which something differs at that moment."""
+        """Return the ranks with a differing mark at that moment."""
         return sorted({entry.rank for entry in self.together})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceComparison:
-    """What a comparison of two traces has looked at, and found."""
+    """The result of comparing two traces."""
 
     compared: int  # marks that both trials have
     only_a: int  # marks that the other trial does not have
     only_b: int
-    divergence: Divergence | None  # None: all that was compared is the same
+    divergence: Divergence | None  # None: all compared marks are equal
     # Of these marks, those of tensors that the other trial does not have at that moment.
     other_tensors_a: Sequence[Mark] = ()
     other_tensors_b: Sequence[Mark] = ()
@@ -60,8 +60,8 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> TraceComparis
     """Compare the traces of two trials.
 
     With the same number of ranks, each rank is compared with its counterpart. With another number,
-    ranks have other samples, so only what is the trial's as a whole is compared, at rank 0. With
-    `global_only`, this is so in any case: for trials whose ranks cut their batches differently.
+    ranks have other samples, so only the marks of the whole trial are compared, at rank 0. With
+    `global_only`, this is always so: for trials whose ranks split batches differently.
     """
     if global_only or len(a) != len(b):
         a, b = _global_part(a), _global_part(b)
@@ -99,11 +99,11 @@ def tensors_of(marks: Sequence[Mark]) -> list[str]:
 
 
 def _other_tensors(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
-    """Return the marks of tensors that the other trial does not have at moments that it has.
+    """Return the marks of tensors that the other trial lacks at moments that it recorded.
 
-    Whether a moment was recorded is told by its step and micro-step; not every step is evaluated,
-    and a workload need not have a state. A strategy that flattens local gradients has no names in
-    common with one that does not, which is no difference.
+    Its step and micro-step tell whether a moment was recorded, since not every step is evaluated and
+    a workload need not have a state. A strategy that flattens local gradients shares no names with
+    one that does not, which is no difference.
     """
     keys = {mark.key for mark in others}
     micro_steps = {(mark.step, mark.micro_step) for mark in others}
@@ -122,7 +122,7 @@ def _other_tensors(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
 
 
 def _global_part(traces: Traces) -> Traces:
-    """Return rank 0's marks of what is the same at all ranks."""
+    """Return rank 0's marks of the phases that all ranks share."""
     return [[mark for mark in traces[0] if mark.phase in GLOBAL_PHASES]]
 
 

@@ -1,8 +1,8 @@
-"""Rebuilds what a trial runs with from its record alone: no sweep file is needed.
+"""Rebuilds a trial's cell, sweep and profile from its record alone, without its sweep file.
 
-The recorded settings go through the planner as if a sweep file had them. So what is here now, the
-workload's files, its data and the defaults, decides the identity of the rebuilt cell, and whatever
-has changed since shows as a difference.
+The recorded settings go through the planner as if a sweep file had them. So the workload's files,
+its data and the defaults as they are now decide the identity of the rebuilt cell, and every change
+since shows as a difference.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
 from harness.spec.workload import WorkloadEntry, plan_workload, read_declaration
 
-TIMEOUT = 24 * 3600.0  # seconds, for a trial whose own was not recorded
-# A rerun is for its bits, which other programs can't change; so no measurement is refused.
+TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
+# A rerun is for its bits, which other programs cannot change, so no measurement is refused.
 ANY_SPEED = ValidityRules(reruns=0, contention=None)
 
 
 def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path | None) -> Cell:
-    """Return the cell of a record as it is planned here.
+    """Return the cell of a record as planned here.
 
     `base` is the folder that the workload's paths are relative to. `data` are the texts after
     `--data`. `moved_from` is the recorded base folder: a file of its repository is taken
@@ -67,7 +67,7 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
 def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:
     """Return the folders that a repository has moved from and to, None if it has not moved.
 
-    They are the two base folders without the parts that both end with.
+    They are the two base folders without their common last parts.
     """
     if recorded is None or recorded == base:
         return None
@@ -79,9 +79,9 @@ def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:
 
 
 def _moved(value: Any, roots: tuple[Path, Path] | None) -> Any:
-    """Return a setting; a path in a repository that has moved as that of the same file here.
+    """Return a setting; a path in a moved repository becomes that of the same file here.
 
-    Only where the file is here: data sets are often not tracked by git.
+    Only if the file exists here: data sets are often not tracked by git.
     """
     if roots is None or not isinstance(value, str):
         return value
@@ -96,7 +96,7 @@ def _moved(value: Any, roots: tuple[Path, Path] | None) -> Any:
 def rebuild_sweep(
     trials: Sequence[Trial], settings: RunSettings | None, name: str, base: Path
 ) -> Sweep:
-    """Return a sweep of trials that are on record, for the runner."""
+    """Return a sweep of recorded trials, for the runner."""
     cells = {trial.cell.id: trial.cell for trial in trials}
     seeds = {trial.seed for trial in trials}
     sweep = Sweep(

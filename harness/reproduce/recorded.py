@@ -1,9 +1,8 @@
-"""What two records say of where their trials part, without running anything.
+"""Bounds the step at which two recorded trials diverge, without running anything.
 
 Records have the loss of every rank at every step, the metrics of evaluations, and digests: of the
-order of samples, of the parameters at the end, and of everything at the steps that were
-fingerprinted. That bounds the first step that differs, and where fingerprints are close enough
-names it.
+order of samples, of the parameters at the end, and of everything at the fingerprinted steps. These
+bound the first step that differs, and name it where fingerprints are close enough.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ PARAMETERS = "parameters at the end"
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTrial:
-    """A trial that is on record and was done."""
+    """A recorded trial that is done."""
 
     record: Record
-    folder: Path  # where the files of its fingerprints are, if they are anywhere
+    folder: Path  # with the files of its fingerprints, if they exist
 
     @property
     def timeout(self) -> float:
-        """The seconds that it was allowed when it was recorded, an hour if that is unknown."""
+        """The recorded limit of its duration in seconds, an hour if that is unknown."""
         return 3600.0 if self.record.settings is None else self.record.settings.timeout
 
     def to_trace(self) -> TracedTrial:
-        """Return it as a trial to trace, with the code and the data that are here now."""
+        """Return it as a trial to trace, with the current code and data."""
         settings = self.record.settings
         base_folder = Path() if settings is None else Path(settings.base_folder)
         return TracedTrial(trial=self.record.trial, base_folder=base_folder)
@@ -53,10 +52,10 @@ class RecordedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What two records say of the first step that differs."""
+    """The steps between which two records first differ."""
 
     comparison: TraceComparison
-    equal_up_to: int  # a step up to which everything is known to be the same; 0 for the start
+    equal_up_to: int  # the last step up to which everything is known to be equal; 0 for the start
     fingerprinted: Set[int]  # steps that have fingerprints in both, counted from 1
 
     @property
@@ -68,7 +67,7 @@ class Bounds:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the records name the first difference by themselves.
+        """Return whether the records alone name the first difference.
 
         They do if the step before was the same, and the first step that differs was fingerprinted.
         """
@@ -80,7 +79,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedDiff:
-    """What is known of where two recorded trials part."""
+    """Where two recorded trials diverge, as far as it is known."""
 
     a: RecordedTrial
     b: RecordedTrial
@@ -96,7 +95,7 @@ class RecordedDiff:
 
 
 def find_bounds(a: RecordedTrial, b: RecordedTrial) -> Bounds:
-    """Return what two records say; raises BadFile for fingerprints that are not those recorded."""
+    """Return the bounds by two records; raises BadFile for fingerprints changed since."""
     files_a, files_b = _read_files(a), _read_files(b)
     if files_a is None or files_b is None:
         files_a, files_b = _whole_phases(a.record), _whole_phases(b.record)
@@ -112,7 +111,7 @@ def find_bounds(a: RecordedTrial, b: RecordedTrial) -> Bounds:
 
 
 def _equal_steps(comparison: TraceComparison, steps: Set[int]) -> set[int]:
-    """Return those of the steps that are the same as far as they were recorded."""
+    """Return the steps whose recorded values are all equal."""
     if comparison.divergence is None:
         return set(steps)
     mark = comparison.divergence.earliest.mark
@@ -124,7 +123,7 @@ def _equal_steps(comparison: TraceComparison, steps: Set[int]) -> set[int]:
 def unlike_record(trial: RecordedTrial, traces: Traces) -> tuple[int, str] | None:
     """Return the first fingerprint, as step and phase, that a run of the trial did not repeat.
 
-    `traces` have one mark a moment. None if all that the run came to are the same.
+    `traces` have one mark a moment. None if the run repeated all that it reached.
     """
     differing = []
     for result, marks in zip(trial.record.ranks, traces, strict=True):
@@ -182,7 +181,7 @@ def _whole_phases(record: Record) -> list[list[Mark]]:
 
 
 def _with_record(traces: Sequence[Sequence[Mark]], record: Record) -> Traces:
-    """Return traces with what a record has of all steps: losses, evaluations, and the end."""
+    """Add the marks that a record has of all steps to traces: losses, evaluations and the end."""
     complete = []
     for result, marks in zip(record.ranks, traces, strict=True):
         complete.append([*marks, *_losses(result)])
@@ -202,7 +201,7 @@ def _losses(result: RankResult) -> list[Mark]:
 
 
 def _of_all_ranks(record: Record) -> list[Mark]:
-    """Return the marks of what ranks have in common: evaluations, order and final parameters."""
+    """Return the marks that ranks share: evaluations, order and final parameters."""
     if record.rank0 is None or record.loss is None:
         return []
     marks = []
@@ -211,7 +210,7 @@ def _of_all_ranks(record: Record) -> list[Mark]:
             digest = digest_bytes("float64", (), struct.pack("<d", value))
             marks.append(_mark(evaluation.step, "evaluation", name, digest))
     last = record.loss.count
-    # The digest includes the workload's own state.
+    # The digest includes the workload's state.
     marks.append(_mark(last, "workload state", PARAMETERS, record.rank0.parameter_digest))
     if record.order_digest is not None:
         marks.append(_mark(last, "samples", ORDER, record.order_digest))

@@ -70,7 +70,7 @@ EXACT: Literal["fp64"] = "fp64"  # the precision of a third run
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a reproduction has to reach."""
+    """The rung that a reproduction has to reach, and its conditions."""
 
     rung: Rung = "fp64"
     same_conditions: bool = False  # whether nothing runs unless all conditions are the same
@@ -130,8 +130,8 @@ def _find_undecided(
 ) -> list[Prepared]:
     """Return the trials that only runs in double precision can judge, in that precision.
 
-    Those are trials whose numbers differ by more than a few ULP, if the fp64 rule is enough. Of
-    other code or data, a run in double precision would say nothing about what was recorded.
+    Those are trials whose numbers differ by more than a few ULP, if the fp64 rule is enough. With
+    other code or data, a run in double precision says nothing about the recorded trial.
     """
     if demand.rung in ("bitwise", "ulp"):
         return []
@@ -164,7 +164,7 @@ def _judge(
     demand: Demand,
     folder: Path,
 ) -> ReproductionVerdict:
-    """Return the verdict, and write what was recorded into the bundle."""
+    """Return the verdict, and write the records into the bundle."""
     seeds = _seed_verdicts(prepared, again, demand.margin)
     trials = []
     for entry in prepared:
@@ -188,9 +188,9 @@ def _judge(
 def _seed_verdicts(
     prepared: Sequence[Prepared], again: Mapping[str, Record], margin: float
 ) -> dict[str, SeedVerdict]:
-    """Return what the seeds of each cell show, by the id of the recorded cell.
+    """Return the verdicts of seeds by the id of the recorded cell.
 
-    Only of cells with several seeds: one says nothing about others.
+    Only cells with several seeds have one.
     """
     recorded: dict[str, list[CellResult]] = {}
     results: dict[str, list[CellResult]] = {}
@@ -211,7 +211,7 @@ def _seed_verdicts(
 
 
 def _result_of(original: Original) -> CellResult:
-    """Return the numbers of a trial on record."""
+    """Return the numbers of a recorded trial."""
     if original.record is not None:
         return of_trial(_as_done(original.record))
     assert original.result is not None
@@ -225,23 +225,23 @@ def _result_of(original: Original) -> CellResult:
 
 
 def _as_done(record: Record) -> Record:
-    """Return a complete record as that of a valid measurement: its bits are, whatever its speed."""
+    """Return a complete record as done: its bits are valid, whatever its speed."""
     return replace(record, status="done", violations=())
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """A trial that was prepared, and its new records."""
+    """A prepared trial and its new records."""
 
     prepared: Prepared
-    again: Record | None  # None where the run was stopped before it
+    again: Record | None  # None where the command was stopped before it
     exact: Sequence[Record]  # in double precision: two, one if it failed, or none
 
 
 def _judge_trial(
     runs: _Runs, demand: Demand, seeds: SeedVerdict | None, folder: Path
 ) -> TrialVerdict:
-    """Return what came of one trial, and write what was recorded of it into the bundle."""
+    """Return the verdict on one trial, and write its record into the bundle."""
     original, again = runs.prepared.original, runs.again
     code = {
         name: CodeUsed(choice=source.choice, reason=source.reason)
@@ -310,9 +310,9 @@ def _exact_failure(exact: Sequence[Record]) -> str | None:
 
 
 def _all_differences(prepared: Prepared, again: Record) -> Sequence[Difference]:
-    """Return what differs between the record and the new one, which knows more than was foreseen.
+    """Return the differences between a record and the new one, which knows more than the plan did.
 
-    Settings of the run are as they were foreseen: the new record has those of a run for its bits.
+    Settings of the run are compared as planned: the new record has those of a rerun.
     """
     if prepared.original.record is None:
         return prepared.differences
@@ -329,14 +329,14 @@ def _without_run(fields: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _path_of(record: Record, folder: Path, results: str = RESULTS_FOLDER) -> str:
-    """Return where the bundle has a new record, in its folder `results`."""
+    """Return the path of a new record in the bundle, in its folder `results`."""
     sweep_folder = Results(folder / results).sweep_folder(record.sweep)
     path = sweep_folder.trial_folder(record.trial.id).record_path
     return path.relative_to(folder).as_posix()
 
 
 def _write_original(original: Original, folder: Path) -> str:
-    """Write what was on record of a trial, and return where the bundle has it."""
+    """Write the record of a trial, and return its path in the bundle."""
     if original.record is not None:
         name = f"{RECORDED_FOLDER}/{original.trial.id}{RECORD_SUFFIX}"
         write_record(folder / name, original.record)
@@ -351,7 +351,7 @@ def _write_original(original: Original, folder: Path) -> str:
 def write_environments(folder: Path, originals: Sequence[Original]) -> None:
     """Write the packages of this environment and those of the records, pinned.
 
-    All that were installed where the sweep's folder says so, else those that the records name.
+    These are all installed packages where the sweep's folder lists them, else those in the records.
     """
     write_atomically(folder / HERE_FILE, requirements(installed_packages()))
     recorded: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Snapshots: parameters, buffers and workload state of a trial at a few steps along its way.
+"""Takes snapshots: parameters, buffers and workload state of a trial at a few steps.
 
-Rank 0 writes one file a step. Steps are spaced evenly on a logarithmic scale, since errors grow the
-fastest at the start, and the last step is always among them.
+Rank 0 writes one file a step. Steps are spaced evenly on a logarithmic scale, since errors grow
+fastest at the start, and include the last step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOST_ELEMENTS = 2**29
 
 
 def snapshot_steps(total_steps: int, elements: int) -> list[int]:
-    """Return the steps after which snapshots are taken, ascending, the last one among them.
+    """Return the steps after which snapshots are taken, ascending, including the last one.
 
-    `elements` are those of a snapshot; of a large model there are fewer snapshots.
+    `elements` is the size of a snapshot; a large model has fewer snapshots.
     """
     count = min(MOST_SNAPSHOTS, max(1, MOST_ELEMENTS // max(1, elements)))
     if count == 1:
@@ -38,12 +38,12 @@ def snapshot_steps(total_steps: int, elements: int) -> list[int]:
 
 
 def snapshot_path(folder: Path, step: int) -> Path:
-    """Return where the snapshot after a step is written."""
+    """Return the path of the snapshot after a step."""
     return folder / f"snapshot{step}.safetensors"
 
 
 def gradients_path(folder: Path) -> Path:
-    """Return where the gradients of the first step are written."""
+    """Return the path of the gradients of the first step."""
     return folder / "gradients.safetensors"
 
 
@@ -56,7 +56,7 @@ def list_snapshots(folder: Path) -> dict[int, Path]:
 
 
 class SnapshotRecorder(Recorder):
-    """Takes snapshots besides the trace, and keeps the gradients of the first step."""
+    """Takes snapshots in addition to the trace, and keeps the gradients of the first step."""
 
     def __init__(
         self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
@@ -80,7 +80,7 @@ class SnapshotRecorder(Recorder):
         super().before_optimizer(step)
         if step > 0:
             return
-        for name, gradient in self._gradients():  # of the turn that is under way
+        for name, gradient in self._gradients():  # of the current turn
             self._first_gradients[name] = gradient.contiguous().clone()
 
     def after_optimizer(self, step: int) -> None:
@@ -101,7 +101,7 @@ class SnapshotRecorder(Recorder):
 
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:
-    """Return parameters, buffers and the workload's own state by name; every rank must call this."""
+    """Return parameters, buffers and the workload's state by name; every rank must call this."""
     states = []
     for name, tensor in parts.workload_state.tensors():
         states.append((f"workload state {name}", tensor))

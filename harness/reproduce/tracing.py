@@ -1,9 +1,9 @@
-"""Runs trials to trace them, and finds the first step and tensor at which two of them part.
+"""Traces two trials, and finds the first step and tensor at which they diverge.
 
-The first run of each has one mark a moment, of all steps. From the first step at which they differ,
-the second run has a mark for each tensor, and the tensors themselves. So two runs of each are
-enough, however many steps there are. Where one has tensors that the other has not, such as one of
-another name, two more leave these out, so that all others are compared.
+The first run of each trial records one mark a moment, for all steps. The second run goes up to the
+first step that differs, and records a mark for each tensor and the tensors. So two runs of each
+trial are enough for any number of steps. If one has tensors that the other lacks, such as one of
+another name, two more runs leave these out, so that all other tensors are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAST_STEP = 1 << 30  # more steps than a trial has
 
 @dataclass(frozen=True, kw_only=True)
 class TracedTrial:
-    """A trial to trace, and where its code and its data are found."""
+    """A trial to trace, with the folder of its code and data."""
 
     trial: Trial
     base_folder: Path  # that the paths of its workload are relative to
@@ -35,7 +35,7 @@ class TracedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that was traced, and what it left."""
+    """A traced run."""
 
     folder: Path
     traces: Traces
@@ -43,13 +43,13 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where two trials part."""
+    """Where two traced trials diverge."""
 
     steps: TraceComparison  # of all steps, with one mark a moment
     tensors: TraceComparison | None = None  # of the first step that differs, with a mark a tensor
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
     overviews: tuple[Run, Run]  # of all steps
-    # Tensors that only one of them has, as `Mark.tensor` calls them; nothing else says of them.
+    # Tensors that only one of them has, named as in `Mark.tensor`.
     only_a: Sequence[str] = ()
     only_b: Sequence[str] = ()
 
@@ -98,9 +98,9 @@ def find_parting(
     last_step: int = LAST_STEP,
     snapshots: bool = False,
 ) -> Parting:
-    """Return where two trials part; raises HarnessError if a rank fails.
+    """Return where two trials diverge; raises HarnessError if a rank fails.
 
-    Both run up to `last_step` at most. With `snapshots`, rank 0 keeps parameters on the way.
+    Both run up to `last_step` at most. With `snapshots`, rank 0 keeps parameters of some steps.
     """
     overview = Recording(last_step=last_step, every=1, tensors=False, snapshots=snapshots)
     runs, steps = _trace_both(tracer, a, b, overview)
@@ -130,7 +130,7 @@ def find_parting(
 def _trace_both(
     tracer: Tracer, a: TracedTrial, b: TracedTrial, recording: Recording
 ) -> tuple[tuple[Run, Run], TraceComparison]:
-    """Run two trials, and return what they left and the comparison of it."""
+    """Run two trials, and return their runs and the comparison of these."""
     runs = []
     for name, traced in (("a", a), ("b", b)):
         folder, traces = tracer.trace(name, traced, recording)

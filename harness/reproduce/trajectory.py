@@ -1,6 +1,6 @@
-"""How far a trial's snapshots are from those of a reference, tensor by tensor.
+"""Measures how far a trial's snapshots are from those of a reference, tensor by tensor.
 
-One tensor is read at a time, so that the memory needed does not grow with the model's depth.
+One tensor is read at a time, so the memory needed does not grow with the model's depth.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from harness.reproduce.values import INTEGERS, differing_elements, ulp_distance
 def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorDistance]:
     """Return the distance of every tensor of every snapshot, in the order of the steps.
 
-    The arguments are folders of trials: the one that is judged, the reference, and the reference in
-    fp64, None without one. With another batch size, an epoch has another number of steps: the steps
-    that both have snapshots of are compared. Raises HarnessError if there are none, and for other
+    The arguments are folders of trials: the trial to judge, the reference, and the reference in fp64,
+    None without one. With another batch size, an epoch has another number of steps, so the steps
+    with snapshots of both are compared. Raises HarnessError if there are none, and for other
     tensors.
     """
     snapshots, references = list_snapshots(folder), list_snapshots(reference)

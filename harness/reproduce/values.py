@@ -1,4 +1,4 @@
-"""How far two tensors are apart: in units in the last place, absolutely and relatively."""
+"""Measures how far two tensors differ: in units in the last place, absolutely and relatively."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTEGERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """How far a tensor of one rank is apart in two trials."""
+    """The difference of a tensor of one rank between two trials."""
 
     at: RankMark  # which tensor
     elements: int  # of the tensor in the first trial
@@ -36,7 +36,7 @@ class TensorDifference:
 
 
 def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
-    """Return how far a tensor that both files of values have is apart."""
+    """Return the difference of a tensor between two files of values."""
     a, b = _read(path_a, value_name(at.mark)), _read(path_b, value_name(at.mark))
     if a.shape != b.shape or a.dtype != b.dtype:
         return TensorDifference(

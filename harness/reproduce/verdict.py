@@ -1,7 +1,7 @@
-"""What comes of running trials again: the rung that each reaches, and what that amounts to.
+"""Judges trials that ran again: the rung that each reaches, and the verdict.
 
-In the words of the ACM (Artifact Review and Badging 1.1), a result that is obtained again in the
-same set-up is repeated; what is obtained in another one is reproduced.
+In the terms of the ACM (Artifact Review and Badging 1.1), a result obtained again in the same set-up
+is repeated; one obtained in another set-up is reproduced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXIT_CODES: Mapping[Outcome, int] = {
     "failed": 1,
     "inconclusive": 3,
 }
-# Of several trials, the first of these that one has is what all come to.
+# The verdict of several trials is the first of these that one of them has.
 WORST_FIRST: Sequence[Outcome] = ("failed", "different", "inconclusive", "reproduced", "repeated")
 
 
@@ -42,14 +42,14 @@ class CodeUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialVerdict:
-    """What came of running one trial again."""
+    """The verdict on one trial that ran again."""
 
     trial: str  # the id on record
     label: str  # of its cell
     seed: Number
-    again: str  # the id under which it ran again: another one where what its id hashes has changed
+    again: str  # the id of the rerun: another one where settings or code have changed
     outcome: Outcome
-    rung: Rung | None  # None where it can't be told, and where the trial failed
+    rung: Rung | None  # None where it is undecided, and where the trial failed
     agreement: Agreement | None  # None where the trial failed
     differences: Sequence[Difference]  # of the conditions, the likeliest cause first
     cause: Difference | None  # that most likely explains another result
@@ -66,7 +66,7 @@ class TrialVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedVerdict:
-    """What the target metric of a cell shows over seeds."""
+    """The comparison of a cell's target metric over seeds."""
 
     cell: str  # id
     label: str
@@ -80,10 +80,10 @@ class SeedVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproductionVerdict:
-    """What a reproduction comes to: the content of a bundle's `verdict.json`."""
+    """The verdict of a reproduction: the content of a bundle's `verdict.json`."""
 
     schema: str = SCHEMA
-    subject: str  # what was to be reproduced, as the user called it
+    subject: str  # the trials to reproduce, as the user named them
     demanded: Rung
     rung: Rung | None  # that all trials reach
     outcome: Outcome
@@ -100,7 +100,7 @@ class ReproductionVerdict:
 
 
 def seed_verdict(recorded: CellResult, again: CellResult, margin: float) -> SeedVerdict | None:
-    """Return what a cell's seeds show about its target metric, paired by seed.
+    """Compare a cell's target metric, paired by seed.
 
     `margin` is the smallest difference that matters, in the metric's unit. None where the two have
     no metric in common.
@@ -141,12 +141,12 @@ def outcome_of(
     differences: Sequence[Difference],
     exact_failure: str | None = None,
 ) -> Outcome:
-    """Return what one trial comes to.
+    """Return the outcome of one trial.
 
-    Where nothing but seeds could tell and there are too few of them, numbers that are farther apart
-    than the fp64 rule allows are different if that rule was demanded. It can't be told where the
-    runs in double precision failed or drew other random numbers. Digests alone, as a baseline has
-    them, say nothing about how far numbers are apart.
+    Where only seeds could decide and there are too few of them, numbers that differ by more than the
+    fp64 rule allows are different if that rule was demanded. The rule is undecided where the runs in
+    double precision failed or drew other random numbers. Digests alone, as in a baseline, do not
+    tell how much numbers differ.
     """
     if rung is not None and at_least(rung, demanded):
         return "reproduced" if differences else "repeated"
@@ -161,12 +161,12 @@ def outcome_of(
 
 
 def overall(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return what several trials come to: the worst of them."""
+    """Return the outcome of several trials: the worst of them."""
     return min(outcomes, key=WORST_FIRST.index)
 
 
 def overall_rung(rungs: Sequence[Rung | None]) -> Rung | None:
-    """Return the rung that all trials reach, None where that of one can't be told."""
+    """Return the rung that all trials reach, None where that of one is undecided."""
     reached = [rung for rung in rungs if rung is not None]
     if len(reached) < len(rungs):
         return None

@@ -1,6 +1,6 @@
-"""Finds out how a workload calls its model: with which tensors, and which of their sizes vary.
+"""Finds how a workload calls its model: with which tensors, and which of their sizes vary.
 
-A workload says how a batch is evaluated, and not what its model takes. So the calls are watched
+A workload defines how a batch is evaluated, not what its model takes. So the calls are recorded
 while a few batches of the test set are evaluated.
 """
 
@@ -19,11 +19,11 @@ from harness.training.model import place_batch
 from workloads.base import Samples, Workload
 
 Inputs = tuple[Tensor, ...]
-PROBED_BATCHES = 16  # that are looked at, spread over the test set
+PROBED_BATCHES = 16  # that are evaluated, spread over the test set
 
 
 class CallWatch(nn.Module):
-    """Stands in for a model, and keeps the inputs of every call."""
+    """Wraps a model, and keeps the inputs of every call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class CallWatch(nn.Module):
 
 @dataclass(frozen=True)
 class CallShape:
-    """What an exported model has to take."""
+    """The inputs that an exported model has to take."""
 
     example: Inputs  # of the largest call
     varying: Sequence[frozenset[int]]  # for each input, the dimensions whose size varies
@@ -69,10 +69,10 @@ def inputs_of(
 def probe_calls(
     inputs_of_samples: Callable[[Sequence[int]], list[Inputs]], count: int, batch_size: int
 ) -> CallShape:
-    """Return what the calls of an evaluation have in common.
+    """Return the common shape of the calls of an evaluation.
 
-    `inputs_of_samples` returns the calls for some of `count` samples. Batches from all over the set
-    are looked at, and a single sample, so that the dimension of samples is seen to vary.
+    `inputs_of_samples` returns the calls for some of `count` samples. Batches from the whole set
+    are evaluated, and a single sample, so that the dimension of samples varies.
     Raises NotApplied where calls have different numbers of inputs, or of dimensions.
     """
     starts = range(0, count, batch_size)

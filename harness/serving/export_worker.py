@@ -1,4 +1,4 @@
-"""The process that exports one model and compares it with eager mode.
+"""Exports one model and compares it with eager mode.
 
 Started as `harness.training.worker` is, with the same FOLDER, by one rank. It reads
 FOLDER/trial.json and FOLDER/order.json, and leaves FOLDER/answer.json besides its result.
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def export_model(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
-    """Write what an export has come to; return a result without measurements."""
+    """Write the answer of an export; return a result without measurements."""
     with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
         workload = worker.load_workload(assignment)
         answer = export(read_export_order(folder), assignment, workload, mesh.device)
@@ -62,7 +62,7 @@ def export(
     """Export the model of a checkpoint, load the file again, and compare the two.
 
     An exporter may raise anything for a model that its format can't hold; the answer has its
-    message. Raises BadInput if nothing says how far outputs may be apart.
+    message, as it has for a model whose tolerance can't be measured.
     """
     cell, base_folder = assignment.trial.cell, Path(assignment.base_folder)
     samples = workload.splits().test

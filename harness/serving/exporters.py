@@ -43,10 +43,10 @@ class Exporter:
 
 
 def export_program(model: nn.Module, shape: CallShape) -> ExportedProgram:
-    """Return torch's graph of a model, for inputs whose sizes vary as they were seen to.
+    """Return torch's graph of a model, for inputs with the recorded varying sizes.
 
-    `Dim.AUTO` lets torch find how sizes hang together, such as the equal numbers of samples of two
-    inputs. A size that it takes for constant is found out by the comparison with eager mode.
+    `Dim.AUTO` lets torch infer how sizes depend on each other, such as the equal numbers of samples of
+    two inputs. The comparison with eager mode fails if torch takes a varying size for constant.
     """
     dimensions = tuple(dict.fromkeys(varying, Dim.AUTO) for varying in shape.varying)
     example = tuple(tensor.clone() for tensor in shape.example)
@@ -172,7 +172,7 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _load_pretrained(folder: Path, eager: nn.Module, threads: int) -> Served:
-    """Load the folder with transformers, into a copy of what is around the model."""
+    """Load the folder with transformers, into a copy of the module that contains the model."""
     name = pretrained_name(eager)
     before: Any = eager.get_submodule(name)
     loaded = type(before).from_pretrained(folder).to(next(eager.parameters()).device).eval()

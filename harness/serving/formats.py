@@ -1,6 +1,6 @@
-"""The formats that a trained model is exported to, and what each needs; loads no torch.
+"""The formats for exporting a trained model, and the requirements of each; loads no torch.
 
-How a model is written and loaded is in `harness.serving.exporters`.
+`harness.serving.exporters` writes and loads models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ EXTRA = "pip install 'distributed-training-harness[export]'"
 
 @dataclass(frozen=True)
 class Format:
-    """A format, and what has to be there before a model can be exported to it."""
+    """A format, and its requirements."""
 
     about: str  # in a few words
-    missing: Callable[[], str | None]  # what is not there and how to get it, None if all is
+    missing: Callable[[], str | None]  # what is missing and how to get it, None for nothing
 
 
 def _nothing() -> str | None:
-    """Return None: the format needs torch and transformers alone, which are always there."""
+    """Return None: the format only needs torch and transformers, which are always installed."""
     return None
 
 
@@ -54,14 +54,14 @@ FORMATS: Mapping[str, Format] = {
 
 
 def missing_runtime(name: str) -> str | None:
-    """Return which package is not installed that runs a model in a format, None if none is needed."""
+    """Return which package for running a format is not installed, None if none is missing."""
     if name == "onnx" and importlib.util.find_spec("onnxruntime") is None:
         return f"found no package onnxruntime; needed: {EXTRA}"
     return None
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Raise BadInput for a format that is unknown, twice there, or lacks what it needs here."""
+    """Raise BadInput for a format that is unknown, given twice, or lacks a requirement here."""
     for name in names:
         if name not in FORMATS:
             raise BadInput(f"--to: found {name!r}; {did_you_mean(name, FORMATS)}")

@@ -1,4 +1,4 @@
-"""What the processes of an export are to do, and what they answer: files in their folder."""
+"""Orders to the processes of an export, and their answers: files in their folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExportOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportAnswer:
-    """What came of it."""
+    """The result of an export order."""
 
     problem: str | None  # why the format can't hold the model, in one line; None: it can
     device: str  # that it was exported and compared on, as torch calls its type
@@ -52,18 +52,18 @@ class LatencyOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyAnswer:
-    """What was measured, a group for each batch size."""
+    """The measured latencies, a group for each batch size."""
 
     groups: Sequence[LatencyGroup]
 
 
 def order_path(folder: TrialFolder) -> Path:
-    """Return where the process finds its order."""
+    """Return the path of a process's order."""
     return folder.path / "order.json"
 
 
 def answer_path(folder: TrialFolder) -> Path:
-    """Return where the process leaves its answer."""
+    """Return the path of a process's answer."""
     return folder.path / "answer.json"
 
 
@@ -86,10 +86,10 @@ def read_latency_order(folder: TrialFolder) -> LatencyOrder:
 
 
 def read_export_answer(folder: TrialFolder) -> ExportAnswer:
-    """Read what a process that exports has left; raises BadFile."""
+    """Read the answer of a process that exports; raises BadFile."""
     return decode_file(ExportAnswer, answer_path(folder), ANSWER_FORMAT)
 
 
 def read_latency_answer(folder: TrialFolder) -> LatencyAnswer:
-    """Read what a process that measures has left; raises BadFile."""
+    """Read the answer of a process that measures; raises BadFile."""
     return decode_file(LatencyAnswer, answer_path(folder), ANSWER_FORMAT)

@@ -1,9 +1,8 @@
 """Compares an exported model with eager mode, sample by sample over a whole test set.
 
-How far outputs may be apart follows from eager mode itself: its largest difference from the same
-model in fp64, over the same samples, is what rounding does to this model. Another runtime adds in
-another order and rounds as much; a file with other weights, or of another computation, is farther
-off by orders of magnitude.
+The tolerance follows from eager mode: its largest difference from the same model in fp64, over the
+same samples, is the rounding error of this model. Another runtime adds in another order and rounds
+about as much; a file with other weights or another computation differs by orders of magnitude more.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from harness.spec.axes import Axes
 from harness.training.model import place_batch
 from workloads.base import Samples, Workload
 
-# How many times eager mode's own error is allowed, since the largest of many roundings varies with
-# their order.
+# The tolerance in rounding errors of eager mode: the largest of many roundings varies with their
+# order.
 ROUNDINGS = 10.0
 LISTED = 20  # samples that are named
 
 
 @dataclass
 class ExportComparison:
-    """A model in eager mode, an exported one, and what they came to so far."""
+    """A model in eager mode, an exported one, and their differences so far."""
 
     eager: nn.Module
     served: Served
@@ -61,7 +60,7 @@ class ExportComparison:
 
 
 class Compared(nn.Module):
-    """Stands in for the model in the evaluation of one batch, and returns what was exported."""
+    """Replaces the model in the evaluation of one batch, and returns the exported model's outputs."""
 
     def __init__(self, comparison: ExportComparison, samples: int) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class Compared(nn.Module):
         self.differences = np.zeros(samples)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Call both models with the same inputs, and note how far their outputs are apart."""
+        """Call both models with the same inputs, and note how far their outputs differ."""
         (comparison,) = self._comparison
         expected, structure = tree_flatten(comparison.eager(*inputs))
         outputs = comparison.served(*inputs)
@@ -87,8 +86,8 @@ class Compared(nn.Module):
 def sample_differences(output: Tensor, reference: Tensor, samples: int) -> Numbers:
     """Return the largest absolute difference of each sample's outputs, float64, shape (samples,).
 
-    It is infinite where only one of two numbers is finite, and where shapes differ. Outputs that
-    are not counted by samples are those of all samples.
+    It is infinite where only one of two numbers is finite, and where shapes differ. Outputs without
+    a dimension of samples count for all samples.
     """
     if output.shape != reference.shape:
         return np.full(samples, math.inf)
@@ -190,7 +189,7 @@ def _summarize(
     allowed: float,
     rounding: float | None,
 ) -> ExportParity:
-    """Return what the rows of both models and the differences of all samples come to."""
+    """Summarize the rows of both models and the differences of all samples."""
     beyond = np.flatnonzero(~(differences <= allowed))
     changed = changed_predictions(workload, rows, served_rows)
     disagreements = []
@@ -213,7 +212,7 @@ def _summarize(
 
 
 def changed_predictions(workload: Workload, rows: Tensor, served_rows: Tensor) -> Sequence[int]:
-    """Return the indices of samples that are taken for another class; none of what is no classifier."""
+    """Return the indices of samples whose predicted class changed; none for what is no classifier."""
     before, after = workload.predictions(rows), workload.predictions(served_rows)
     if before is None or after is None:
         return []
@@ -222,7 +221,7 @@ def changed_predictions(workload: Workload, rows: Tensor, served_rows: Tensor) -
 
 
 def _metrics(workload: Workload, rows: Tensor) -> dict[str, float]:
-    """Return the finite metrics of some rows; NaN in outputs may have no others."""
+    """Return the finite metrics of some rows; NaN in outputs may leave none."""
     metrics = workload.metrics(rows)
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 

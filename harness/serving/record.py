@@ -45,7 +45,7 @@ class ExportParity:
     disagreements: Sequence[
         SampleDifference
     ] = ()  # of these samples, those with the lowest indices
-    changed: Number = 0  # samples of a classifier that are taken for another class
+    changed: Number = 0  # samples of a classifier whose predicted class changed
     changed_indices: Sequence[Number] = ()  # the lowest of them
 
     @property
@@ -61,7 +61,7 @@ class ExportedModel:
     format: FormatName
     bytes: Number  # of all its files
     files: Mapping[str, str]  # the SHA-256 of each, by its path in the format's folder
-    seconds: Amount  # that the export took
+    seconds: Amount  # duration of the export
     parity: ExportParity
 
 

@@ -1,4 +1,4 @@
-"""What measured latencies come to: quantiles with intervals, from the calls after the warm-up.
+"""Summarizes latencies: quantiles with intervals, over the calls after the warm-up.
 
 Bounds are order statistics (`harness.statistics.quantile`), so that no shape is assumed for the
 distribution of latencies, which has a long tail. They hold for calls that are independent of each
@@ -41,8 +41,8 @@ class ArmLatency:
 def summarize_group(group: LatencyGroup) -> list[ArmLatency]:
     """Return the latency of each arm of a group.
 
-    All arms are measured in the same rounds: from when the last of them is steady on. An arm that
-    never is does not hold up the others.
+    All arms are measured in the same rounds, starting when the last of them is steady. An arm that
+    never becomes steady does not delay the others.
     """
     seconds = {arm.arm: np.asarray(arm.nanoseconds, dtype=np.float64) / 1e9 for arm in group.arms}
     steady = {name: find_steady(values) for name, values in seconds.items()}
@@ -68,7 +68,7 @@ def _summarize(
     steady: Steady,
     steady_from: int,
 ) -> ArmLatency:
-    """Return the latency of one arm from round `first` on."""
+    """Return the latency of one arm from round `steady_from` on."""
     measured = seconds[arm.arm][steady_from:]
     speedup = None
     if arm.arm != EAGER:

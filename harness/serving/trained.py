@@ -20,7 +20,7 @@ def load_trained(
 ) -> nn.Module:
     """Return the model of a cell in evaluation mode, with the parameters of a checkpoint.
 
-    Buffers are those of rank 0, and the workload gets back its own state. The workload's `splits`
+    Buffers are those of rank 0, and the workload gets its state back. The workload's `splits`
     must have been called. Raises BadCheckpoint for files that can't be read.
     """
     apply_matmul_precision(cell.axes, device)

@@ -1,4 +1,4 @@
-"""What a user asks for: sweep files, axes, cells and trials."""
+"""The specification of an experiment: sweep files, axes, cells and trials."""
 
 from harness.core.import_path import bind_workloads
 

@@ -2,8 +2,8 @@
 
 The field of an axis is the only place that declares it: its annotation is the type that sweep files
 are checked against, its `AxisHelp` is what `harness axes` prints, and its default is what a cell's
-id leaves out. `NEEDS` and `CONFLICT_RULES` refuse combinations that would train, but not as the
-sweep says: an axis without effect would make two cells that are one.
+id leaves out. `NEEDS` and `CONFLICT_RULES` refuse combinations that would not train as the sweep
+says: an axis without effect would make two equal cells.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ else:
 class AxisHelp:
     """What `harness axes` says about an axis.
 
-    It is part of the axis' annotation, where pydantic ignores what it does not know.
+    It is part of the axis' annotation, where pydantic ignores unknown metadata.
     """
 
     does: str  # the effect of its values, without a full stop
@@ -93,7 +93,7 @@ class Axes(Strict):
             "tf32: a GPU from Ampere on; bf16:fsdp2: strategy fsdp2 or hsdp",
         ),
     ] = "fp32"
-    # How a model is spread over the ranks: a name in STRATEGIES.
+    # How a model is distributed over the ranks: a name in STRATEGIES.
     strategy: Annotated[
         StrategyName,
         AxisHelp(
@@ -191,7 +191,7 @@ class Axes(Strict):
             "samples that can be read in any order",
         ),
     ] = "recipe"
-    # Linux keeps what was read of files in memory that nobody else needs, the page cache.
+    # Linux keeps the content of read files in otherwise unused memory, the page cache.
     page_cache: Annotated[
         Literal["any", "cold", "warm"],
         AxisHelp(
@@ -299,7 +299,7 @@ class Axes(Strict):
 
     @property
     def data_parallel_size(self) -> int:
-        """Return how many shares a global batch is cut into."""
+        """Return how many shares a global batch is divided into."""
         return max(1, self.world_size // self.tensor_parallel_size)
 
     @property
@@ -395,7 +395,7 @@ NEEDS = (
 
 
 def axis_help(axis: str) -> AxisHelp:
-    """Return the help of an axis or of `rank_batch_size`; raises KeyError for what is neither."""
+    """Return the help of an axis or of `rank_batch_size`; raises KeyError for another name."""
     for part in get_args(AXIS_TYPES[axis]):
         if isinstance(part, AxisHelp):
             return part
@@ -405,7 +405,7 @@ def axis_help(axis: str) -> AxisHelp:
 def axis_choices(axis: str) -> tuple[str, ...]:
     """Return the words that an axis allows, as a sweep file spells them.
 
-    An axis of numbers allows no words, and neither does what is no axis.
+    The tuple is empty for an axis of numbers and for a name that is no axis.
     """
     if axis not in AXIS_TYPES:
         return ()
@@ -420,8 +420,8 @@ def axis_choices(axis: str) -> tuple[str, ...]:
 def find_conflict(axes: Axes) -> str | None:
     """Return why a combination of axes makes no sense, None if it does.
 
-    The reason names both axes and their values, in one line. What only the device or the model
-    decides is not looked at here: `setting_that_needs_gpu` and NotApplied are for that.
+    The reason names both axes and their values, in one line. Conflicts that depend on the device or
+    the model are found elsewhere: by `setting_that_needs_gpu`, and as NotApplied.
     """
     for rule in CONFLICT_RULES:
         reason = rule(axes)
@@ -438,7 +438,7 @@ def _world_size_of_single(axes: Axes) -> str | None:
 
 
 def _uneven_mesh(axes: Axes) -> str | None:
-    """Return a conflict if the ranks can't be cut into the groups of a mesh with two dimensions."""
+    """Return a conflict if the ranks can't be divided into the groups of a two-dimensional mesh."""
     if axes.strategy == "hsdp":
         if axes.shard_size is None:
             return "strategy hsdp needs shard_size: the ranks that hold one copy of the model"
@@ -477,7 +477,7 @@ def _uneven_batch(axes: Axes) -> str | None:
 
 
 def _setting_without_effect(axes: Axes) -> str | None:
-    """Return a conflict for an axis that is not at its default, and does nothing here."""
+    """Return a conflict for an axis that has no effect here and is not at its default."""
     for need in NEEDS:
         if need.met(getattr(axes, need.axis)):
             continue
@@ -495,7 +495,7 @@ def _mixed_precision_of_fsdp2(axes: Axes) -> str | None:
 
 
 def _redundant_reduce_dtype(axes: Axes) -> str | None:
-    """Return a conflict for gradients that are summed up in the type that they have anyway."""
+    """Return a conflict for a reduce_dtype that is the type of the gradients anyway."""
     gradients = "bf16" if axes.precision == "bf16:fsdp2" else "fp32"
     if axes.reduce_dtype == gradients:
         return f"reduce_dtype {gradients} does nothing with precision {axes.precision}"
@@ -549,7 +549,7 @@ def _static_graph_with_accumulation(axes: Axes) -> str | None:
 
 
 def _unbalanced_tree(axes: Axes) -> str | None:
-    """Return a conflict for a tree of gradients that has not 2, 4, 8, ... leaves.
+    """Return a conflict for a tree of gradients without 2, 4, 8, ... leaves.
 
     Only then are the ranks' gradients of a micro-step a subtree at any number of ranks.
     """
@@ -572,7 +572,7 @@ def _tree_with_fused_optimizer(axes: Axes) -> str | None:
 
 
 def _tree_with_sharded_norm(axes: Axes) -> str | None:
-    """Return a conflict for a limit of the gradients' norm, which FSDP2 sums up over its shards."""
+    """Return a conflict for a limit of the gradients' norm, which FSDP2 sums over its shards."""
     if axes.reduction == "tree" and axes.strategy == "fsdp2" and axes.max_grad_norm is not None:
         return (
             "reduction tree is unavailable with max_grad_norm under strategy fsdp2:"
@@ -604,7 +604,7 @@ def _broken_full_graph(axes: Axes) -> str | None:
 
 
 def _deterministic_autotuning(axes: Axes) -> str | None:
-    """Return a conflict for a compiler that picks kernels by how fast they were on that occasion."""
+    """Return a conflict for a compiler that picks kernels by measured speed, which varies."""
     if axes.deterministic and axes.execution == "compile:max-autotune":
         return (
             "deterministic is unavailable with execution compile:max-autotune, which chooses kernels"
@@ -614,10 +614,10 @@ def _deterministic_autotuning(axes: Axes) -> str | None:
 
 
 def _optimizer_without_rate(axes: Axes) -> str | None:
-    """Return a conflict for SGD at the learning rate of the workload's own optimizer.
+    """Return a conflict for SGD at the learning rate of the workload's optimizer.
 
-    Adam and AdamW may take over one another's learning rate, and SGD may not: its steps are
-    proportional to the gradients, theirs are not.
+    Adam and AdamW may share a learning rate, but SGD may not: its steps are proportional to the
+    gradients, unlike theirs.
     """
     if axes.optimizer == "sgd" and axes.lr is None:
         return "optimizer sgd needs lr: the workload's own is for another optimizer"

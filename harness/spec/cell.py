@@ -1,13 +1,13 @@
-"""Cells and trials: what is run, and the stable ids that hash all that decides its result.
+"""Cells and trials, and the stable ids that hash everything that decides their results.
 
 An id names folders of results and joins trials of different sweeps, so it must not change as long
-as a cell means the same. Hence it hashes only what differs from the defaults: an axis or an option
+as the meaning of a cell does not. Hence it hashes only what differs from the defaults: an axis or an option
 that a later version adds leaves the ids of all earlier cells as they are, provided that no default
 ever changes.
 
-There are two ids. `Cell.id` includes the workload's code: two programs are never one cell. What
-asks how a change of code has done (a gate, a baseline, a comparison) matches cells by their
-settings, whose id is `Cell.settings_id`.
+There are two ids. `Cell.id` includes the workload's code: two programs are never one cell. A gate, a
+baseline or a comparison judges a change of code, so it matches cells by their settings, whose id is
+`Cell.settings_id`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Length(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class StopRule(Strict):
-    """When a trial ends before its length is reached, by what evaluations of its validation set say.
+    """The rule by which evaluations of the validation set end a trial before its length.
 
-    The schedule of the learning rate is that of the whole length, wherever the trial ends.
+    The schedule of the learning rate is that of the whole length, no matter where the trial ends.
     """
 
     # `loss` is the metric of that name, `target` the workload's target metric.
@@ -82,7 +82,7 @@ class StopRule(Strict):
     restore_best: bool = False  # whether the trial ends with the parameters of the best evaluation
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a rule that would end nothing."""
+        """Raise ValueError for a rule that would end no trial."""
         if self.patience is None and self.goal is None:
             raise ValueError("found neither patience nor goal; allowed: one of them, or both")
 
@@ -103,7 +103,7 @@ class StopRule(Strict):
 class Profiling(Strict):
     """A profiler's trace of further steps after a trial.
 
-    They come after it, so that the trial's own measurement stays as it is.
+    They come after the trial, so that its measurement is not affected.
     """
 
     steps: Annotated[int, Between(1, 1000)]  # that are traced; a trace takes much memory
@@ -125,16 +125,16 @@ class WorkloadCode:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 over all of it that decides a result."""
+        """Return the SHA-256 over everything in it that decides a result."""
         text = json.dumps([dict(self.files), self.distribution, self.version], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprints(Strict):
-    """At which steps of a trial everything that it computes is digested, besides the last one.
+    """The steps of a trial whose results are digested, in addition to the last step.
 
-    Those steps are not measured. They compute the same as without, so cells do not depend on them.
+    These steps are not measured. Their results do not change, so cells do not depend on them.
     """
 
     steps: Sequence[Count] = ()  # counted from 1
@@ -221,9 +221,9 @@ class Cell:
 
     @cached_property
     def settings_id(self) -> str:
-        """Return the same without the workload's code, which a change of code leaves as it is.
+        """Return the id without the workload's code, which does not change with the code.
 
-        It covers the workload's own settings, the axes that differ from their defaults, the
+        It covers the workload's settings, the axes that differ from their defaults, the
         variables that are set, the lengths, the warm-up, the rule for stopping and the stack.
         """
         return self._id_of(self._settings)
@@ -264,7 +264,7 @@ class Cell:
 
     @property
     def key_without_axes(self) -> Hashable:
-        """Return what cells of equal ids have in common besides the harness's own axes."""
+        """Return what cells of equal ids have in common in addition to the harness's axes."""
         environment = tuple(sorted(self.variables_set.items()))
         lengths = (self.length, self.evaluate, self.warmup, self.stop)
         return (self.workload.identity_key, environment, lengths)
@@ -277,7 +277,7 @@ class Cell:
 
     @property
     def variables_set(self) -> dict[str, str]:
-        """Return the variables that ranks are to have, without those that are to be unset."""
+        """Return the variables to set for ranks, without those to unset."""
         return {name: value for name, value in self.environment.items() if value is not None}
 
     def level(self, axis: str) -> Hashable:
@@ -363,7 +363,7 @@ def has_settings(cell: Cell, text: str) -> bool:
 
 
 def changes_recipe(axis: str) -> bool:
-    """Return whether an axis changes what is computed, so that cells are not meant to agree.
+    """Return whether an axis changes the computation, so that cells are not meant to agree.
 
     The axes of `RECIPE_AXES` do, and so do all options and data of a workload.
     """
@@ -371,7 +371,7 @@ def changes_recipe(axis: str) -> bool:
 
 
 def _setting(cell: Cell, name: str) -> str:
-    """Return the value of an axis as text, `None` for what is no axis."""
+    """Return the value of an axis as text, `None` for another name."""
     try:
         return str(cell.level(name))
     except AttributeError:
@@ -379,7 +379,7 @@ def _setting(cell: Cell, name: str) -> str:
 
 
 def axis_names(cells: Iterable[Cell]) -> list[str]:
-    """Return the names of all axes of some cells: the harness's own, then variables and settings."""
+    """Return the names of all axes of some cells: the harness's, then variables and settings."""
     names = dict.fromkeys(AXES)  # an ordered set
     for cell in cells:
         for variable in cell.environment:
@@ -448,9 +448,9 @@ def short_name(uses: str) -> str:
 def without_defaults(settings: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from their defaults, by name.
 
-    A field that is added later, with a default, so changes no id that exists. Settings of a
-    workload have a method `identity`, which leaves out what decides no result, such as paths. A
-    field without a default is always there.
+    So a field that is added later, with a default, changes no existing id. Settings of a workload
+    have a method `identity`, which leaves out values that decide no result, such as paths. A field
+    without a default is always included.
     """
     if hasattr(settings, "identity"):
         values = settings.identity()

@@ -1,7 +1,7 @@
 """A sweep: from its YAML file to cells and trials.
 
-All of it happens before anything starts, and without torch where the workloads are built in, so
-that a mistake in a file costs a second and not a place in the queue.
+Planning happens before anything starts, and without torch if the workloads are built in, so that a
+mistake in a file costs a second, not a place in the queue.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from workloads.options import Between, Strict
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
-# A slip of the finger must not fill the memory with trials.
+# A typing error must not fill the memory with trials.
 MAX_REPEATS = 10_000
 MAX_TRIALS = 100_000
 MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
@@ -90,7 +90,7 @@ SWEEP_KEYS = [key.name for key in fields(SweepContent)]
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep file asks for, with everything checked and the matrix expanded."""
+    """A checked sweep file with the matrix expanded."""
 
     name: str
     description: str
@@ -116,9 +116,8 @@ class Sweep:
     def blocks(self) -> list[list[Trial]]:
         """Return the trials in the order in which they run, block by block.
 
-        A block holds every cell that has its seed once, so that cells compare under like
-        conditions. Every other block runs backwards, so that a machine that gets slower and slower
-        favors no cell.
+        A block has every cell with its seed once, so that cells compare under similar conditions.
+        Every other block runs backwards, so that a machine that slows down favors no cell.
         """
         blocks: list[list[Trial]] = []
         for repeat in range(self.repeats):
@@ -151,7 +150,7 @@ class Sweep:
 
     @cached_property
     def _trials(self) -> Sequence[Trial]:
-        """The same, kept: commands that show ten thousand trials ask for them several times."""
+        """The trials as a sequence, cached because commands read them several times."""
         return [trial for block in self.blocks() for trial in block]
 
     def whole(self) -> Sweep:
@@ -171,7 +170,7 @@ def ready_sweeps() -> dict[str, Path]:
 def find_sweep_file(name: str) -> Path:
     """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput.
 
-    A path that ends in .yaml or .yml need not exist: reading it says what is wrong with it.
+    A path that ends in .yaml or .yml need not exist: reading it reports the error.
     """
     if find_control_character(name):
         raise BadInput(f"{name!r}: found a control character; allowed: a path without any")
@@ -187,9 +186,8 @@ def find_sweep_file(name: str) -> Path:
 def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
     """Return the sweep in a file with `--set` and `--data` applied; raises BadInput.
 
-    All that planning can check is checked: types, axes against each other, and that data files can
-    be read. `sets` and `data` are the texts after these flags, in their order; all of `data` is
-    applied first.
+    Planning checks types, axes against each other, and that data files can be read. `sets` and `data`
+    are the texts after these flags, in their order; all of `data` is applied first.
     """
     document = read_document(path)
     declare_in_place(document)
@@ -240,7 +238,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
 
 
 def _check_trial_count(document: Document, sweep: Sweep) -> None:
-    """Raise BadInput for more trials than can be listed, before any of them is made."""
+    """Raise BadInput for more trials than can be listed, before making any of them."""
     count = sum(map(sweep.count_trials, sweep.cells))
     if count > MAX_TRIALS:
         problem = (
@@ -253,8 +251,8 @@ def _check_trial_count(document: Document, sweep: Sweep) -> None:
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:
     """Return the checked keys of a sweep file, `--data` and then `--set` applied; raises BadInput.
 
-    The file is checked before the first flag and again after each. A flag so finds mappings where
-    it looks for them, and a mistake is reported where it was made.
+    The file is checked before the first flag and after each flag. So flags find mappings where they
+    look for them, and a mistake is reported where it was made.
     """
     file: SweepContent = document.validate(SweepContent, document.content)
     for text in data:
@@ -268,9 +266,9 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
 
 
 def _check_file(document: Document, file: SweepContent) -> None:
-    """Raise BadInput for what the types of the keys can't rule out.
+    """Raise BadInput for mistakes that the types of the keys allow.
 
-    That is a name that would not be safe to show, no workloads, and seeds that repeat.
+    These are a name that is not safe to show, no workloads, and repeated seeds.
     """
     _check_name(document, ("name",), file.name)
     if not file.workloads:
@@ -293,7 +291,7 @@ def _check_name(document: Document, key: Key, name: str) -> None:
 
 
 def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
-    """Raise BadInput for no seeds, and for a seed that is there twice.
+    """Raise BadInput for no seeds, and for a repeated seed.
 
     Two trials of one seed would share an id; that is what `repeats` is for.
     """
@@ -362,8 +360,8 @@ class _CellPlanner:
     def cells(self, excluded: list[matrix.ExcludedPoint]) -> list[Cell]:
         """Return the workload's cells, and add the points that are left out to `excluded`.
 
-        A point of the product with a conflict is left out, since products make such points without
-        being asked to. An included point was asked for, so its conflict is an error: BadInput.
+        A point of the product with a conflict is left out, since products contain unintended
+        points. An included point is intended, so its conflict is an error: BadInput.
         """
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
@@ -402,7 +400,7 @@ class _CellPlanner:
         return self.planned[key]
 
     def _sets_batch_size(self) -> bool:
-        """Return whether the sweep sets a batch size anywhere that may hold for the workload."""
+        """Return whether the sweep sets a batch size that may apply to the workload."""
         groups = [self.entry.axes, *self.axes_matrix.include]
         for axis in ("batch_size", "rank_batch_size"):
             if self.axes_matrix.sets(axis) or any(axis in group for group in groups):
@@ -417,7 +415,7 @@ class _CellPlanner:
         return self._workload(point).find_conflict(point.axes)
 
     def _axes_of_workload(self) -> dict[str, Any]:
-        """Return the axes that the workload itself sets, its batch size included.
+        """Return the axes that the workload sets, including its batch size.
 
         Its declared batch size is left out where `axes` of the sweep has one, which it would
         overwrite. The product overwrites it in any case. Raises BadInput for an axis that the
@@ -451,7 +449,7 @@ class _CellPlanner:
     def _written_settings(self) -> dict[str, Any]:
         """Return those settings of the workload's entry that `axes` of the sweep has too.
 
-        The workload's own go before them. Raises BadInput for one that the matrix decides.
+        The workload's settings override them. Raises BadInput for one that the matrix decides.
         """
         settings: dict[str, Any] = {}
         written = {"options": self.entry.options, "data": self.entry.data}
@@ -466,24 +464,26 @@ class _CellPlanner:
         return settings
 
     def _check_warmup(self) -> None:
-        """Raise BadInput if no step is left to be measured after the warm-up.
+        """Raise BadInput if no step remains to be measured after the warm-up.
 
         A length in epochs is not checked: how many steps it has is only known with the data.
         """
         steps, warmup = self._length.steps, self.file.warmup
         if steps is None or warmup < steps:
             return
-        default = ", the default"  # nobody finds in the file what the file does not have
+        default = (
+            ", the default"  # an axis that the file does not have needs no error about the file
+        )
         if ("warmup",) in self.document.sources:
             default = ""
         problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {self.label}"
         raise self.document.error(("warmup",), problem)
 
     def _stop_rule(self, workload: PlannedWorkload) -> StopRule | None:
-        """Return the workload's own rule for stopping, or else the sweep's.
+        """Return the workload's rule for stopping, or else the sweep's.
 
-        Raises BadInput if it looks at a validation set that the data's settings leave empty. A
-        user's own class may have one without a setting, so that only its ranks can tell.
+        Raises BadInput if it needs a validation set that the data's settings leave empty. A user's
+        class may have one without a setting, so only its ranks can tell.
         """
         rule = self.entry.stop or self.file.stop
         if rule is not None and getattr(workload.data, "validation", None) == 0:
@@ -496,7 +496,7 @@ class _CellPlanner:
 
     @property
     def _length(self) -> Length:
-        """Return how long the workload trains: its own length, or else the sweep's."""
+        """Return the length of the workload, or else the sweep's."""
         return self.entry.length or self.file.length
 
     def _exclusion(self, point: matrix.MatrixPoint) -> matrix.ExcludedPoint | None:
@@ -513,7 +513,7 @@ class _CellPlanner:
         )
 
     def _environment(self, point: matrix.MatrixPoint, workload: PlannedWorkload) -> Variables:
-        """Return the variables of a point, with those that axes of the user's own set or leave unset.
+        """Return the variables of a point, with those that custom axes set or leave unset.
 
         Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
         does not declare.

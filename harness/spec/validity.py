@@ -1,7 +1,7 @@
 """The limits that make a trial invalid, as a cluster profile sets them.
 
-An invalid trial trained correctly, but on a machine that was disturbed: its times are not to be
-believed. `harness.measure.validity` compares a trial with the limits.
+An invalid trial trained correctly, but on a disturbed machine: its times are unreliable.
+`harness.measure.validity` compares a trial with the limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Share = Annotated[float, Between(0, 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ValidityRules(Strict):
-    """The most that a trial may see, null for no limit, and how often one that saw more runs again.
+    """The limits of disturbances, null for no limit, and how often a trial beyond them runs again.
 
     A figure that could not be measured, such as the throttling of a CPU, breaks no rule.
     """
@@ -25,7 +25,7 @@ class ValidityRules(Strict):
     throttled: Share | None = 0.05  # of the samples of a GPU in which it was throttled
     foreign_processes: Annotated[int, Between(0)] | None = 0  # of others, on a rank's GPU
     steal: Share | None = 0.05  # of the host's CPU time, taken by others on the same machine
-    # Of the time that a rank waited for a core while other programs used at least so much of one.
+    # Of the time that a rank waited for a core while other programs used at least this much of one.
     contention: Share | None = 0.05
     # Between the clocks of two hosts, over the time between the same two moments.
     clock_drift: Share | None = 0.01

@@ -41,7 +41,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadEntry(Strict):
-    """The keys of one workload in a sweep file; what is not set is as the whole sweep has it."""
+    """The keys of one workload in a sweep file; the sweep's values are the defaults."""
 
     uses: str | None = None  # the workload; its label unless set
     options: dict[str, Any] = field(default_factory=dict)  # fields of the workload's `Options`
@@ -60,13 +60,13 @@ class PlannedWorkload:
     declaration: Declaration
     options: Settings  # with absolute paths
     data: Settings  # with absolute paths
-    reference: WorkloadRef  # what its cells keep of it
+    reference: WorkloadRef  # the part that its cells keep
     custom: Mapping[str, CustomAxis] = field(default_factory=dict)  # those not at their defaults
 
     def find_conflict(self, axes: Axes) -> str | None:
         """Return why the workload can't be trained with these axes, None if it can.
 
-        Conflicts among the axes come first, then those that the workload's own settings know of.
+        Conflicts among the axes come first, then those of the workload's settings.
         """
         reason = find_conflict(axes) or self._missing_plan(axes)
         if reason:
@@ -82,7 +82,7 @@ class PlannedWorkload:
         return None
 
     def _missing_plan(self, axes: Axes) -> str | None:
-        """Return a conflict if tensor-parallel ranks have no plan of how to share the work."""
+        """Return a conflict if tensor-parallel ranks have no plan for sharing the work."""
         if self.declaration.has_tensor_parallel_plan:
             return None
         setting = None
@@ -96,14 +96,14 @@ class PlannedWorkload:
 
 
 def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
-    """Return what the workload of a sweep's entry declares; raises BadInput if there is none."""
+    """Return the declaration of the workload of a sweep's entry; raises BadInput if there is none."""
     return _find_declaration(
         document, entry.uses or label, _base_folder(document), _uses_key(label, entry)
     )
 
 
 def _uses_key(label: str, entry: WorkloadEntry) -> Key:
-    """Return where a sweep file names the class of a workload: its `uses`, or else its label."""
+    """Return the key that names the class of a workload in a sweep file: `uses`, or else its label."""
     key: Key = ("workloads", label)
     if entry.uses:
         return (*key, "uses")
@@ -126,7 +126,7 @@ def plan_workload(
 ) -> PlannedWorkload:
     """Return the workload of a sweep's entry at a point of the matrix.
 
-    `settings` are those that the point decides: axis -> value. Raises BadInput for a wrong setting
+    `settings` are the settings by axis that the point sets. Raises BadInput for a wrong setting
     or an unusable file. Its data files are read for their digest, which is part of the identity of
     its cells, unless `digests` has it from another point. So are the files of its code.
     """
@@ -192,8 +192,8 @@ def plan_workload(
 def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]) -> list[str]:
     """Return the settings of a section that are not written and have their declared defaults.
 
-    `with_paths_relative_to` may set what is not written. `source` is left out: it tells the members
-    of a union apart, so what reads the settings again needs it.
+    `with_paths_relative_to` may set what is not written. `source` is left out: it distinguishes
+    the members of a union, so reading the settings again needs it.
     """
     defaults = declared_defaults(settings)
     unset = []
@@ -207,8 +207,8 @@ def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]
 def _location_of(uses: str, base_folder: Path) -> str:
     """Return a workload's name with the path of a file relative to the base folder.
 
-    So `w.py:W`, `./w.py:W` and the absolute path are one workload. The links that folders may be
-    are followed, and not that which the file itself may be: modules are named after files.
+    So `w.py:W`, `./w.py:W` and the absolute path are one workload. Links to
+    folders are followed, but not a link to the file: modules are named after files.
     """
     location, _, class_name = uses.rpartition(":")
     if not location.endswith(".py"):
@@ -260,12 +260,12 @@ def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> 
 
 
 def named_declaration(uses: str, base_folder: Path) -> Declaration:
-    """Return what a workload declares that the command line names; raises BadInput."""
+    """Return the declaration of a workload named on the command line; raises BadInput."""
     return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base_folder, ())
 
 
 def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key) -> Declaration:
-    """Return what a workload declares; raises BadInput for an unknown one and for invalid Python.
+    """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
 
     Any other error that a user's module raises keeps its traceback.
     """
@@ -291,7 +291,7 @@ def _find_code(
 
 
 def workload_declaration(uses: str, base_folder: Path) -> Declaration:
-    """Return what planning needs to know about a workload.
+    """Return the declaration of a workload, which planning needs.
 
     Built-in workloads are declared in a table; a user's own class is imported, and torch with it.
     Raises ValueError if there is none of that name.
@@ -327,7 +327,7 @@ def _read_settings(
     try:
         settings: Settings = document.validate(member, dict(values), key)
     except BadInput as error:
-        # Ready sweeps leave the path of their data to whoever runs them.
+        # Ready sweeps leave the path of their data to the user.
         message = str(error)
         if "data.path: missing" in message:
             message += f"; give it here or as --data {key[1]}=PATH"
@@ -369,8 +369,8 @@ def _refuse_keys_of_other_sources(
 def _with_paths_of_flags(document: Document, settings: Settings, key: Key) -> Settings:
     """Return settings in which paths after `--set` are taken from the working directory.
 
-    That is where whoever types them looks, while a path in a file is relative to the file. One that
-    is not there is left to the file's folder, or may name a model on the hub.
+    Users type paths relative to the working directory, while a path in a file is relative to the
+    file. A path that does not exist is left to the file's folder, or may name a model on the hub.
     """
     changes: dict[str, Any] = {}
     for setting in fields(settings):
@@ -380,7 +380,7 @@ def _with_paths_of_flags(document: Document, settings: Settings, key: Key) -> Se
 
 
 def _if_it_exists(path: Path) -> Path:
-    """Return the absolute path of what exists in the working directory, else the path as it is."""
+    """Return a path as absolute if it exists in the working directory, else unchanged."""
     return path.absolute() if path.exists() else path
 
 
