@@ -1,6 +1,6 @@
 """Starting processes, and making sure that they end.
 
-A process is started in a session of its own: it leads a group, so that everything that it starts
+Each process is started in a new session: it leads a group, so that everything that it starts
 can be ended with it, and a Ctrl-C in the terminal reaches only the command, which then decides.
 
 Processes that a starter must not leave behind, however it ends, call `die_with_parent` before they
@@ -148,7 +148,7 @@ def _other_threads() -> Iterator[str]:
     """Yield the states of this process's other threads, as /proc gives them: `S` is asleep."""
     for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) != threading.get_native_id():
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # it has just ended
                 # `TID (NAME) STATE …`, where the name may hold spaces and parentheses (man proc).
                 yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
@@ -160,7 +160,7 @@ def start_session(
     folder: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own and append its output to `log`.
+    """Start a process in a new session and append its output to `log`.
 
     It runs in `folder`, or in the current one, with `variables` as its whole environment. The
     output of everything that it starts goes to the log too. It has no input unless `stdin` is a
@@ -187,7 +187,7 @@ def wait_for_exit(
 ) -> int:
     """Return the exit status of a process that only its messages tell of, once `poll` has it.
 
-    `wait_for_news` waits until one arrives, for so many seconds at most. Raises
+    `wait_for_news` waits until one arrives, for at most the seconds that it is given. Raises
     subprocess.TimeoutExpired with `name` after `timeout` seconds.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -265,7 +265,7 @@ def run_command(
 def output_lines(
     command: Sequence[str], variables: Mapping[str, str], timeout_seconds: float
 ) -> list[str]:
-    """Run a command in a session of its own, and return the lines of both its streams.
+    """Run a command in a new session, and return the lines of both its streams.
 
     Empty lines are left out. A command that takes longer than `timeout_seconds` is ended with
     everything that it started, and a line that says so is added. `variables` are its whole

@@ -82,5 +82,5 @@ def _kill_marked(is_abandoned: Callable[[str], bool]) -> None:
         if mark is None or uids.real != os.getuid() or process.pid == os.getpid():
             continue
         if is_abandoned(mark):
-            with suppress(psutil.Error):  # it has ended meanwhile
+            with suppress(psutil.Error):  # it has just ended
                 process.kill()

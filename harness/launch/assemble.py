@@ -72,7 +72,7 @@ def assemble(
     `started` and `ended` are in seconds since the epoch. `ended_by` says why it was ended, if it
     was; `observed_failures` are those that the launcher saw, and `launcher_end` says how the
     launcher ended. A trial that finished and breaks one of `rules` is invalid. `peaks` are measured
-    machines by their key, for the record's MFU; `company` is what ran beside it.
+    machines by their key, for the record's MFU; `company` is what ran at the same time.
     """
     trial = assignment.trial
     files = read_rank_files(folder, trial.cell.axes.world_size)

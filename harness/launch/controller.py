@@ -28,7 +28,7 @@ CALL_SECONDS = 60.0  # that one call may take; clients themselves give up after 
 FIRST_PAUSE = 1.0  # seconds between the first two calls; every pause is twice as long as the last
 MAX_PAUSE = 30.0
 STEP_PATIENCE = 30.0  # seconds for which a silent controller is asked to end a step
-# Exit codes of a client without an answer of its own, as shells and `timeout` have them.
+# Exit codes of shells and `timeout` for a client that did not answer.
 NO_ANSWER = 124
 NOT_INSTALLED = 127
 
@@ -94,7 +94,7 @@ def run_client(
 def end_step(process: Process, name: str) -> None:
     """End a step of this name that srun's `process` runs, and its tasks on all nodes.
 
-    They outlive an srun that is killed, by whomever. One that ended by itself has ended them.
+    They outlive an srun that is killed. An srun that exits has ended them.
     """
     status = process.poll()
     end_process_group(process)

@@ -86,7 +86,7 @@ def become_rank(
         os.environ.update(rank_variables(rank, world_size))
         os.environ["MASTER_ADDR"] = LOOPBACK
         os.environ["MASTER_PORT"] = str(port)
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 opens no store of its own
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # so that rank 0 opens no store
         exit_code = import_module(module).main(arguments)
     except BaseException:
         traceback.print_exc()

@@ -97,7 +97,7 @@ class ForkServer:
     ) -> None:
         """Take over a forkserver that has been started, which `connection` leads to.
 
-        `log_folder` is the folder of the log if that is the forkserver's own.
+        `log_folder` is the temporary folder of the log, if it has one.
         """
         self.process = process
         self.connection = connection
@@ -114,7 +114,7 @@ class ForkServer:
     def start(setup: Setup, variables: Mapping[str, str], log: Path | None = None) -> ForkServer:
         """Start one for this process alone, with `variables` as its environment.
 
-        Without a `log` it gets one of its own, which is removed when the forkserver is closed,
+        Without a `log` it gets a temporary one, which is removed when the forkserver is closed,
         unless an error has named it.
         """
         log_folder = None
@@ -209,7 +209,7 @@ class ForkServer:
         return self.connection.fileno()
 
     def close(self) -> None:
-        """End the forkserver and all that it has forked; remove its log if it has one of its own."""
+        """End the forkserver and all that it has forked; remove its temporary log."""
         self.connection.close()
         end_process_group(self.process)
         if self._log_folder is not None:

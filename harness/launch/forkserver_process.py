@@ -153,7 +153,7 @@ def become_process(
     """Run `module` as `python -P -m` would, in a forked process; end with its exit code.
 
     It runs in `folder` with `variables` as its whole environment. It imports each of `packages`
-    from the folder that holds it, and all else from its own PYTHONPATH, then from `common_path`,
+    from the folder that holds it, and everything else from its own PYTHONPATH, then from `common_path`,
     which is where any process of this interpreter imports from. It uses `cores` only (those of the
     forkserver if there are none) and adds its output to `log`. It leads a process group.
     """

@@ -3,12 +3,12 @@
 Trials that run at the same time slow each other down, so what counts is that all trials of a
 comparison have the same company:
 
-- A lane has CPU cores, and GPUs, of its own. All lanes are of one size.
+- Each lane has its own CPU cores and GPUs. All lanes have the same size.
 - As soon as a lane is free, the next trial begins in it, so that every lane has a trial as long as
   there are any. Trials that need another number of lanes wait until those have ended.
-- Trials of twice as many blocks as there are lanes are shuffled. In that order each cell runs beside
-  any other about as often, and nearly as often beside itself, whatever company these make. So many
-  blocks take as long side by side as two do alone: trials of a block still run close to each other.
+- Trials of twice as many blocks as there are lanes are shuffled. In that order each cell runs at
+  the same time as any other about as often, and nearly as often as itself. These blocks take as long
+  side by side as two do alone, so trials of a block still run close to each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Room(Protocol):
         """Return how many trials with these axes it holds at a time."""
 
     def lanes(self, count: int) -> Sequence[Lane]:
-        """Return so many equal lanes of it."""
+        """Return `count` equal lanes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
 
 
 def _position(core: int) -> tuple[int, int, int]:
-    """Return where a logical core lies: threads of one physical core are next to each other.
+    """Return the sort key of a logical core: threads of one physical core are next to each other.
 
     Linux often numbers the second threads of all cores after the first ones. Lanes that share a
     physical core would take its caches and units from each other.

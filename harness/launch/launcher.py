@@ -41,7 +41,7 @@ def assign(variables: Mapping[str, str], assigned: Variables) -> dict[str, str]:
 
 
 def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
-    """Return the failure of a rank that ended by itself, with an exit code that is not 0."""
+    """Return the failure of a rank that exited with a code other than 0."""
     if code == storage.EXIT_CODE:
         result = folder.result_path(rank)
         message = f"{result}: could not be written; {storage.free_space(result)}"
@@ -75,7 +75,7 @@ class Launcher(Protocol):
         """Return the command that runs `module` with `folder` and `more` at every rank."""
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
-        """Return the environment of that command, for ranks of so many threads each.
+        """Return the environment of that command, for ranks of `threads` threads each.
 
         `assigned` are the variables that a cell sets or unsets, over all others.
         """

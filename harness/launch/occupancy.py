@@ -39,7 +39,7 @@ class Occupancy:
         return sum(stay.end is None for stay in self._stays)
 
     def enter(self, trial: str, at: float) -> None:
-        """Note that the ranks of a trial were started; forget those that nobody runs beside any more."""
+        """Note that the ranks of a trial were started; forget those that no running trial has run with."""
         oldest = min((stay.start for stay in self._stays if stay.end is None), default=at)
         self._stays = [stay for stay in self._stays if stay.end is None or stay.end > oldest]
         self._stays.append(_Stay(trial, at))
@@ -64,7 +64,7 @@ class Occupancy:
         return Company(lane=lane, beside=beside, full=min(1.0, full))
 
     def _overlaps(self, trial: str, start: float, end: float) -> list[_Overlap]:
-        """Return the parts of other trials' stays that lie between `start` and `end`."""
+        """Return the parts of other trials' stays that fall between `start` and `end`."""
         overlaps = []
         for stay in self._stays:
             overlap_start = max(start, stay.start)
@@ -75,7 +75,7 @@ class Occupancy:
 
 
 def _seconds_with(neighbors: int, overlaps: Sequence[_Overlap]) -> float:
-    """Return for how many seconds so many other trials ran at the same time, or more."""
+    """Return for how many seconds at least `neighbors` other trials ran at the same time."""
     moments = sorted({moment for overlap in overlaps for moment in (overlap.start, overlap.end)})
     seconds = 0.0
     for start, end in pairwise(moments):

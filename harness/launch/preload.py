@@ -1,7 +1,7 @@
 """Imports what every rank on CPUs needs: for forkservers.
 
-Nothing here computes: torch's threads must not start in a process that is to be forked. Of the
-workloads, the built-in ones are imported; a user's may belong to one cell alone.
+Nothing here computes: torch's threads must not start in a process that forks others. Only
+built-in workloads are imported; a user's may belong to one cell alone.
 """
 
 from __future__ import annotations

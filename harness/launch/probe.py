@@ -92,7 +92,7 @@ def measure(
 def _make_folder(results: Results) -> TrialFolder:
     """Return a new folder for the ranks.
 
-    It lies beside the records, so that the log of a rank that fails is where a user looks for the
+    It is next to the records, so that the log of a rank that fails is where a user looks for the
     record. Raises BadInput if it can't be made.
     """
     try:

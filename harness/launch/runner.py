@@ -49,7 +49,7 @@ from workloads.catalog import heavy_modules
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
 COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
-RETRIES = 2  # of a trial that was lost through no fault of its own
+RETRIES = 2  # of a trial that was lost without being the cause
 # Failures that say nothing about the trial itself.
 RETRIED_FAILURES = {
     "Lost",
@@ -209,7 +209,7 @@ class Runner:
                 life.close()
 
     def runs_again(self, record: Record, first_attempt: int) -> bool:
-        """Whether a trial runs again by itself, its attempts counted from `first_attempt` on.
+        """Return whether a trial runs again, its attempts counted from `first_attempt` on.
 
         An invalid one does as often as the profile's `validity.reruns` says. One that failed does
         if the failure says nothing about the trial itself, `retries` times.
@@ -264,7 +264,7 @@ class Runner:
         """Start the ranks, wait until they have ended, and write the record.
 
         The ranks are gone when this returns or is closed, however they ended. Raises HarnessError
-        if another job has begun the same trial meanwhile.
+        if another job has begun the same trial.
         """
         folder = self.folder.trial_folder(trial.id)
         previous_failures = _prepare_folder(folder, fresh=fresh)
@@ -547,7 +547,7 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
     """Make way for another attempt and return why the earlier ones failed.
 
     A checkpoint stays, unless `fresh`. The record of the last attempt stays until the next one
-    replaces it; that of an invalid attempt is copied beside it.
+    replaces it; that of an invalid attempt is copied next to it.
     """
     previous_failures: list[Failure] = []
     if fresh:

@@ -15,7 +15,7 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 BLOCK_NAMES = re.compile(r"torch_(\d+)_")  # torch's, with the id of the process that created it
-# Seconds. Microseconds lie between torch's two calls, unless the process is stopped between them.
+# Seconds. Torch's two calls are microseconds apart, unless the process is stopped between them.
 MIN_AGE = 1.0
 
 

@@ -95,7 +95,7 @@ class Srun:
         return self.prefix if self.stack is None else self.stack.prefix
 
     def _step_options(self, ranks: int) -> list[str]:
-        """Return the options of any step of so many ranks."""
+        """Return the options of any step of `ranks` ranks."""
         return [
             f"--nodes={math.ceil(ranks / self.ranks_per_node)}",
             f"--ntasks={ranks}",
@@ -121,12 +121,12 @@ class Srun:
         return [*IGNORING_SIGNAL, *command] if self._container else command
 
     def _sharing(self, ranks: int) -> list[str]:
-        """Return the options that say what of the node's resources a step of so many ranks gets."""
+        """Return the options for the node's resources that a step of `ranks` ranks gets."""
         if not self.shares_node:
             # A step whose slurmstepd was killed stays in Slurm's books, and would keep the next
             # step waiting for its CPUs. Without it, steps never run at the same time.
             return ["--overlap"]
-        # Without an option of its own, a step asks for all the GPUs and the memory of the job.
+        # Without these options, a step asks for all the GPUs and the memory of the job.
         options = ["--exact", f"--immediate={START_PATIENCE:.0f}"]
         if self.gpus_per_rank:
             kind = f"{self.gpu_type}:" if self.gpu_type else ""
@@ -187,8 +187,8 @@ class Srun:
 def parse_failures(output: str, at: float) -> list[Failure]:
     """Return why a step ended, as far as what srun printed says so.
 
-    That is the first cause alone; of ranks that exited by themselves, a failure of each. `at` is
-    the time of the failures, in seconds since the epoch.
+    That is the first cause alone, or a failure of each rank that exited. `at` is the time of the
+    failures, in seconds since the epoch.
     """
     for find_cause in FIRST_CAUSES:
         failure = find_cause(output)
@@ -229,7 +229,7 @@ def _out_of_memory(output: str) -> Failure | None:
 
 
 def _step_ended(output: str) -> Failure | None:
-    """Return the interruption of a step that Slurm ended for a reason of its own or a user's.
+    """Return the interruption of a step that Slurm or a user ended.
 
     A step is also cancelled because one of its tasks has failed. Slurm then gives no reason, and
     the task is printed first.
@@ -289,7 +289,7 @@ FIRST_CAUSES: Sequence[Callable[[str], Failure | None]] = (
 
 
 def _exited_tasks(output: str) -> list[Failure]:
-    """Return a failure of each task that exited with a code of its own."""
+    """Return a failure of each task that exited with a code."""
     failures = []
     for task in TASK_ENDED.finditer(output):
         if task["how"].startswith(EXITED):
@@ -299,7 +299,7 @@ def _exited_tasks(output: str) -> list[Failure]:
 
 
 def _explain_exit(failure: Failure, folder: TrialFolder, *, in_container: bool) -> Failure:
-    """Return the failure of a rank that exited by itself with what its exit code says.
+    """Return the failure of a rank that exited, with the meaning of its exit code.
 
     A container's command exits in place of a rank that a signal ended, with the code that shells
     have for that.

@@ -35,7 +35,7 @@ PROGRAM = Path(__file__).with_name("stack_probe.py")
 TIMEOUT = 120.0  # seconds; a container may have to be unpacked
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
-# What every worker loads, beside the standard library.
+# What every worker loads, besides the standard library.
 WORKER_MODULES = ("torch", "numpy", "msgspec", "psutil", "safetensors")
 GPU_MODULES = ("pynvml",)  # to name the driver
 FINGERPRINT_MODULES = ("xxhash",)
@@ -88,7 +88,7 @@ class ReadyStack:
         command = module_command(self.python, module)
         if not self.prefix:
             return command
-        # Again beside `variables`: a container may have a PYTHONPATH of its own.
+        # In addition to `variables`: a container may set its own PYTHONPATH.
         return [*self.prefix, "env", f"PYTHONPATH={self.python_path}", *command]
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +127,7 @@ def ready_stack(cell: Cell, base: Path) -> ReadyStack:
 
 
 def needed_modules(cells: Iterable[Cell], *, fingerprints: bool, gpus: bool) -> list[str]:
-    """Return the modules that ranks of some cells load, beside the standard library."""
+    """Return the modules that ranks of some cells load, besides the standard library."""
     modules = dict.fromkeys(WORKER_MODULES)  # an ordered set
     if gpus:
         modules |= dict.fromkeys(GPU_MODULES)
@@ -249,7 +249,7 @@ def harness_path() -> str:
     """Return a folder that other interpreters can import this harness from, and nothing else.
 
     A checkout has nothing that hides a package. The folder of an installed harness has all packages
-    of its interpreter, torch too, so links to the harness alone stand in for it.
+    of its interpreter, torch too, so it gets links to the harness alone.
     """
     if not any(ROOT.glob("*.dist-info")):
         return str(ROOT)

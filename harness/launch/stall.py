@@ -1,15 +1,12 @@
 """Tells whether a process that is waited for still makes progress.
 
 How long a forkserver takes to load torch depends on the file system. One that is stopped, or hangs,
-shows by its CPU time long before any limit that is fair to slow ones. The C++ compiler, which the
-forkserver of compiled cells waits for, computes in its stead.
+shows by its CPU time long before any limit that is fair to slow ones.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import suppress
 
 import psutil
 
@@ -31,26 +28,12 @@ class StallDetector:
         now = time.monotonic()
         try:
             process = psutil.Process(self.pid)
-            cpu_seconds = _cpu_seconds(process)
+            times = process.cpu_times()
             waits_for_disk = process.status() == psutil.STATUS_DISK_SLEEP
         except psutil.NoSuchProcess:  # its connection says so too
             return 0.0
+        cpu_seconds = times.user + times.system + times.children_user + times.children_system
         if cpu_seconds != self.cpu_seconds or waits_for_disk:
             self.cpu_seconds = cpu_seconds
             self.last_progress = now
         return now - self.last_progress
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU time of a process and of the programs that it runs.
-
-    Those are in its group; what it has forked for others leads another. Raises NoSuchProcess.
-    """
-    times = process.cpu_times()
-    total: float = times.user + times.system + times.children_user + times.children_system
-    for child in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if os.getpgid(child.pid) == os.getpgid(process.pid):
-                child_times = child.cpu_times()
-                total += child_times.user + child_times.system
-    return total

@@ -49,15 +49,15 @@ class Plan:
     # Of the trials whose record can't be read, which and what to do: a line each. They don't run,
     # because that would replace a record that may only be of another version of the harness.
     unreadable: Sequence[str] = ()
-    # Of trials of the sweep that are not selected, which the others are to compare with.
-    beside: Sequence[Record] = ()
+    # Of trials of the sweep that are not selected, with which the others must be comparable.
+    unselected: Sequence[Record] = ()
 
 
 def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     """Return what is to do."""
-    beside = _records_left_out(sweep, folder)
+    unselected = _records_left_out(sweep, folder)
     if not FINISHED[redo]:
-        return Plan(pending=sweep.trials(), finished=(), beside=beside)
+        return Plan(pending=sweep.trials(), finished=(), unselected=unselected)
     pending = []
     finished = []
     resumed = []
@@ -75,7 +75,11 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
         if record is not None and record.status == "interrupted":
             resumed.append(record)
     return Plan(
-        pending=pending, finished=finished, resumed=resumed, unreadable=unreadable, beside=beside
+        pending=pending,
+        finished=finished,
+        resumed=resumed,
+        unreadable=unreadable,
+        unselected=unselected,
     )
 
 
@@ -100,7 +104,7 @@ def refuse_changed_profile(
     current = run_settings(sweep, profile, comparison_key(folder))
     device = "cuda" if profile.gpus else "cpu"
     changes: list[str] = []
-    for record in (*planned.finished, *planned.resumed, *planned.beside):
+    for record in (*planned.finished, *planned.resumed, *planned.unselected):
         change = None
         if record.settings is not None:
             change = profile_change(record.settings, current)

@@ -87,7 +87,7 @@ class Torchrun:
         return [*agent, failures, *options, *rank_command]
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
-        """Return the environment of the command, for ranks of so many threads each."""
+        """Return the environment of the command, for ranks of `threads` threads each."""
         variables = {
             **os.environ,
             **import_variables(),
@@ -110,7 +110,7 @@ class Torchrun:
         """Start the command, with its output added to `log`.
 
         A forkserver loads the modules `preload`, once for all trials with the same ones. Raises
-        HarnessError if the command is to be forked and the forkserver does not start.
+        HarnessError if the command has to be forked and the forkserver does not start.
         """
         if self.fork:
             return forkserver.start_worker(
@@ -134,9 +134,9 @@ class Torchrun:
                         child.send_signal(SIGNAL)
 
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
-        """Return a failure of each rank that was killed or exited by itself.
+        """Return a failure of each rank that was killed or exited.
 
-        Not of those that SIGTERM ended: so torchrun itself ends the other ranks of one that failed.
+        Ranks that SIGTERM ended are left out: torchrun ends the other ranks of a failed one with it.
         """
         try:
             failed_ranks = read_failed_ranks(folder.failures_path)
@@ -171,7 +171,7 @@ def _is_rank(command: Sequence[str]) -> bool:
 
 
 def _failure(ended: FailedRank, rank: int, folder: TrialFolder) -> Failure:
-    """Return the failure of a rank that ended by itself or by a signal."""
+    """Return the failure of a rank that exited or was killed by a signal."""
     exit_code = ended.exitcode
     if ended.out_of_memory:
         message = "ended by SIGKILL: the kernel killed it for want of memory"

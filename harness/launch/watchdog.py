@@ -39,7 +39,7 @@ WAITING_MODULES = ("torch.distributed.", "torch.autograd.", "torch.cuda.", "torc
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """That a trial is to be ended."""
+    """The reason to end a trial."""
 
     reason: str  # for the launcher's log, one line
     failure: Failure | None = None  # None: the ranks' own results say how the trial ended
@@ -55,7 +55,7 @@ class Watchdog:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to watch a trial of so many ranks; `clock` returns seconds."""
+        """Begin to watch a trial of `world_size` ranks; `clock` returns seconds."""
         self._folder = folder
         self._world_size = world_size
         self._clock = clock
@@ -68,7 +68,7 @@ class Watchdog:
         self._heartbeats: dict[str, tuple[int, float]] = {}
 
     def look(self) -> Verdict | None:
-        """Return why the trial is to be ended, None if it may go on or there was a look just now."""
+        """Return why the trial has to end, None if it may go on or was looked at just now."""
         now = self._clock()
         since_last_look = now - self._looked_at
         if since_last_look < LOOK_SECONDS:

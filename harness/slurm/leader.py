@@ -10,7 +10,7 @@ life of a job:
   alone, because between two trials there is no step that could receive it. The script's shell
   passes it on to the leader, and the leader to the running trials, which save and stop.
 - The leader requeues the job, and continues where it stopped when Slurm starts the job again.
-- If a node dies, Slurm kills and requeues the job by itself. The leader has a moment to exclude
+- If a node dies, Slurm kills and requeues the job. The leader has a moment to exclude
   that node, or else the next start finds the attempt without a record.
 - If the leader itself is killed, or hangs and is killed by the script's shell, that shell runs
   `... leader revive ...` instead, which has Slurm requeue the job.
@@ -56,7 +56,7 @@ from harness.training.interruption import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
 EARLY_SECONDS = 60.0  # that Slurm may send the signal before it is due: man sbatch, --signal
-POLL_SECONDS = 0.5  # between looks at a running trial; its files lie on a shared file system
+POLL_SECONDS = 0.5  # between looks at a running trial; its files are on a shared file system
 # The highest exit code of a leader that has ended as it meant to. After any other, such as 137 of
 # one that was killed, the batch script has the job requeued.
 DECIDED = 1
@@ -66,7 +66,7 @@ SHELL_VARIABLE = "HARNESS_BATCH_SHELL"  # its process id, set by the script
 
 
 class JobIsOver(HarnessError):
-    """The job leaves trials undone, and must not come back for them by itself."""
+    """The job leaves trials undone, and must not come back for them."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -133,7 +133,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     undone = pending_trials(runner, job_trials)
     if not undone:
         return
-    refuse_cancelled(submissions.read(submission_folder.file), array)  # it may have been meanwhile
+    refuse_cancelled(submissions.read(submission_folder.file), array)  # it may be by now
     excluded = _nodes_to_exclude(runner, undone, submission)
     if excluded:
         # Slurm accepts the exclusion only of a job that is pending, when this process may be gone.
@@ -143,7 +143,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         if to_be_requeued:
             requeue(slurm, restarts)
     finally:
-        # Slurm requeues a job by itself if a node of it dies: bad nodes are excluded in any case.
+        # Slurm requeues a job if a node of it dies: bad nodes are excluded in any case.
         if excluded:
             exclude_nodes(excluded, job_slurm)
             submission_folder.exclusion(own_job_id()).unlink()
@@ -155,7 +155,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
 def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     """Have the job requeued, because its leader was killed or has crashed.
 
-    The next leader finds out by itself which trials are pending. Raises JobIsOver if the job was
+    The next leader finds out which trials are pending. Raises JobIsOver if the job was
     cancelled, or was requeued too often.
     """
     submission_folder = submissions.folder_of(SweepFolder(Path(sweep_path)), submission_id)
@@ -214,7 +214,7 @@ def _run_until_interrupted(
 ) -> str | None:
     """Run the trials until one of them ends so that this job can't run another.
 
-    Trials beside that one save their state and stop. Returns the failure of the first such trial,
+    The other trials save their state and stop. Returns the failure of the first such trial,
     None if every trial has run. A trial that failed for a reason
     of its own does not stop the others. One whose step could not be created because Slurm's
     controller was away runs again, once the controller answers.
@@ -300,7 +300,7 @@ def _job_nodes() -> list[str]:
 def refuse_foreign_files(submission_folder: SubmissionFolder) -> None:
     """Stop if somebody else could have written what this job is to run.
 
-    The submission names programs and variables, and lies on a folder that others may share. Raises
+    The submission names programs and variables, and is in a folder that others may share. Raises
     JobIsOver.
     """
     try:
@@ -323,7 +323,7 @@ def refuse_cancelled(submission: Submission, array: int) -> None:
 
 
 def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
-    """Stop a job that Slurm has started again too often, as it does by itself when a node dies.
+    """Stop a job that Slurm has started again too often, as it does when a node dies.
 
     Raises JobIsOver.
     """

@@ -169,7 +169,7 @@ def _split_block(
 ) -> list[PackedJob]:
     """Return the block as one job, or as several that each fit into `usable_seconds`.
 
-    A trial that exceeds the limit by itself has a job of its own: it saves at the limit, and
+    A trial that alone exceeds the limit gets a separate job: it saves at the limit, and
     continues when the job is back. A block with a trial of unknown duration is not split.
     """
     if any(trial.cell.id not in estimates for trial in block):

@@ -82,7 +82,7 @@ class QueuedJob:
         return self.state in ENDING_STATES
 
     def hold_remedy(self) -> str | None:
-        """Return what makes a job start that Slurm does not start by itself, None for any other.
+        """Return what starts a job that Slurm does not start, None for any other.
 
         A job is held by its user, by an administrator, or by Slurm when it could not be launched,
         as in `launch failed requeued held`.

@@ -42,7 +42,7 @@ class RecordHeader:
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
 
     def is_retried(self, first_attempt: int) -> bool:
-        """Return whether the job that has the trial runs it again by itself.
+        """Return whether the job that has the trial runs it again.
 
         It does so after failures that are not the trial's own, such as the loss of a node, up to
         RETRIES times. `first_attempt` is the first that belongs to the job's submission; failures
@@ -71,7 +71,7 @@ class TrialFacts:
     job: JobState = "ended"
     job_id: str | None = None  # None where whoever submitted was killed before it was written down
     pending_reason: str = ""  # Slurm's, of a pending job
-    hold_remedy: str | None = None  # what makes a job start that Slurm does not start by itself
+    hold_remedy: str | None = None  # what starts a job that Slurm does not start
     is_retried: bool = False  # by its job, after a failure that is not its own
     runs_locally: bool = False  # a `harness run` on this machine is going through the sweep
 
@@ -95,7 +95,7 @@ class TrialFacts:
         return self.job in ("running", "unknown") or not self.is_submitted
 
     def is_held(self) -> bool:
-        """Return whether the trial has to run and its job does not start by itself."""
+        """Return whether the trial has to run and Slurm does not start its job."""
         is_open = self.record is None or self.is_retried or self.has_record("interrupted")
         return self.hold_remedy is not None and is_open
 

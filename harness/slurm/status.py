@@ -44,7 +44,7 @@ ASSIGNMENT = TrialFolder(Path()).assignment_path  # in the folder of a trial
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles:
-    """What lies in a trial's folder and counts for its state."""
+    """What a trial's folder says of its state."""
 
     record: RecordHeader | None = None
     unreadable: str | None = None  # why there is a record that can't be read
@@ -412,7 +412,7 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
 
 
 def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
-    """Read what counts for the status from the folder of a trial of so many ranks.
+    """Read what counts for the status from the folder of a trial of `world_size` ranks.
 
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
     not grow with the number of ranks.

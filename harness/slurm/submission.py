@@ -1,6 +1,6 @@
 """What was submitted, written down on the shared folder: which job runs which trials.
 
-Each `harness submit` leaves a folder of its own in the folder of the sweep:
+Each `harness submit` leaves a folder in the folder of the sweep:
 
     runs/SWEEP/jobs/20261122-104500-3fa2/
         submission.json    the submission: arrays, trials, profile, sweep
@@ -226,7 +226,7 @@ def _job_array(packed: PackedArray) -> JobArray:
 def write(sweep_folder: SweepFolder, submission: Submission) -> None:
     """Write the submission into its folder, or replace the one that is there.
 
-    The file is replaced in one step, so that a job that starts meanwhile reads a whole one. Only
+    The file is replaced in one step, so that a job that starts at that moment reads a whole one. Only
     its owner can read it: it holds the values of the profile's variables.
     """
     folder = folder_of(sweep_folder, submission.id)

@@ -1,7 +1,7 @@
 """Submits a sweep: packs its pending trials into jobs and hands these to Slurm by submitit.
 
 submitit writes the batch script and calls sbatch. Of what it offers beyond that, nothing is used:
-no pickles, no checkpointing of its own, no srun around the command, no waiting for results. A job
+no pickles, no checkpointing, no srun around the command, no waiting for results. A job
 needs nothing that is written after sbatch has returned, so that one whose submitter was killed at
 that moment runs as any other. The batch script begins with the lines of `setup_lines` and ends with
 those of `leader_lines`.
@@ -56,7 +56,7 @@ WATCH_SECONDS = 60  # between two looks at the leader
 MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that for a controller
 # The end of a batch script. The leader begins with SIGUSR2 ignored, until it handles it. `wait`
 # returns early when a signal is passed on, and is called again until the leader has ended. After
-# SIGTERM, Slurm is cancelling the job, or requeues it by itself.
+# SIGTERM, Slurm is cancelling the job, or requeues it.
 # A second shell watches the leader. Whatever stops the leader and not this shell is no suspension of
 # the job, so the leader is woken. It says by SIGUSR1 that it gets on; one that hangs is killed. From
 # the first line on, that signal ends neither shell. A signal may come when a process has just ended,
@@ -306,7 +306,7 @@ def call_sbatch(executor: SlurmExecutor, command: str) -> str:
     """Submit a batch script that ends with a command, and return the id of the job or the array.
 
     The script is private, as it may hold secrets of the profile, and the shell's variables for
-    sbatch and srun count for nothing.
+    sbatch and srun have no effect.
 
     Raises HarnessError with sbatch's message.
     """

@@ -64,7 +64,7 @@ def write_profile(folder: Path, profile: Profile) -> None:
 
 
 def lead(folder: Path) -> None:
-    """Examine the nodes of this job and leave the result in `folder`, which is to be shared."""
+    """Examine the nodes of this job and leave the result in `folder`, which should be shared."""
     for path in (folder, profile_path(folder)):  # nobody else may say what this job runs
         refuse_foreign(path)
     profile = decode_file(Profile, profile_path(folder), PROFILE_FORMAT)

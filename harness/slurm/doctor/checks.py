@@ -154,7 +154,7 @@ def _check_clocks(reports: Sequence[NodeReport]) -> Check:
 def _furthest_clocks(offsets: Mapping[str, float]) -> str:
     """Name the two nodes whose clocks differ most.
 
-    `offsets` are, by node, the seconds by which the first node's clock is ahead of its own.
+    `offsets` are, by node, the seconds by which the first node's clock is ahead.
     """
     behind = max(offsets, key=lambda node: offsets[node])
     ahead = min(offsets, key=lambda node: offsets[node])

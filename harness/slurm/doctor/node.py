@@ -43,7 +43,7 @@ class NodeReport:
     folder_error: str | None  # why the shared folder could not be read and written
     unresolved_names: Mapping[str, str] = field(default_factory=dict)  # name of a node -> why
     unreachable: str | None = None  # address and port of the first node, and why
-    clock_offset: float | None = None  # seconds by which the first node's clock is ahead of its own
+    clock_offset: float | None = None  # seconds by which the first node's clock is ahead
 
 
 def installed_software() -> Software:
@@ -71,7 +71,7 @@ def installed_software() -> Software:
 def examine_node(folder: Path, address: str, port: int, nodes: Iterable[str]) -> NodeReport:
     """Return the report of the node that this process runs on.
 
-    `folder` is to be shared by all, `address` and `port` are those of the first node's clock,
+    `folder` should be shared by all, `address` and `port` are those of the first node's clock,
     `nodes` are the names of all.
     """
     import psutil
