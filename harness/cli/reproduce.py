@@ -146,11 +146,11 @@ def _diff_cells(
         for cell in _choose_cells(loaded, *names)
     )
     with spinner() as on_progress:
-        parting = diff_trials(
+        diff = diff_trials(
             traced_a, traced_b, profile, loaded.timeout, plot=plot, on_progress=on_progress
         )
-    show_diff(traced_a.trial, traced_b.trial, parting, as_json=as_json)
-    return parting.is_same
+    show_diff(traced_a.trial, traced_b.trial, diff, as_json=as_json)
+    return diff.is_same
 
 
 def _diff_recorded(

@@ -1,4 +1,4 @@
-"""Where trials part, and how alike the cells of a sweep compute."""
+"""Compares trials: where they diverge, and how alike the cells of a sweep compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.render.terminal.divergence import differing_settings
 from harness.reproduce.course import course_of_runs
 from harness.reproduce.parity import ParityPlan, measure_parity
 from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
-from harness.reproduce.tracing import LAST_STEP, Parting, TracedTrial, Tracer, find_parting
+from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial, Tracer, diff_traced
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -30,27 +30,27 @@ def diff_trials(
     plot: Path | None,
     on_progress: Callable[[str], None],
     last_step: int = LAST_STEP,
-) -> Parting:
-    """Run two trials up to `last_step`, and return where they part.
+) -> TraceDiff:
+    """Run two trials up to `last_step`, and return where they diverge.
 
     A trial may take `timeout` seconds. With `plot`, the file gets a plot of their distances. Raises
     HarnessError if a rank fails; the log that it names stays.
     """
     with run_folder("diff") as scratch:
         tracer = Tracer(scratch.path, profile, timeout, on_progress)
-        parting = find_parting(tracer, a, b, last_step=last_step, snapshots=plot is not None)
+        diff = diff_traced(tracer, a, b, last_step=last_step, snapshots=plot is not None)
         if plot is not None:
-            _save_plot(a.trial, b.trial, parting, plot)
-    return parting
+            _save_plot(a.trial, b.trial, diff, plot)
+    return diff
 
 
-def _save_plot(a: Trial, b: Trial, parting: Parting, path: Path) -> None:
+def _save_plot(a: Trial, b: Trial, diff: TraceDiff, path: Path) -> None:
     """Write the plot of how far two trials are apart, which were traced with snapshots."""
-    run_a, run_b = parting.overviews
+    run_a, run_b = diff.overviews
     course = course_of_runs(
         run_a.folder, run_b.folder, (a.cell.axes.world_size, b.cell.axes.world_size)
     )
-    divergence = parting.steps.divergence
+    divergence = diff.steps.divergence
     first_step = None if divergence is None else divergence.earliest.mark.step
     settings = ", ".join(differing_settings(a.cell, b.cell)) or a.cell.label
     save_png(draw_divergence(course, f"Distance of two trials: {settings}", first_step), path)
@@ -64,7 +64,7 @@ def diff_recorded(
     plot: Path | None,
     on_progress: Callable[[str], None],
 ) -> RecordedDiff:
-    """Return where two trials on record part.
+    """Return where two recorded trials diverge.
 
     They run again if their records do not name the step, up to the first step that is known to
     differ; for a plot, to their end. Raises BadFile for damaged fingerprints, and HarnessError if a

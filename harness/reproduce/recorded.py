@@ -24,7 +24,7 @@ from harness.records.trace import (
     phase_digests,
 )
 from harness.reproduce.divergence import TraceComparison, Traces, compare
-from harness.reproduce.tracing import Parting, TracedTrial
+from harness.reproduce.tracing import TraceDiff, TracedTrial
 
 WHOLE = "all tensors"  # the name of a mark that has the digest of a whole phase
 ORDER = "order of all samples"
@@ -84,7 +84,7 @@ class RecordedDiff:
     a: RecordedTrial
     b: RecordedTrial
     bounds: Bounds  # by their records
-    again: Parting | None  # by running them again, None where the records were enough
+    again: TraceDiff | None  # by running them again, None where the records were enough
 
     @property
     def is_same(self) -> bool:

@@ -42,7 +42,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class TraceDiff:
     """Where two traced trials diverge."""
 
     steps: TraceComparison  # of all steps, with one mark a moment
@@ -90,15 +90,15 @@ class Tracer:
         return folder.path, read_traces(folder.path, cell.axes.world_size)
 
 
-def find_parting(
+def diff_traced(
     tracer: Tracer,
     a: TracedTrial,
     b: TracedTrial,
     *,
     last_step: int = LAST_STEP,
     snapshots: bool = False,
-) -> Parting:
-    """Return where two trials diverge; raises HarnessError if a rank fails.
+) -> TraceDiff:
+    """Trace two trials, and return where they diverge; raises HarnessError if a rank fails.
 
     Both run up to `last_step` at most. With `snapshots`, rank 0 keeps parameters of some steps.
     """
@@ -113,9 +113,9 @@ def find_parting(
         only_a, only_b = tensors_of(named.other_tensors_a), tensors_of(named.other_tensors_b)
         common = replace(overview, snapshots=False, left_out=[*only_a, *only_b])
         _, steps = _trace_both(tracer, a, b, common)
-    parting = Parting(steps=steps, overviews=runs, only_a=only_a, only_b=only_b)
+    diff = TraceDiff(steps=steps, overviews=runs, only_a=only_a, only_b=only_b)
     if steps.divergence is None:
-        return parting
+        return diff
     detail = Recording(last_step=steps.divergence.earliest.mark.step, values=True)
     (run_a, run_b), tensors = _trace_both(tracer, a, b, detail)
     differences = []
@@ -124,7 +124,7 @@ def find_parting(
             path_a = values_path(run_a.folder, entry.rank)
             path_b = values_path(run_b.folder, entry.rank)
             differences.append(difference(path_a, path_b, entry))
-    return replace(parting, tensors=tensors, differences=tuple(differences))
+    return replace(diff, tensors=tensors, differences=tuple(differences))
 
 
 def _trace_both(

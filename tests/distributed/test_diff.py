@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.paths import Results
-from harness.reproduce.tracing import Parting, TracedTrial, Tracer, find_parting
+from harness.reproduce.tracing import TraceDiff, TracedTrial, Tracer, diff_traced
 from harness.spec import sweep as spec
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.distributed
 MUTANT = f"{Path(__file__).parents[1] / 'support' / 'mutants.py'}:MutantLine"
 
 
-def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
+def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> TraceDiff:
     """Return where the two cells of a sweep part."""
     path = line_sweep(folder, workloads, length={"steps": 12}, evaluate={"steps": 5}, **keys)
     sweep = spec.load_sweep(path)
@@ -31,7 +31,7 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> Parting:
         return TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=sweep.base_folder)
 
     a, b = sweep.cells
-    return find_parting(tracer, traced(a), traced(b))
+    return diff_traced(tracer, traced(a), traced(b))
 
 
 def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_pa
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
     axes = {"strategy": "ddp", "world_size": 4}
-    parting = part(
+    diff = part(
         tmp_path,
         {"one bucket": {"axes": axes}, "small buckets": {"axes": axes | {"bucket_cap_mb": 0.0001}}},
     )
-    assert parting.tensors is not None
-    divergence = parting.tensors.divergence
+    assert diff.tensors is not None
+    divergence = diff.tensors.divergence
     assert divergence is not None
     assert divergence.earliest.mark.phase == "all-reduce"
-    assert max(difference.largest_ulp or 0 for difference in parting.differences) > 0
+    assert max(difference.largest_ulp or 0 for difference in diff.differences) > 0
 
 
 def test_the_command_says_that_equal_cells_are_the_same(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from harness.core.paths import TrialFolder
 from harness.records.trace import Recording, read_traces, trace_path
 from harness.render.terminal.divergence import description
 from harness.reproduce.divergence import Traces
-from harness.reproduce.tracing import Parting, TracedTrial, find_parting
+from harness.reproduce.tracing import TraceDiff, TracedTrial, diff_traced
 from harness.spec.cell import Trial
 from harness.training.build import build_trial
 from harness.training.recorder import Recorder
@@ -113,27 +113,27 @@ class InProcessTracer:
         return folder.path, read_traces(folder.path, 1)
 
 
-def part(folder: Path, **changes: Any) -> tuple[Parting, str]:
+def part(folder: Path, **changes: Any) -> tuple[TraceDiff, str]:
     """Return where a training and one with other attributes part, and what is said of it."""
     other = type("Other", (Successors,), changes)
     return part_two(folder, Successors, other)
 
 
-def part_two(folder: Path, a: Any, b: Any) -> tuple[Parting, str]:
+def part_two(folder: Path, a: Any, b: Any) -> tuple[TraceDiff, str]:
     """Return where the trainings of two workloads part, and what is said of it."""
     cell = replace(make_cell(), length=make_assignment(steps=6).trial.cell.length)
     first, second = Trial(cell=cell, seed=0), Trial(cell=cell, seed=1)
-    parting = find_parting(
+    diff = diff_traced(
         InProcessTracer(folder, [a, b]),  # type: ignore[arg-type]
         TracedTrial(trial=first, base_folder=folder),
         TracedTrial(trial=second, base_folder=folder),
     )
-    return parting, "\n".join(description(first, second, parting))
+    return diff, "\n".join(description(first, second, diff))
 
 
 def test_the_same_training_is_the_same(tmp_path: Path) -> None:
-    parting, text = part(tmp_path)
-    assert parting.is_same
+    diff, text = part(tmp_path)
+    assert diff.is_same
     assert text.startswith("same bits: ")
 
 
@@ -150,8 +150,8 @@ def test_the_same_training_is_the_same(tmp_path: Path) -> None:
 def test_what_is_planted_is_named(
     tmp_path: Path, changes: dict[str, Any], moment: str, explanation: str
 ) -> None:
-    parting, text = part(tmp_path, **changes)
-    assert not parting.is_same
+    diff, text = part(tmp_path, **changes)
+    assert not diff.is_same
     (where,) = [line for line in text.splitlines() if line.startswith("they part in ")]
     assert where.startswith(f"they part in {moment}, at rank 0: ")
     assert explanation in where
@@ -165,23 +165,23 @@ def test_a_whole_number_is_as_good_a_setting_as_a_fraction(tmp_path: Path) -> No
 
 
 def test_tied_weights_part_in_the_first_backward(tmp_path: Path) -> None:
-    parting, text = part(tmp_path, tied=True)
+    diff, text = part(tmp_path, tied=True)
     only_a, where, *_ = text.splitlines()
     assert only_a.startswith("only A has: parameters head.weight, backward head.weight")
     assert where.startswith("they part in step 1, backward, at rank 0: ")
-    assert [entry.at.mark.name for entry in parting.differences] == ["embedding.weight"]
+    assert [entry.at.mark.name for entry in diff.differences] == ["embedding.weight"]
 
 
 def test_all_others_are_compared_where_one_tensor_has_another_name(tmp_path: Path) -> None:
-    parting, text = part(tmp_path, head="output")
-    assert not parting.is_same
-    assert "parameters head.weight" in parting.only_a
-    assert "parameters output.bias" in parting.only_b
+    diff, text = part(tmp_path, head="output")
+    assert not diff.is_same
+    assert "parameters head.weight" in diff.only_a
+    assert "parameters output.bias" in diff.only_b
     assert "same bits of the tensors that both have: " in text
 
 
 def test_a_difference_of_others_is_named_where_one_tensor_has_another_name(tmp_path: Path) -> None:
-    parting, text = part(tmp_path, head="output", decay=0.5)
-    assert "parameters head.weight" in parting.only_a
+    diff, text = part(tmp_path, head="output", decay=0.5)
+    assert "parameters head.weight" in diff.only_a
     assert "they part in step 3, after_step, at rank 0: " in text
-    assert [entry.at.mark.name for entry in parting.differences] == ["norm.weight"]
+    assert [entry.at.mark.name for entry in diff.differences] == ["norm.weight"]

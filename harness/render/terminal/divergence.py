@@ -1,4 +1,4 @@
-"""Shows `harness diff`: where two trials part, and how far apart the tensors are there."""
+"""Shows `harness diff`: where two trials diverge, and how far apart the tensors are there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.render.table import Table
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show
 from harness.reproduce.divergence import Divergence, RankMark, TraceComparison
-from harness.reproduce.tracing import Parting
+from harness.reproduce.tracing import TraceDiff
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell, Trial, axis_names
 
@@ -36,14 +36,14 @@ WHAT_PHASES_DO = {
 TENSORS_SHOWN = 10
 
 
-def show_diff(a: Trial, b: Trial, parting: Parting, *, as_json: bool) -> None:
-    """Print where two trials part that were run."""
+def show_diff(a: Trial, b: Trial, diff: TraceDiff, *, as_json: bool) -> None:
+    """Print where two traced trials diverge."""
     if as_json:
-        print(json.dumps(to_json(a, b, parting), indent=1))
+        print(json.dumps(to_json(a, b, diff), indent=1))
         return
     console = TerminalConsole()
-    print_lines(console, [*heading(a, b), *description(a, b, parting)])
-    show_differences(console, parting.differences)
+    print_lines(console, [*heading(a, b), *description(a, b, diff)])
+    show_differences(console, diff.differences)
 
 
 def print_lines(console: TerminalConsole, lines: Sequence[str]) -> None:
@@ -80,14 +80,14 @@ def heading(a: Trial, b: Trial) -> list[str]:
     return lines
 
 
-def description(a: Trial, b: Trial, parting: Parting) -> list[str]:
-    """Return where two trials part that were run, as lines."""
-    steps = parting.steps
-    lines = other_tensors_lines(parting.only_a, parting.only_b)
+def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
+    """Return where two traced trials diverge, as lines."""
+    steps = diff.steps
+    lines = other_tensors_lines(diff.only_a, diff.only_b)
     if steps.divergence is None:
         subject = "same bits of the tensors that both have" if lines else "same bits"
         return [*lines, f"{subject}: {_coverage(steps)}"]
-    where = parting.tensors or steps
+    where = diff.tensors or steps
     if where.divergence is None:
         return [
             *lines,
@@ -118,7 +118,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
-    """Return where two trials part, and what that means, as a line."""
+    """Return where two trials diverge, and what that means, as a line."""
     mark = divergence.earliest.mark
     explanation = WHAT_PHASES_DO[mark.phase]
     if mark.step == 1 and mark.phase in ("parameters", "buffers before"):
@@ -179,9 +179,9 @@ def _row(difference: TensorDifference) -> list[str]:
     ]
 
 
-def to_json(a: Trial, b: Trial, parting: Parting) -> dict[str, Any]:
+def to_json(a: Trial, b: Trial, diff: TraceDiff) -> dict[str, Any]:
     """Return a comparison of runs as JSON can hold it."""
-    where = parting.tensors or parting.steps
+    where = diff.tensors or diff.steps
     earliest = None
     if where.divergence is not None:
         earliest = entry_to_json(where.divergence.earliest)
@@ -189,13 +189,13 @@ def to_json(a: Trial, b: Trial, parting: Parting) -> dict[str, Any]:
         "a": {"cell": a.cell.id, "seed": a.seed},
         "b": {"cell": b.cell.id, "seed": b.seed},
         "settings": differing_settings(a.cell, b.cell),
-        "same": parting.is_same,
-        "only_a": list(parting.only_a),
-        "only_b": list(parting.only_b),
-        "moments_compared": parting.steps.compared,
+        "same": diff.is_same,
+        "only_a": list(diff.only_a),
+        "only_b": list(diff.only_b),
+        "moments_compared": diff.steps.compared,
         "phases": list(PHASES),
         "first": earliest,
-        "tensors": [_difference_to_json(difference) for difference in parting.differences],
+        "tensors": [_difference_to_json(difference) for difference in diff.differences],
     }
 
 

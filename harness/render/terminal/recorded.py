@@ -20,7 +20,7 @@ from harness.render.terminal.divergence import (
 )
 from harness.reproduce.divergence import tensors_of
 from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record
-from harness.reproduce.tracing import Parting
+from harness.reproduce.tracing import TraceDiff
 
 
 def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
@@ -70,7 +70,7 @@ def _record_lines(diff: RecordedDiff) -> list[str]:
     return [*lines, f"by their records, they differ {where}; {earlier}"]
 
 
-def _rerun_lines(diff: RecordedDiff, again: Parting) -> list[str]:
+def _rerun_lines(diff: RecordedDiff, again: TraceDiff) -> list[str]:
     """Return what running both again has shown, as lines."""
     lines = []
     for name, unlike in _unlike_records(diff, again).items():
@@ -91,7 +91,7 @@ def _rerun_lines(diff: RecordedDiff, again: Parting) -> list[str]:
     return lines
 
 
-def _unlike_records(diff: RecordedDiff, again: Parting) -> dict[str, tuple[int, str] | None]:
+def _unlike_records(diff: RecordedDiff, again: TraceDiff) -> dict[str, tuple[int, str] | None]:
     """Return for A and B the first fingerprint that the new run did not repeat, None for none."""
     run_a, run_b = again.overviews
     return {
