@@ -20,15 +20,17 @@ EXAMPLES = {"comparing": 1, "data": 5, "planning": 1, "running": 1}  # docstring
 def documented(module: ModuleType) -> Iterator[doctest.DocTest]:
     """Yield the examples of a module by their docstrings.
 
-    doctest itself passes over cached properties.
+    Before Python 3.13, doctest itself passes over cached properties.
     """
     tests = doctest.DocTestFinder().find(module)
+    found = {test.name for test in tests}
     parser = doctest.DocTestParser()
     for _, kind in inspect.getmembers(module, inspect.isclass):
         for name, member in vars(kind).items():
             if kind.__module__ == module.__name__ and isinstance(member, cached_property):
                 full_name = f"{module.__name__}.{kind.__name__}.{name}"
-                tests.append(parser.get_doctest(member.__doc__ or "", {}, full_name, None, 0))
+                if full_name not in found:
+                    tests.append(parser.get_doctest(member.__doc__ or "", {}, full_name, None, 0))
     yield from (test for test in tests if test.examples)
 
 
