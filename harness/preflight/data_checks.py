@@ -11,7 +11,14 @@ from torch import Tensor
 
 from harness.preflight.advice import READ_SEVERAL_CLASSES, USE_LABELS_IN_RANGE
 from harness.preflight.outcome import Outcome, passed, problem, skipped
-from harness.preflight.probe import Probe, batches_of, row_digests
+from harness.preflight.probe import (
+    Probe,
+    batches_of,
+    draw,
+    row_digests,
+    seeded_batch,
+    spread_indices,
+)
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Classifier, Samples
 
@@ -21,6 +28,11 @@ CHUNK = 512  # samples at once
 # The share of the test set that may occur in the training set beyond what the training set repeats
 # of itself: short texts and tiny images coincide by chance.
 TOLERATED_OVERLAP = 0.01
+CLOCK_SECONDS = 1.1  # after which samples are drawn again
+SEED_IT = (
+    "draw from torch, numpy or random, which the harness seeds, or from a generator with a fixed seed:"
+    " ranks that start at other times would train on other data"
+)
 IGNORED_LABEL = -100  # torch's default of `ignore_index`
 
 
@@ -30,13 +42,14 @@ def check_indices(probe: Probe) -> Outcome:
     The harness shuffles by asking for other indices. Samples that ignore them are never shuffled.
     """
     samples = probe.splits.train
-    indices = sorted({0, len(samples) // 3, len(samples) // 2, len(samples) - 1})
+    indices = spread_indices(samples)
     if len(indices) < 2:
         return skipped("the training set has a single sample")
-    forward = _seeded_batch(samples, indices, seed=1)
-    if not _equal(forward, _seeded_batch(samples, indices, seed=2)):
-        return skipped("samples are drawn anew each time")
-    backward = _seeded_batch(samples, indices[::-1], seed=1)
+    forward = probe.drawn["training"]
+    for seed in (probe.seed, probe.seed + 1):
+        if not _equal(forward, seeded_batch(samples, indices, seed)):
+            return skipped("samples are drawn anew each time")
+    backward = seeded_batch(samples, indices[::-1], probe.seed)
     expected = tuple(tensor.flip(0) for tensor in forward)
     if not _equal(backward, expected):
         return problem(
@@ -46,10 +59,25 @@ def check_indices(probe: Probe) -> Outcome:
     return passed("batches have the samples that were asked for, in their order")
 
 
-def _seeded_batch(samples: Samples, indices: list[int], seed: int) -> Batch:
-    """Return a batch, drawn from generators that were seeded just before."""
-    seed_everything(seed)
-    return samples.batch(indices)
+def check_repeatable(probe: Probe) -> Outcome:
+    """Check that the same seed gives the same samples and the same new model, at another time.
+
+    Each rank reads the data and builds the model by itself: what the clock or the system decides is
+    another one at each.
+    """
+    first = probe.drawn
+    # A generator may be seeded by whole seconds.
+    time.sleep(max(0.0, probe.started + CLOCK_SECONDS - time.monotonic()))
+    seed_everything(probe.seed)
+    again = draw(probe.workload.splits(), probe.seed)
+    for name, batch in first.items():
+        if name not in again or not _equal(batch, again[name]):
+            return problem(f"the same seed gives other {name} samples at another time", SEED_IT)
+    parameters = probe.build().state_dict()
+    for name, tensor in probe.build().state_dict().items():
+        if not torch.equal(tensor, parameters[name]):
+            return problem(f"the same seed gives a new model another {name}", SEED_IT)
+    return passed("the same seed gives the same samples and the same new model")
 
 
 def _equal(a: Batch, b: Batch) -> bool:

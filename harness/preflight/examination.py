@@ -28,12 +28,14 @@ REQUIRED: dict[str, Check] = {
 }
 FURTHER: dict[str, Check] = {
     "labels": data_checks.check_labels,
+    "repeatable": data_checks.check_repeatable,
     "split": data_checks.check_split,
     "layers": model_checks.check_registered,
     "device": model_checks.check_devices,
     "layout": model_checks.check_layout,
     "independence": model_checks.check_independence,
     "evaluation": model_checks.check_evaluation,
+    "metrics": model_checks.check_metrics,
     "training mode": model_checks.check_mode,
     "logits": learning_checks.check_softmax,
     "start": learning_checks.check_start,

@@ -16,9 +16,9 @@ from harness.preflight.advice import describe
 from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed, without_dropout
 from harness.preflight.report import ParameterNorms
-from harness.training.optimization import make_optimizer
 from harness.training.ranks import seed_everything
-from workloads.base import Batch, Workload
+from harness.training.turns import prepare_turns
+from workloads.base import Batch, Turn, Workload
 
 # The loss of a new model, as a multiple of that of a guess. Initializations scatter by much less.
 LOWEST_START = 0.6
@@ -31,6 +31,7 @@ UNDECLARED = (
     " a loss that compares samples with each other always do"
 )
 DECLARED = "loss_weight(batch) has to return what loss(model, batch) divides its sum by"
+SEVERAL_LOSSES = "a step has several turns, whose losses need not fall together"
 LEARNED = 0.05  # of the loss at the start: a batch is known by heart
 MAX_STEPS = 300
 MAX_SECONDS = 60.0
@@ -60,6 +61,8 @@ def check_start(probe: Probe) -> Outcome:
     """Check that the loss of a new model is that of a guess."""
     if not probe.calls:
         return skipped("the loss is no cross-entropy")
+    if probe.has_several_turns:
+        return skipped(SEVERAL_LOSSES)
     model = probe.build()
     with without_dropout(model):
         loss = probe.loss(model, probe.batch).item()
@@ -246,10 +249,11 @@ def _plural(names: Sequence[str]) -> str:
 def check_optimizer(probe: Probe) -> Outcome:
     """Check that the optimizer has all parameters, and clears their gradients."""
     model = probe.build()
-    optimizer = make_optimizer(probe.workload, model, probe.axes)
-    in_optimizer = {
-        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-    }
+    # As a trial does it, with what that refuses, such as a parameter of two turns.
+    turns = prepare_turns(
+        probe.workload, model, probe.axes, MAX_STEPS, lambda loss: loss, can_freeze=True
+    )
+    in_optimizer = {id(part) for turn in turns for part in _trained_by(turn.optimizer)}
     parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
     missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
     if missing:
@@ -264,8 +268,10 @@ def check_optimizer(probe: Probe) -> Outcome:
             "use the model that optimizer() is called with, not one that was built before",
         )
     probe.loss(model, probe.batch).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for turn in turns:
+        turn.optimizer.step()
+    for turn in turns:
+        turn.optimizer.zero_grad(set_to_none=True)
     left = [name for name, part in parameters.items() if part.grad is not None and part.grad.any()]
     if left:
         return problem(
@@ -275,9 +281,17 @@ def check_optimizer(probe: Probe) -> Outcome:
     return passed(f"the optimizer trains {len(parameters)} tensors, and clears their gradients")
 
 
+def _trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return all parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 @dataclass(kw_only=True)
 class Rehearsal:
-    """A model that learns one batch by heart, with the sweep's optimizer and without dropout."""
+    """A model that learns one batch by heart, with the sweep's optimizer and without dropout.
+
+    Of a workload with several turns, it only takes a few steps: their losses need not fall together.
+    """
 
     probe: Probe
 
@@ -286,8 +300,11 @@ class Rehearsal:
         self.model = self.probe.build()
         self.metrics_before = self._metrics()
         self.reached: set[str] = set()  # parameters that had a gradient other than 0
-        optimizer = make_optimizer(self.probe.workload, self.model, self.probe.axes)
-        self.losses = self._learn(self.model, optimizer)
+        turns = self.probe.turns(self.model)
+        if self.probe.has_several_turns:
+            self.losses = self._take_turns(turns)
+        else:
+            self.losses = self._learn(self.model, turns[0].optimizer)
         self.metrics_after = self._metrics()
 
     @cached_property
@@ -307,6 +324,22 @@ class Rehearsal:
             return self.probe.workload.metrics(rows)
         except Exception:  # some metrics need both classes, or more samples than these
             return None
+
+    def _take_turns(self, turns: Sequence[Turn]) -> list[float]:
+        """Take REACHED_WITHIN steps; return the sum of the turns' losses at each."""
+        losses = []
+        with without_dropout(self.model):
+            for _ in range(REACHED_WITHIN):
+                total = 0.0
+                for turn in turns:
+                    loss = turn.loss(self.model, self.probe.batch)
+                    total += loss.item()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self.reached.update(_with_gradients(self.model))
+                    turn.optimizer.step()
+                    self.model.zero_grad(set_to_none=True)
+                losses.append(total)
+        return losses
 
     def _learn(self, model: nn.Module, optimizer: Optimizer) -> list[float]:
         """Train until the batch is known or time is up; return the loss before every step."""
@@ -330,7 +363,7 @@ class Rehearsal:
     @property
     def has_learned(self) -> bool:
         """Whether the batch is known by heart."""
-        return self._has_learned(self.losses)
+        return not self.probe.has_several_turns and self._has_learned(self.losses)
 
     def _has_learned(self, losses: Sequence[float]) -> bool:
         """Return whether the last loss is near the lowest that there can be, seen from the start."""
@@ -356,6 +389,8 @@ def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> Outcome:
         return problem(
             course, "the learning rate is too large, or the loss is not defined everywhere"
         )
+    if probe.has_several_turns:
+        return skipped(SEVERAL_LOSSES)
     if rehearsal.has_learned:
         return passed(course)
     if rehearsal.rescue is not None:
@@ -389,6 +424,8 @@ def check_direction(probe: Probe, rehearsal: Rehearsal) -> Outcome:
     before, after = rehearsal.metrics_before, rehearsal.metrics_after
     if before is None or after is None or target.name not in after:
         return skipped(f"{target.name} is not defined over {len(probe.batch[0])} samples")
+    if math.isnan(before[target.name] - after[target.name]):
+        return skipped(f"{target.name} is not finite")
     if not rehearsal.has_learned or before[target.name] == after[target.name]:
         return skipped(f"{target.name} did not change")
     course = f"{target.name} goes from {before[target.name]:.4g} to {after[target.name]:.4g}"

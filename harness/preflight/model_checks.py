@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.core.errors import NotApplied
+from harness.core.errors import BadInput, NotApplied
 from harness.preflight.advice import USE_DEVICE_OF_INPUTS, advise, describe
 from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed
+from harness.training.evaluate import check_names
 from harness.training.model import check_training_mode
 from harness.training.ranks import seed_everything
 from workloads.base import Batch
@@ -22,6 +24,10 @@ from workloads.base import Batch
 RELATIVE_TOLERANCE = 1e-3  # of rows that are computed in another order
 ABSOLUTE_TOLERANCE = 1e-4
 TOLERATED_ROWS = 0.1  # the share of rows that may differ: near ties flip a predicted class
+EVALUATED = 512  # test samples that metrics are computed of
+NOT_A_NUMBER = (
+    "look for 0/0, log of a negative number, or a mean over nothing in evaluate and metrics"
+)
 REGISTERED_BY_TORCH = ("_modules", "_parameters", "_buffers")
 
 
@@ -110,7 +116,7 @@ def check_devices(probe: Probe) -> Outcome:
         model = probe.build().to("meta")
         batch = tuple(tensor.to("meta") for tensor in probe.batch)
         with DeviceWatch():  # type: ignore[no-untyped-call]
-            probe.workload.loss(model, batch)
+            probe.step_loss(model, batch)
     except DeviceMismatch as error:
         return problem(
             f"the model makes tensors that stay on the CPU: {error}".replace("meta", "the GPU"),
@@ -200,6 +206,35 @@ def check_evaluation(probe: Probe) -> Outcome:
             " to functional.dropout",
         )
     return passed("the same samples are always evaluated alike")
+
+
+def check_metrics(probe: Probe) -> Outcome:
+    """Check that the metrics have the target, and that a new model has a value of it.
+
+    Of a large test set, samples at equal distances are evaluated.
+    """
+    size = len(probe.splits.test)
+    indices = [position * size // EVALUATED for position in range(EVALUATED)]
+    if size <= EVALUATED:
+        indices = list(range(size))
+    rows = probe.test_rows(probe.build(), indices)
+    seen = f"{len(indices):,} test samples"
+    if bool(rows.reshape(len(rows), -1).isnan().all(dim=0).any()):
+        return problem(f"evaluate() returns NaN for all of {seen}", NOT_A_NUMBER)
+    try:
+        metrics = probe.workload.metrics(rows)
+    except Exception as error:  # some are not defined over a part of the test set
+        if len(indices) < size:
+            return skipped(f"metrics() of {seen}: {describe(error)}")
+        raise
+    try:
+        check_names(probe.workload, metrics)
+    except BadInput as error:
+        return problem(str(error), "return it from metrics(), or let `target` name another one")
+    value = metrics[probe.workload.target.name]
+    if math.isnan(value):
+        return problem(f"{probe.workload.target.name} of {seen} is NaN", NOT_A_NUMBER)
+    return passed(f"{probe.workload.target.name} of {seen} is {value:.4g} in a new model")
 
 
 def check_mode(probe: Probe) -> Outcome:

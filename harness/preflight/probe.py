@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from harness.spec.axes import Axes
 from harness.training.model import DROPOUT, build_model, evaluation_mode, place_batch
+from harness.training.optimization import adapt_optimizer, make_optimizer
 from harness.training.ranks import seed_everything
-from workloads.base import Batch, Samples, Splits, Workload
+from harness.training.turns import has_turns
+from workloads.base import Batch, Samples, Splits, Turn, Workload
 
 BATCH_SIZE = 8  # samples of the batch that most checks use
 PARTS = 3  # that the batch is cut into, of 3, 3 and 2 samples
+TEST_BATCH_SIZE = 64
 CANDIDATES = 128  # samples that the batch is chosen from
 
 
@@ -78,7 +82,13 @@ class Probe:
     axes: Axes  # of the sweep, apart from those that need several ranks or a compiler
     device: torch.device
     seed: int
+    started: float = field(default_factory=time.monotonic)
     calls: list[CrossEntropy] = field(default_factory=list)  # of the last loss that was computed
+
+    @cached_property
+    def drawn(self) -> dict[str, Batch]:
+        """Samples as they are first drawn, by the name of their set."""
+        return draw(self.splits, self.seed)
 
     def build(self) -> nn.Module:
         """Return a new model, always with the same parameters."""
@@ -125,12 +135,41 @@ class Probe:
         """Return training samples on the device, in the model's type."""
         return place_batch(self.splits.train.batch(indices), self.axes, self.device)
 
+    def turns(self, model: nn.Module) -> list[Turn]:
+        """Return the updates of a step, with the optimizers that the axes ask for."""
+        if not has_turns(self.workload):
+            return [Turn("", make_optimizer(self.workload, model, self.axes), self.loss)]
+        turns = []
+        for turn in self.workload.turns(model):
+            optimizer = adapt_optimizer(turn.optimizer, self.workload, self.axes)
+            turns.append(replace(turn, optimizer=optimizer))
+        return turns
+
+    @cached_property
+    def has_several_turns(self) -> bool:
+        """Whether a step has several updates, with a loss each, such as a critic's and a generator's."""
+        return len(self.turns(self.build())) > 1
+
+    def step_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of a step: the workload's, or the sum over its turns."""
+        if not has_turns(self.workload):
+            return self.workload.loss(model, batch)
+        return torch.stack([turn.loss(model, batch) for turn in self.workload.turns(model)]).sum()
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the workload's loss of a batch; `calls` are then its cross-entropies."""
+        """Return the loss of a step; `calls` are then its cross-entropies."""
         with CrossEntropyWatch() as watch:
-            loss = self.workload.loss(model, batch)
+            loss = self.step_loss(model, batch)
         self.calls = watch.calls
         return loss
+
+    def test_rows(self, model: nn.Module, indices: Sequence[int]) -> Tensor:
+        """Return what the evaluation makes of these test samples, float64."""
+        rows = []
+        for start in range(0, len(indices), TEST_BATCH_SIZE):
+            batch = self.splits.test.batch(indices[start : start + TEST_BATCH_SIZE])
+            rows.append(self.rows(model, place_batch(batch, self.axes, self.device)))
+        return torch.cat(rows)
 
     def rows(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""
@@ -151,6 +190,27 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module, probability in saved:
             module.p = probability
+
+
+def spread_indices(samples: Samples) -> list[int]:
+    """Return up to four indices from the first to the last sample."""
+    return sorted({0, len(samples) // 3, len(samples) // 2, len(samples) - 1})
+
+
+def seeded_batch(samples: Samples, indices: Sequence[int], seed: int) -> Batch:
+    """Return a batch, drawn from generators that were seeded just before."""
+    seed_everything(seed)
+    return samples.batch(indices)
+
+
+def draw(splits: Splits, seed: int) -> dict[str, Batch]:
+    """Return a few samples of each set, drawn right after the seed, by the name of the set."""
+    sets = {"training": splits.train, "test": splits.test, "validation": splits.validation}
+    drawn = {}
+    for name, samples in sets.items():
+        if samples is not None:
+            drawn[name] = seeded_batch(samples, spread_indices(samples), seed)
+    return drawn
 
 
 def row_digests(batch: Batch) -> list[int]:

@@ -115,6 +115,13 @@ def check_metrics(
         metrics = workload.metrics(rows.double().cpu())
     except Exception:
         return  # some metrics, such as an area under a curve, are not defined over two samples
+    check_names(workload, metrics, rule)
+
+
+def check_names(
+    workload: Workload, metrics: Mapping[str, float], rule: StopRule | None = None
+) -> None:
+    """Raise BadInput if metrics lack the workload's target, or what the rule for stopping wants."""
     needed = {workload.target.name: "the workload's target"}
     if rule is not None and rule.metric == "loss":
         needed[LOSS.name] = "which stop.metric names"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
+from harness.preflight import data_checks
 from harness.preflight.examination import FURTHER, REHEARSED, REQUIRED, examine
 from harness.preflight.report import CheckFinding, WorkloadReport
 from harness.records.assignment import Assignment
@@ -20,9 +22,10 @@ from harness.spec.cell import Trial
 from harness.spec.sweep import load_sweep, ready_sweeps
 from harness.training.worker import load_workload
 from tests.support import tokens
+from tests.support.adversarial import Gan, GanOptions
 from tests.support.tokens import Unweighted, Weighted
 from workloads import Classifier, Settings, Splits, Target, TensorSamples
-from workloads.base import Batch
+from workloads.base import Batch, Turn
 
 FEATURES, CLASSES, SAMPLES = 12, 5, 320
 CPU = torch.device("cpu")
@@ -336,6 +339,64 @@ class WrongDirection(Sound):
     target = Target("loss", higher_is_better=True)
 
 
+class OtherMetrics(Sound):
+    """`harness run` refuses it too."""
+
+    target = Target("accuracy_top1", higher_is_better=True)
+
+
+class RowsWithoutNumbers(Sound):
+    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().evaluate(model, batch) * float("nan")
+
+
+class MeanOverNothing(Sound):
+    def metrics(self, rows: Tensor) -> dict[str, float]:
+        return super().metrics(rows) | {"accuracy": float(rows[:0].mean())}
+
+
+class DataOfTheClock(Sound):
+    """Each rank would have other data."""
+
+    def samples(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = make_samples()
+        generator = torch.Generator().manual_seed(time.time_ns())
+        return inputs + torch.rand(inputs.shape, generator=generator), labels
+
+
+class BatchesOfTheClock(Sound):
+    def splits(self) -> Splits:
+        sound = super().splits()
+        assert isinstance(sound.train, TensorSamples)
+        return replace(sound, train=Noisy(sound.train.tensors))
+
+
+class Noisy(TensorSamples):
+    def batch(self, indices: Sequence[int]) -> Batch:
+        inputs, labels = super().batch(indices)
+        generator = torch.Generator().manual_seed(int(time.time()))
+        return inputs + torch.rand(inputs.shape, generator=generator), labels
+
+
+class ModelOfTheClock(Sound):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        generator = torch.Generator().manual_seed(time.time_ns())
+        nn.init.normal_(next(model.parameters()), generator=generator)
+        return model
+
+
+class GanWithoutLoss(Gan):
+    """A workload of turns needs no loss of its own."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def turns(self, model: nn.Module) -> Sequence[Turn]:
+        critic, generator = super().turns(model)
+        return [critic, replace(generator, loss=super().loss)]
+
+
 # Each mistake, with the check that names it and a part of what is said.
 PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "shuffling forgotten": (ForgottenShuffling, "indices", "in reverse"),
@@ -353,6 +414,11 @@ PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "samples that see each other": (with_model(MixedSamples), "independence", "other samples"),
     "dropout in evaluation": (with_model(DropoutInEvaluation), "evaluation", "differ"),
     "batch norm in training mode": (with_model(NormInTrainingMode), "evaluation", "running_mean"),
+    "a target that no metric is": (OtherMetrics, "metrics", "metrics with 'accuracy_top1' among"),
+    "NaN in evaluation": (RowsWithoutNumbers, "metrics", "NaN for all of 80 test samples"),
+    "a metric that is NaN": (MeanOverNothing, "metrics", "accuracy of 80 test samples is NaN"),
+    "data of the clock": (DataOfTheClock, "repeatable", "other training samples at another time"),
+    "a model of the clock": (ModelOfTheClock, "repeatable", "a new model another body.weight"),
     "the loss switches to evaluation": (LossInEvaluationMode, "training mode", "the model"),
     "a model in evaluation mode": (Evaluating, "training mode", "found a model in evaluation mode"),
     "two softmaxes": (with_model(TwoSoftmaxes), "logits", "probabilities"),
@@ -456,6 +522,12 @@ def examine_class(workload_class: type[Sound], seed: int = 0) -> WorkloadReport:
     return examine("planted", workload, Axes(batch_size=32), seed, CPU)
 
 
+@pytest.fixture(autouse=True)
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are drawn again without a pause."""
+    monkeypatch.setattr(data_checks, "CLOCK_SECONDS", 0.0)
+
+
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_named(mistake: str) -> None:
     workload_class, check, text = PLANTED[mistake]
@@ -463,6 +535,40 @@ def test_a_planted_mistake_is_named(mistake: str) -> None:
     assert check in problems
     assert text in problems[check].measured
     assert problems[check].advice
+
+
+def test_samples_of_the_second_of_the_clock_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_checks, "CLOCK_SECONDS", 1.1)
+    problems = {finding.check: finding for finding in examine_class(BatchesOfTheClock).problems}
+    assert "other training samples at another time" in problems["repeatable"].measured
+
+
+@pytest.mark.parametrize("workload_class", [OtherMetrics, MeanOverNothing, DataOfTheClock])
+def test_one_mistake_is_named_once(workload_class: type[Sound]) -> None:
+    assert len(examine_class(workload_class).problems) == 1
+
+
+@pytest.mark.parametrize("workload_class", [Gan, GanWithoutLoss])
+def test_nothing_is_found_in_a_critic_and_a_generator(workload_class: type[Gan]) -> None:
+    workload = workload_class(GanOptions(), Settings())
+    report = examine("gan", workload, Axes(batch_size=32), 0, CPU)
+    assert report.problems == []
+    (one_batch,) = (finding for finding in report.findings if finding.check == "one batch")
+    assert (one_batch.status, one_batch.measured[:24]) == ("skipped", "a step has several turns")
+
+
+def test_turns_that_leave_out_a_network_or_share_one_are_named() -> None:
+    class WithoutCritic(Gan):
+        def turns(self, model: nn.Module) -> Sequence[Turn]:
+            return super().turns(model)[1:]
+
+    for workload, text in (
+        (WithoutCritic(GanOptions(), Settings()), "the optimizer has not got critic.0.weight"),
+        (Gan(GanOptions(shared=True), Settings()), "train the same parameter"),
+    ):
+        report = examine("gan", workload, Axes(batch_size=32), 0, CPU)
+        problems = {finding.check: finding.measured for finding in report.problems}
+        assert text in problems["optimizer"]
 
 
 def test_samples_that_cannot_be_read_are_one_mistake() -> None:
