@@ -16,8 +16,8 @@ from harness.preflight.advice import describe
 from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed, without_dropout
 from harness.preflight.report import ParameterNorms
+from harness.training.optimization import prepare_turns
 from harness.training.ranks import seed_everything
-from harness.training.turns import prepare_turns
 from workloads.base import Batch, Turn, Workload
 
 # The loss of a new model, as a multiple of that of a guess. Initializations scatter by much less.

@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from harness.spec.axes import Axes
 from harness.training.model import DROPOUT, build_model, evaluation_mode, place_batch
-from harness.training.optimization import adapt_optimizer, make_optimizer
+from harness.training.optimization import adapt_optimizer
 from harness.training.ranks import seed_everything
-from harness.training.turns import has_turns
 from workloads.base import Batch, Samples, Splits, Turn, Workload
 
 BATCH_SIZE = 8  # samples of the batch that most checks use
@@ -137,8 +136,6 @@ class Probe:
 
     def turns(self, model: nn.Module) -> list[Turn]:
         """Return the updates of a step, with the optimizers that the axes ask for."""
-        if not has_turns(self.workload):
-            return [Turn("", make_optimizer(self.workload, model, self.axes), self.loss)]
         turns = []
         for turn in self.workload.turns(model):
             optimizer = adapt_optimizer(turn.optimizer, self.workload, self.axes)
@@ -152,7 +149,7 @@ class Probe:
 
     def step_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a step: the workload's, or the sum over its turns."""
-        if not has_turns(self.workload):
+        if type(self.workload).turns is Workload.turns:
             return self.workload.loss(model, batch)
         return torch.stack([turn.loss(model, batch) for turn in self.workload.turns(model)]).sum()
 
