@@ -89,6 +89,13 @@ def built_in(variables: list[str]) -> Cell:
     return replace(cell, workload=replace(cell.workload, code=code))
 
 
+@pytest.fixture
+def _nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what other tests in this process have imported of users' files."""
+    monkeypatch.setattr("harness.spec.code.user_files", dict)
+
+
+@pytest.mark.usefixtures("_nothing_imported")
 def test_what_settings_name_is_no_remark(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\n", encoding="utf-8")
@@ -101,6 +108,7 @@ def test_what_settings_name_is_no_remark(tmp_path: Path) -> None:
     assert check_reads(on_axis, workload, [path]).status == "passed"
 
 
+@pytest.mark.usefixtures("_nothing_imported")
 @pytest.mark.parametrize(("hub", "status"), [("owner/name", "noted"), ("owner/name@1", "passed")])
 def test_a_model_of_the_hub_without_a_revision_is_named(hub: str, status: str) -> None:
     workload = load_class("mlp")(DistilBertOptions(hub=hub), Tickets())
