@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.core.paths import Results
+from harness.core.paths import Results, write_atomically
 from harness.gate.certify import certify, prepare
 from harness.hardware.certificate import Certificate, CertifySettings
 from harness.hardware.machine import Machine
@@ -59,7 +59,7 @@ def measure_peaks(
         results, profile, ranks=count, quick=quick, on_progress=on_progress, fine=fine
     )
     plot_path = path.with_suffix(".png")
-    chart.save_png(draw(machine), plot_path)
+    write_atomically(plot_path, chart.png_bytes(draw(machine)))
     return machine, path, plot_path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.analysis.compare import Side
 from harness.core.paths import Results, write_atomically
 from harness.records.record import Record
-from harness.render.chart import save_png
+from harness.render.chart import png_bytes
 from harness.render.roofline import draw_roofline, sweep_roofline, with_measured_peaks
 from harness.spec.sweep import Sweep
 
@@ -46,4 +46,5 @@ def write_roofline(sweep: Sweep, records: Sequence[Record], results: Results) ->
     roofline = sweep_roofline(sweep, records, machines)
     if roofline is not None and roofline.cells:
         figure = draw_roofline(sweep.name, roofline.cells, roofline.machine)
-        save_png(figure, results.sweep_folder(sweep.name).roofline_path)
+        path = results.sweep_folder(sweep.name).roofline_path
+        write_atomically(path, png_bytes(figure))

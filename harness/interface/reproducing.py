@@ -7,9 +7,9 @@ from pathlib import Path
 
 from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
 from harness.analysis.selection import recorded_results
-from harness.core.paths import Results
+from harness.core.paths import Results, write_atomically
 from harness.interface.folders import run_folder
-from harness.render.chart import save_png
+from harness.render.chart import png_bytes
 from harness.render.divergence_plot import draw_divergence
 from harness.render.terminal.divergence import differing_settings
 from harness.reproduce.course import course_of_runs
@@ -53,7 +53,8 @@ def _save_plot(a: Trial, b: Trial, diff: TraceDiff, path: Path) -> None:
     divergence = diff.steps.divergence
     first_step = None if divergence is None else divergence.earliest.mark.step
     settings = ", ".join(differing_settings(a.cell, b.cell)) or a.cell.label
-    save_png(draw_divergence(course, f"Distance of two trials: {settings}", first_step), path)
+    figure = draw_divergence(course, f"Distance of two trials: {settings}", first_step)
+    write_atomically(path, png_bytes(figure))
 
 
 def diff_recorded(

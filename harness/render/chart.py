@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.paths import write_atomically
 from harness.render.format import si_prefixed
 
 if TYPE_CHECKING:
@@ -56,15 +54,15 @@ def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.spines[["left", "bottom"]].set_color(SPINE)
 
 
-def save_png(figure: Figure, path: Path, dpi: int = DPI) -> None:
-    """Write a figure as a PNG file that is there whole or not at all."""
+def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:
+    """Return a figure as the content of a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     content = io.BytesIO()
     figure.set_dpi(dpi)
     # `Figure.savefig` would draw everything twice, the first time for formats that need the size.
     FigureCanvasAgg(figure).print_png(content)  # type: ignore[no-untyped-call]
-    write_atomically(path, content.getvalue())
+    return content.getvalue()
 
 
 def si_formatter() -> FuncFormatter:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
-from harness.core.paths import safe_folder_name
+from harness.core.paths import safe_folder_name, write_atomically
 from harness.render import chart
 from harness.render.format import verdict_label
 
@@ -40,7 +40,8 @@ def draw_board(result: SweepResult, workload: str, path: Path) -> None:
     on throughput; the reference is black.
     """
     fastest = result.ranking(workload)[:MAX_CELLS]
-    chart.save_png(_draw(result, list(reversed(fastest))), path, DPI)
+    figure = _draw(result, list(reversed(fastest)))
+    write_atomically(path, chart.png_bytes(figure, DPI))
 
 
 def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:

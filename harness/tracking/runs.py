@@ -24,14 +24,14 @@ from harness.analysis.parity import read_parity, with_seeds
 from harness.analysis.result import join
 from harness.analysis.scalars import metric_name
 from harness.analysis.sweep_result import SweepResult
-from harness.core.paths import SweepFolder
+from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.seal import clean_text
-from harness.render.chart import save_png
+from harness.render.chart import png_bytes
 from harness.render.confusions import draw_confusions
 from harness.render.rates import draw_rates
 from harness.serving.record import read_export
@@ -316,7 +316,7 @@ class SweepRuns:
             return
         with staging(self.folder.delivery_folder) as aside:
             path = aside / "learning-rate.png"
-            save_png(draw_rates(rates, 6.0, 4.0), path)
+            write_atomically(path, png_bytes(draw_rates(rates, 6.0, 4.0)))
             self._store_file(run, path, "figures")
         self._set_tag(run, RATES_TAG, str(search.at))
 
@@ -349,7 +349,8 @@ class SweepRuns:
         title = f"{self._clean(outlines[0].cell.label)}, {counted(len(outlines), 'trial')}"
         with staging(self.folder.delivery_folder) as aside:
             path = aside / "confusions.png"
-            save_png(draw_confusions(replace(confusions, classes=names), title), path)
+            drawn = draw_confusions(replace(confusions, classes=names), title)
+            write_atomically(path, png_bytes(drawn))
             self._store_file(run, path, "figures")
         return True
 

@@ -157,7 +157,7 @@ class TestView:
         assert len(drawn.axes[2].lines) == (1 if ranks == 2 else 2), (
             "at two ranks both bandwidths are the same"
         )
-        chart.save_png(drawn, tmp_path / "plot.png")
+        (tmp_path / "plot.png").write_bytes(chart.png_bytes(drawn))
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
         assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
         assert len(draw(make_machine()).axes) == 2

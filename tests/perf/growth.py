@@ -116,7 +116,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
         fontsize=8.5,
         frameon=False,
     )
-    chart.save_png(figure, path)
+    path.write_bytes(chart.png_bytes(figure))
 
 
 def _draw_curve(

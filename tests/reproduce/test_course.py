@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from harness.records.files import write_record
 from harness.records.record import RankResult
 from harness.records.series import Series
-from harness.render.chart import save_png
+from harness.render.chart import png_bytes
 from harness.render.divergence_plot import draw_divergence
 from harness.reproduce.course import Distance, course_of_runs, loss_distances
 from harness.reproduce.snapshot import snapshot_path
@@ -38,9 +38,8 @@ def test_losses_and_parameters_are_apart_by_so_much(tmp_path: Path) -> None:
     (parameters,) = course.parameters
     assert (parameters.step, parameters.ulp) == (2, 2)
     assert parameters.relative == pytest.approx(2**-22 / 2**0.5)
-    path = tmp_path / "parting.png"
-    save_png(draw_divergence(course, "Distance of two trials: lr (0.1, 0.2)" * 5, 2), path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+    figure = draw_divergence(course, "Distance of two trials: lr (0.1, 0.2)" * 5, 2)
+    assert png_bytes(figure).startswith(b"\x89PNG")
 
 
 def test_with_other_numbers_of_ranks_the_mean_loss_counts() -> None:

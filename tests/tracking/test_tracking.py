@@ -326,7 +326,7 @@ def test_a_delivery_cut_off_anywhere_is_completed(
     # Matplotlib takes longer than all writes together.
     monkeypatch.setattr(runs, "draw_board", lambda result, label, path: path.write_bytes(b"PNG"))
     monkeypatch.setattr(runs, "draw_confusions", lambda confusions, title: None)
-    monkeypatch.setattr(runs, "save_png", lambda figure, path: path.write_bytes(b"PNG"))
+    monkeypatch.setattr(runs, "png_bytes", lambda figure: b"PNG")
     records = [make_record()]
     reference = None
     for at in range(100):

@@ -124,14 +124,16 @@ def environment(report: Report) -> list[tuple[str, str]]:
 
     One value means that all trials had the same; several are a warning to whoever compares them.
     """
-    environments: dict[tuple[int, Device], Environment] = {}  # each once: many trials share one
-    for record in report.records:
-        if record.rank0 is not None:
-            described = record.rank0.environment
-            environments[id(described), device_of(record)] = described
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
-    for (_, device), described in environments.items():
-        for name, value in _settings(described, device):
+    previous: tuple[Environment, Device] | None = None
+    for record in report.records:
+        if record.rank0 is None:
+            continue
+        current = (record.rank0.environment, device_of(record))
+        if current == previous:  # most trials have the same as the one before
+            continue
+        previous = current
+        for name, value in _settings(*current):
             values.setdefault(name, {})[value] = None
     settings = []
     for name, different in values.items():

@@ -48,7 +48,7 @@ class TerminalConsole(Console):
                 yield segment
             else:
                 text = segment.text.translate(_WITHOUT_CONTROL_CHARACTERS)
-                yield segment._replace(text=text)
+                yield Segment(text, segment.style, segment.control)
 
 
 @contextmanager

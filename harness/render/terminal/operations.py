@@ -77,10 +77,9 @@ def summary_lines(groups: Sequence[OperationGroup], shown: Sequence[OperationGro
         f" {REPEATS} times on aligned and {REPEATS} times on other addresses with"
         f" {', '.join(threads)} threads"
     ]
-    listed = {id(group) for group in shown}
     names: dict[str, list[str]] = {}  # types by operation
     for group in groups:
-        if id(group) not in listed:
+        if group not in shown:
             names.setdefault(group.operation, []).append(group.dtype)
     if names:
         texts = [f"{name} ({', '.join(dtypes)})" for name, dtypes in names.items()]
