@@ -55,12 +55,12 @@ class ParityPlan:
     """Which cells are compared with which."""
 
     groups: Sequence[ParityGroup]
-    by_design: Sequence[CellParity]  # cells without a reference that they could be like
+    by_design: Sequence[CellParity]  # cells that no reference is meant to match
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """What a run has left."""
+    """A traced run of a cell."""
 
     cell: Cell
     folder: Path
@@ -129,10 +129,10 @@ def measure_parity(
     margin: float,
     on_cell: Callable[[CellParity], None],
 ) -> SweepParity:
-    """Return the parity of a sweep, without what its seeds say.
+    """Return the parity of a sweep, without the comparison over seeds.
 
-    `on_cell` gets each cell as soon as it was compared. Raises HarnessError if a run of a reference
-    fails; of another cell, that is noted.
+    `on_cell` gets each cell as soon as it is compared. Raises HarnessError if a run of a reference
+    fails; a failure of another cell is noted in its parity.
     """
     references: list[Reference] = []
     by_cell = {parity.cell.id: parity for parity in plan.by_design}
@@ -155,7 +155,7 @@ def measure_parity(
 
 
 class _Ladder:
-    """A reference with its runs, against which cells are held one after the other."""
+    """A reference with its runs, with which cells are compared one after the other."""
 
     def __init__(
         self, tracer: Tracer, base_folder: Path, cell: Cell, seed: int, max_ulp: int
@@ -179,7 +179,7 @@ class _Ladder:
         shutil.rmtree(control.folder)
 
     def close(self) -> None:
-        """Remove what the reference's runs have left."""
+        """Remove the files of the reference's runs."""
         shutil.rmtree(self._run.folder)
         if self._exact is not None:
             shutil.rmtree(self._exact.folder)
@@ -204,7 +204,7 @@ class _Ladder:
         gaps = distances(run.folder, self._run.folder, exact_folder)
         causes = []
         if difference is not None:
-            # Gradients too: with a small learning rate, parameters hardly show how far they are off.
+            # Gradients too: with a small learning rate, parameters hardly show the difference.
             gradient_gaps = gradient_distances(run.folder, self._run.folder, exact_folder)
             causes = likely_causes(
                 reference,
@@ -228,7 +228,7 @@ class _Ladder:
         )
 
     def _trace(self, name: str, cell: Cell, recording: Recording) -> TracedRun:
-        """Run a cell and return what it has left; raises HarnessError if it fails."""
+        """Run a cell and return its traced run; raises HarnessError if it fails."""
         trial = Trial(cell=cell, seed=self._seed)
         traced = TracedTrial(trial=trial, base_folder=self._base_folder)
         folder, traces = self._tracer.trace(name, traced, recording)
@@ -237,10 +237,10 @@ class _Ladder:
     def _trace_fp64(
         self, cell: Cell, *, needs_control: bool
     ) -> tuple[TracedRun | None, str | None]:
-        """Run a cell in fp64; return the run, or None and why it can't be used.
+        """Run a cell in fp64; return the run, or None and why it is unusable.
 
-        It can't if it draws other random numbers, or if a second run as a control is not as good as
-        the same: what that changes would pass for rounding errors.
+        It is unusable if it draws other random numbers, or if a second run, as a control, differs by
+        more than rounding: its variation would be taken for rounding errors.
         """
         exact_cell = replace(cell, axes=replace(cell.axes, precision="fp64"))
         try:
@@ -256,7 +256,7 @@ class _Ladder:
         return run, None
 
     def _repeats_exactly(self, run: TracedRun, exact_cell: Cell) -> bool:
-        """Run a cell in fp64 once more, and return whether the numbers are as good as the same."""
+        """Run a cell in fp64 again, and return whether all numbers repeat up to rounding."""
         control = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
         gaps = distances(control.folder, run.folder, run.folder)
         shutil.rmtree(control.folder)
@@ -268,8 +268,8 @@ def _rung_of(
 ) -> Rung | None:
     """Return the rung that a cell's tensors reach.
 
-    Rank 0's are kept. Where they are the same and the state of another rank's workload is not,
-    nothing tells how far that is apart.
+    Only rank 0's tensors are kept. Where these are equal and the state of another rank's workload
+    differs, the size of that difference is unknown: None.
     """
     is_equal = all(gap.differing == 0 for gap in gaps)
     if difference is not None and difference.phase == "workload state" and is_equal:
@@ -280,7 +280,7 @@ def _rung_of(
 def _first_difference(comparison: TraceComparison) -> FirstDifference | None:
     """Return the first moment at which two trials differ, None if they do not.
 
-    Where all tensors that both have are the same, it is the first that only one of them has.
+    Where all common tensors are equal, it is the first tensor that only one of them has.
     """
     divergence = comparison.divergence
     if divergence is not None:
@@ -308,8 +308,8 @@ def _changes_buffers(traces: Traces) -> bool:
 
 
 def _draws_random(traces: Traces) -> bool:
-    """Return whether a rank's generators have moved from one forward to the next.
+    """Return whether a rank's generators advance from one forward to the next.
 
-    Between the first two only: at the start of an epoch, the loader draws a seed.
+    Only the first two are compared: at the start of an epoch, the loader draws a seed.
     """
     return any(len(set(states[:2])) > 1 for states in _random_states(traces))

@@ -57,27 +57,25 @@ from harness.spec.sweep import Sweep
 from workloads.catalog import BUILT_IN, imported_distributions
 from workloads.importing import forget
 
-# Returns what shows the progress of a sweep, as a context.
+# Makes the listener that shows the progress of a sweep, as a context.
 MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
 MOST_PINS = 3  # of packages that an error lists
-COMPLETE = ("done", "invalid")  # statuses of trials that have a result to be compared
+COMPLETE = ("done", "invalid")  # statuses of trials with a result to compare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Original:
-    """A trial that is on record."""
+    """A recorded trial."""
 
     trial: Trial
-    evidence: Evidence  # what it computed
+    evidence: Evidence
     target: Target | None
     sweep: str  # the name of its sweep
     record: Record | None = None  # None for a trial of a baseline
     result: TrialResult | None = None  # of a baseline's trial
     # Of a baseline: each value of each field of the environments of its trials.
     baseline_fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    sweep_folder: SweepFolder | None = (
-        None  # which has what records only name, such as changes of code
-    )
+    sweep_folder: SweepFolder | None = None  # with files that records only name: changes of code
 
     @property
     def settings(self) -> RunSettings | None:
@@ -106,19 +104,19 @@ class Original:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How trials are run again."""
+    """How to run trials again."""
 
-    code: Choice | None = None  # None: here where it is the same, else the recorded one
+    code: Choice | None = None  # None: here if it is the same, else recorded
     data: Sequence[str] = ()  # the texts after `--data`
-    base: Path | None = None  # of the workload's paths, if the user names it
+    base: Path | None = None  # of the workload's paths, if the user sets it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A trial that is ready to run again, and what is other than it was."""
+    """A trial that is ready to run again, and the differences from its record."""
 
     original: Original
-    trial: Trial  # as it is planned here
+    trial: Trial  # as planned here
     sources: Mapping[str, SourceChoice]  # by `harness` and `workload`
     checked_out: CheckedOut
     profile: Profile
@@ -127,7 +125,7 @@ class Prepared:
 
 
 def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
-    """Return the trials that a name stands for, of some seeds and cells if any are named.
+    """Return the trials of a name, limited to seeds and a cell if any are given.
 
     Raises BadInput if none of them has a result.
     """
@@ -156,14 +154,14 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
 
 
 def _fields_of_baseline(baseline: CellResult) -> dict[str, Sequence[str]]:
-    """Return what a baseline says of what its trials ran with; nothing if it is of an older schema."""
+    """Return the environment fields of a baseline, none if its schema is older."""
     if not baseline.environment:
         return {}
     return {**baseline.environment, HARDWARE: baseline.conditions["hardware"]}
 
 
 def _of_record(record: Record, folder: Path | None) -> Original | None:
-    """Return the trial of a record, None of one without a result."""
+    """Return the trial of a record, None if it has no result."""
     if record.status not in COMPLETE:
         return None
     return Original(
@@ -184,9 +182,9 @@ def _is_chosen(trial: Trial, seeds: Sequence[int], cell: str) -> bool:
 
 
 def read_packages(original: Original) -> str | None:
-    """Return the list of packages that were installed for a trial, None where it is gone.
+    """Return the list of packages that were installed for a trial, None if it is missing.
 
-    The sweep's folder has it. One that is not what was recorded is not taken.
+    The sweep's folder has the list. A list whose digest differs from the record is ignored.
     """
     environment = original.environment
     if environment is None or environment.installed is None or original.sweep_folder is None:
@@ -200,10 +198,10 @@ def read_packages(original: Original) -> str | None:
 
 
 def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | None:
-    """Return the stack that a cell runs under here, None for the harness's own interpreter.
+    """Return the stack that a cell runs under here, None for the harness's interpreter.
 
-    Raises BadInput for one that ranks can't run under, and for one whose packages are others than
-    those that were recorded: it would be another experiment under the same name.
+    Raises BadInput for a stack that ranks can't run under, and for one whose packages differ from the
+    record: it would be another experiment under the same name.
     """
     if cell.stack is None:
         return None
@@ -223,7 +221,7 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
 
 
 class Preparer:
-    """Checks out code and finds out what is other here; each once for all trials that share it."""
+    """Checks out code and finds differences, each once for all trials that share it."""
 
     def __init__(self, options: Options, stack: ExitStack) -> None:
         """Prepare with `options`; what is checked out stays until `stack` is closed."""
@@ -265,10 +263,10 @@ class Preparer:
         return base.absolute()
 
     def _plan_here(self, original: Original, base: Path) -> tuple[Trial | None, BadInput | None]:
-        """Return the trial as it is planned here, or why it can't be.
+        """Return the trial as planned here, or the error that prevents it.
 
         The workload here may have lost an option that the recorded one has. That is no error where
-        the recorded code can be had.
+        the recorded code is available.
         """
         try:
             return self._rebuild(original, base), None
@@ -276,14 +274,14 @@ class Preparer:
             return None, error
 
     def _rebuild(self, original: Original, base: Path) -> Trial:
-        """Return the trial as it is planned from the files at `base`."""
+        """Return the trial as planned from the files at `base`."""
         cell = rebuild_cell(original.trial.cell, base, self._options.data, original.base_folder)
         return replace(original.trial, cell=cell)
 
     def _choose(
         self, original: Original, planned: Trial | None, base: Path
     ) -> dict[str, SourceChoice]:
-        """Return whose code the trial runs with."""
+        """Choose the code that the trial runs with."""
         environment = original.environment
         repository = environment.repository if environment is not None else None
         source = recorded_workload(repository, read_diff(repository, original.sweep_folder))
@@ -303,7 +301,7 @@ class Preparer:
         if key not in self._checkouts:
             checked_out = self._stack.enter_context(sources_checked_out(sources, base))
             if checked_out.base_folder != base:
-                # Its modules are imported for planning, and its files are about to go.
+                # Its modules are imported for planning, and its files are deleted later.
                 self._stack.callback(forget, checked_out.base_folder)
             self._checkouts[key] = checked_out
         return self._checkouts[key]
@@ -316,7 +314,7 @@ class Preparer:
         sources: Mapping[str, SourceChoice],
         stack: ReadyStack | None,
     ) -> list[Difference]:
-        """Return what is other than it was recorded."""
+        """Return the differences from the record."""
         environment = self._environment(original, trial, profile, sources, stack)
         if original.record is None:
             device: Device = "cuda" if profile.gpus else "cpu"
@@ -360,9 +358,9 @@ class Preparer:
     def _describe_launch(
         self, original: Original, trial: Trial, sources: Mapping[str, SourceChoice]
     ) -> Provenance:
-        """Return what the trial will be launched from, once for trials of the same code.
+        """Return the provenance of the trial's launch, computed once for trials of the same code.
 
-        What it writes for records is written again when the trial runs.
+        The files that it writes for records are written again when the trial runs.
         """
         base = self._check_out(sources, self._base(original)).base_folder
         key = (base, trial.cell.workload.uses)
@@ -378,7 +376,7 @@ def _with_code_of_ranks(
 ) -> Trial:
     """Return the trial with the code that its ranks import, if that is the recorded harness's.
 
-    Built-in workloads are part of the harness, so what is planned here is this harness's. The ranks
+    Built-in workloads are part of the harness, so the planned trial has this harness's code. The ranks
     check it.
     """
     workload = trial.cell.workload
@@ -400,7 +398,7 @@ def run_again(
 ) -> dict[str, Record]:
     """Run trials again, one after the other; return their new records by the original's id.
 
-    `results` is a folder of their own. Trials that share their code share a sweep there.
+    `results` is a folder for them alone. Trials with the same code share a sweep there.
     """
     records: dict[str, Record] = {}
     groups: dict[tuple[object, ...], list[Prepared]] = {}
@@ -434,7 +432,9 @@ def _run_group(
         python_path=python_path,
     )
     for uses in {trial.cell.workload.uses for trial in trials}:
-        imported_distributions(uses, sweep.base_folder)  # from here, if other folders came after it
+        imported_distributions(
+            uses, sweep.base_folder
+        )  # from here, in case other folders were added later
     folder = results.sweep_folder(sweep.name)
     records: dict[str, Record] = {}
     with ExitStack() as stack:

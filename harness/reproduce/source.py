@@ -27,18 +27,18 @@ from workloads.catalog import BUILT_IN
 
 Choice = Literal["recorded", "here"]
 ARGUMENT = "--code recorded"
-CUT = b"\n[cut: "  # begins the last line of changes that were too long to be kept whole
+CUT = b"\n[cut: "  # begins the last line of truncated changes
 SHOWN_DIGITS = 12  # of a commit, in text
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedSource:
-    """What a record says of the code of one repository."""
+    """The recorded code of one repository."""
 
     name: str  # for people: `the harness` or `the workload`
-    commit: str | None  # None where it ran from no repository
+    commit: str | None  # None without a repository
     dirty: bool | None
-    diff: bytes | None = None  # of the dirty files; None where it was not recorded as a whole
+    diff: bytes | None = None  # of the dirty files; None if it was not recorded completely
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +61,14 @@ class CheckedOut:
 
 
 def recorded_harness(code: Code | None) -> RecordedSource:
-    """Return what a record says of the harness's code. Its uncommitted changes are not recorded."""
+    """Return the recorded code of the harness. Its uncommitted changes are not recorded."""
     if code is None:
         return RecordedSource(name="harness", commit=None, dirty=None)
     return RecordedSource(name="harness", commit=code.commit, dirty=code.dirty)
 
 
 def recorded_workload(repository: Repository | None, diff: bytes | None) -> RecordedSource:
-    """Return what a record says of the code of the user's workload."""
+    """Return the recorded code of the user's workload."""
     if repository is None:
         return RecordedSource(name="workload", commit=None, dirty=None)
     return RecordedSource(
