@@ -20,7 +20,6 @@ from harness.records.company import Company
 from harness.records.files import read_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult, Ranks, Record, Status, Summary
 from harness.records.series import Series
-from harness.spec.cell import Trial
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
@@ -84,9 +83,13 @@ def assemble(
     order_digest = None
     broken_rules: list[str] = []
     if failure is None and files.rank0 is not None:
-        summary = _summarize(trial, files, files.rank0)
+        cell = trial.cell
+        summary = summarize(files.results, files.rank0, cell.axes.batch_size, cell.warmup)
         loss = Series.pack(mean_loss(ranks))
-        order_digest = join_digests(_order_sums(trial, ranks))
+        # Tensor-parallel ranks have the same samples.
+        same_samples = trial.cell.axes.tensor_parallel_size
+        order_sums = [result.order_sums for result in ranks if result.rank % same_samples == 0]
+        order_digest = join_digests(order_sums)
         broken_rules = violations(ranks, summary, rules, company)
     record = Record(
         sweep=sweep,
@@ -107,17 +110,6 @@ def assemble(
         company=company,
     )
     return with_mfu(record, peaks or {})
-
-
-def _order_sums(trial: Trial, ranks: Sequence[RankResult]) -> list[Sequence[int]]:
-    """Return the sums of each share of the samples, of which tensor-parallel ranks have the same."""
-    same_samples = trial.cell.axes.tensor_parallel_size
-    return [result.order_sums for result in ranks if result.rank % same_samples == 0]
-
-
-def _summarize(trial: Trial, files: RankFiles, rank0: Rank0Report) -> Summary:
-    """Return the summary of a trial that finished: throughput, step times and shares of phases."""
-    return summarize(files.results, rank0, trial.cell.axes.batch_size, trial.cell.warmup)
 
 
 def _status(

@@ -135,8 +135,12 @@ class ForkServer:
 
         Raises HarnessError if the forkserver has ended, ForkServerStalled if it does not answer.
         """
+        marked = []
+        for request in requests:
+            variables = {**request.variables, **mark_variables(request.log)}
+            marked.append(asdict(replace(request, variables=variables)))
         try:
-            self._send([asdict(_marked(request)) for request in requests])
+            self._send(marked)
             self._wait_for_answer()
         except BaseException:
             # The answer to this request must not be taken for the answer to the next.
@@ -259,11 +263,6 @@ class ForkedProcess:
         if self.poll() is None:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, sig)
-
-
-def _marked(request: ForkRequest) -> ForkRequest:
-    """Return the request of a process by whose variables all that it starts is found."""
-    return replace(request, variables={**request.variables, **mark_variables(request.log)})
 
 
 def kill_all(processes: Sequence[ForkedProcess]) -> None:

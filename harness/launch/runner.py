@@ -271,12 +271,14 @@ class Runner:
         assignment = self._assignment(trial, attempt=len(previous_failures) + 1, lane=lane)
         write_assignment(folder.assignment_path, assignment)
         cell = trial.cell
-        launcher = self._launcher_of(trial)
+        launcher = self.launcher
+        if cell.axes.stack is not None:
+            launcher = launcher.in_stack(self.stacks[cell.axes.stack])
         command = launcher.command(
             "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
         )
         variables = launcher.variables(cell.axes.num_threads, cell.environment)
-        log_start = _size(folder)
+        log_start = folder.launch_log.stat().st_size if folder.launch_log.exists() else 0
         preload = heavy_modules(cell.workload.uses)
         process = launcher.start(command, variables, folder.launch_log, preload=preload)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
@@ -307,11 +309,6 @@ class Runner:
         if self.sweep.mllog and record.status in COMPLETE:
             write_log(folder.mllog_path, record)
         return record
-
-    def _launcher_of(self, trial: Trial) -> Launcher:
-        """Return what starts the ranks of a trial, under its stack if it has one."""
-        stack = trial.cell.axes.stack
-        return self.launcher if stack is None else self.launcher.in_stack(self.stacks[stack])
 
     def _with_stop_reason(self, record: Record) -> Record:
         """Return the record with the reason of its interruption, if this runner had one.
@@ -421,7 +418,8 @@ class Runner:
                 return _timeout_failure(folder, progress, world_size)
             verdict = watchdog.look()
             if verdict is not None:
-                _append_to_launch_log(folder, verdict.reason)
+                with folder.launch_log.open("a", encoding="utf-8") as log:
+                    log.write(f"harness: {verdict.reason}\n")
                 return verdict.failure
 
 
@@ -486,12 +484,6 @@ def _describe_launcher_end(exit_code: int | None, is_out_of_memory: bool) -> str
     return end
 
 
-def _append_to_launch_log(folder: TrialFolder, line: str) -> None:
-    """Add a line to the log of the launcher."""
-    with folder.launch_log.open("a", encoding="utf-8") as log:
-        log.write(f"harness: {line}\n")
-
-
 def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
     """Return the record with its failures clean: they quote exceptions and logs."""
     ranks = [
@@ -529,11 +521,6 @@ def _write(folder: TrialFolder, record: Record) -> None:
         if record.rank0 is not None and record.rank0.checkpoint is None:
             # They were only there for the rule for stopping to restore the best.
             shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
-
-
-def _size(folder: TrialFolder) -> int:
-    """Return the size of a trial's launch log in bytes, 0 if there is none yet."""
-    return folder.launch_log.stat().st_size if folder.launch_log.exists() else 0
 
 
 def _launcher_output(folder: TrialFolder, start: int) -> str:

@@ -13,12 +13,11 @@ from harness.core.scratch import ScratchFolder
 from harness.hardware import machine
 from harness.hardware.roofline import device_of
 from harness.launch import forkserver
-from harness.launch.abandoned import kill_abandoned
+from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
 from harness.launch.runner import RETRIES, Runner, StopRequest, TrialListener, remove_leftovers
-from harness.launch.shared_memory import remove_abandoned_blocks
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
 from harness.records.files import read_record, read_record_if_exists

@@ -251,14 +251,10 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
     if SIGNAL in signals:
         return True
     if signals:
-        return _is_running()
+        # Slurm does not call a job running that it is ending.
+        command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
+        return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
     return interruption is not None and not cancelled_by_user(interruption)
-
-
-def _is_running() -> bool:
-    """Return whether Slurm has this job as running, which it hasn't of one that it is ending."""
-    command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
-    return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
 
 
 def _nodes_to_exclude(runner: Runner, undone: Sequence[Trial], submission: Submission) -> list[str]:

@@ -76,7 +76,6 @@ def preload_from(path: Path) -> None:
         if name not in sys.modules:
             with suppress(Exception):  # a module that only its package can import
                 importlib.import_module(name)
-    preload(())
 
 
 def adopt_orphans() -> None:

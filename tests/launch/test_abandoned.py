@@ -1,4 +1,4 @@
-"""Processes that outlived the launcher of the ranks that have started them."""
+"""Processes and shared memory that outlived the launcher of the ranks that have made them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.launch.abandoned import (
+    MIN_AGE,
     VARIABLE,
     kill_abandoned,
     kill_abandoned_of_trial,
     mark_variables,
+    remove_abandoned_blocks,
 )
 from tests.support.running import wait_until
 
@@ -72,3 +75,44 @@ def test_a_mark_of_elsewhere_says_nothing(mark: str) -> None:
         kill_abandoned()
         assert child.poll() is None
         child.kill()
+
+
+def ended_process() -> int:
+    """Return the id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def block(folder: Path, creator: int, *, content: bytes = b"", age: float = 2 * MIN_AGE) -> Path:
+    """Return a block as torch names it, last changed `age` seconds ago."""
+    path = folder / f"torch_{creator}_1234567_0"
+    path.write_bytes(content)
+    changed = path.stat().st_mtime - age
+    os.utime(path, (changed, changed))
+    return path
+
+
+def test_only_blocks_that_nobody_can_use_are_removed(tmp_path: Path) -> None:
+    ended, others = ended_process(), tmp_path / "others"
+    others.mkdir()
+    abandoned = block(tmp_path, ended)
+    kept = [
+        block(tmp_path, os.getpid()),
+        block(others, ended, content=b"in use"),
+    ]
+    remove_abandoned_blocks(tmp_path)
+    remove_abandoned_blocks(others)
+    assert not abandoned.exists()
+    assert all(path.exists() for path in kept)
+
+
+def test_a_block_that_was_just_created_is_left(tmp_path: Path) -> None:
+    created = block(tmp_path, ended_process(), age=0)
+    remove_abandoned_blocks(tmp_path)
+    assert created.exists()
+
+
+def test_a_machine_without_such_a_folder(tmp_path: Path) -> None:
+    remove_abandoned_blocks(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
