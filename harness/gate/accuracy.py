@@ -1,7 +1,7 @@
-"""Trains cells of two revisions to their end, and compares what they have learned.
+"""Trains cells of two revisions to the end and compares their target metric.
 
-A change may keep the speed and ruin the learning. Only training to the end shows it, with several
-seeds, since one seed may be lucky. Both revisions train the same seeds, so that they are pairs.
+A change may keep the speed and worsen the accuracy. Only training to the end shows it, with several
+seeds, because one may be lucky. Both revisions train the same seeds, which are compared in pairs.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, count_gpus
 from harness.statistics.verdict import ALPHA, MetricVerdict, Question, judge
 
-POLL = 0.2  # seconds between two looks at ranks that train
+POLL = 0.2  # seconds between two checks of ranks that train
 
-# `not worse`: a loss of the margin is ruled out, though a gain of it is not.
+# `not worse`: a loss as large as the margin is ruled out, but a gain is not.
 AccuracyOutcome = Literal["better", "same", "not worse", "worse", "inconclusive", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyResult:
-    """What the working tree learns of a cell, against the revision."""
+    """The accuracy of a cell in the working tree, compared with the revision."""
 
     outcome: AccuracyOutcome
     metric: str = ""  # its name
     before: float | None = None  # the mean over seeds of the revision
-    now: float | None = None  # and that of the working tree
+    now: float | None = None  # the mean over seeds of the working tree
     # The interval of the difference that the outcome rests on, in the metric's unit.
     low: float | None = None
     high: float | None = None
@@ -69,13 +69,14 @@ class TrainedCell:
 
 
 class RevisionTrainer:
-    """Trains trials of two trees, one after the other; to be used as a context."""
+    """Context manager that trains trials of two trees, one after the other."""
 
     def __init__(
         self, trees: Mapping[str, Tree], base: Path, profile: Profile, timeout: float
     ) -> None:
-        """Prepare to train; `base` is the folder that paths of cells are relative to, and `timeout`
-        the seconds that a trial may take.
+        """Prepare to train trials, each for at most `timeout` seconds.
+
+        Paths of cells are relative to the folder `base`.
         """
         self.trees = trees
         self.base = base
@@ -89,7 +90,7 @@ class RevisionTrainer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing but the logs that a failure names."""
+        """Remove the folder, except for the logs that a failure names."""
         self._scratch.remove()
 
     def train(
@@ -119,7 +120,7 @@ class RevisionTrainer:
         self._scratch.keep()
 
     def _run(self, key: str, trial: Trial) -> RankResult:
-        """Train a trial in a tree and return what rank 0 left; raises HarnessError if it fails."""
+        """Train a trial in a tree and return the result of rank 0; raises HarnessError if it fails."""
         tree = self.trees[key]
         folder = TrialFolder(self.folder / f"{key}-{trial.id}")
         assignment = Assignment(
@@ -140,7 +141,7 @@ class RevisionTrainer:
             self._train_forked(requests, variables)
         results = []
         for rank in range(axes.world_size):
-            with suppress(BadInput):  # a rank that was killed left nothing
+            with suppress(BadInput):  # a rank that was killed has no result
                 results.append(read_rank_result(folder.result_path(rank)))
         for result in results:
             if result.rank == 0 and result.rank0 is not None and result.rank0.evaluations:
@@ -178,19 +179,19 @@ class RevisionTrainer:
                 processes[exit_codes.index(None)].wait(POLL)
 
     def _describe_failure(self, results: Sequence[RankResult], folder: TrialFolder) -> str:
-        """Return why a trial has failed: what a rank reports, or its last words."""
+        """Return why a trial has failed: the failure that a rank reports, or the last log line."""
         for result in results:
             if result.failure is not None:
                 text = f"{result.failure.kind}: {result.failure.message}"
                 return one_line(redact_text(text, self.secrets))
-        last_words = redact_text(last_log_line(folder.launch_log), self.secrets)
-        return f"it did not end well within {self.timeout:g} s; its last words: {last_words}"
+        last_line = redact_text(last_log_line(folder.launch_log), self.secrets)
+        return f"it did not succeed within {self.timeout:g} s; its last output: {last_line}"
 
 
 def _rank_requests(
     tree: Tree, folder: TrialFolder, variables: Mapping[str, str], world_size: int
 ) -> list[ForkRequest]:
-    """Return what to fork for each rank of a trial, which imports from its own tree first."""
+    """Return a fork request for each rank of a trial, with its own tree first in the PYTHONPATH."""
     common = {
         **variables,
         "PYTHONPATH": tree.python_path,
@@ -212,7 +213,7 @@ def _rank_requests(
 
 
 def _trial_result(result: RankResult, seed: int) -> TrialResult:
-    """Return what a comparison of accuracy needs of a trial; its speed is measured elsewhere."""
+    """Return a trial with the fields that a comparison of accuracy needs, without its speed."""
     report = result.rank0
     assert report is not None
     final = report.final_evaluation
@@ -234,7 +235,7 @@ def _trial_result(result: RankResult, seed: int) -> TrialResult:
 
 
 def _cell_result(cell: Cell, result: RankResult, trials: Sequence[TrialResult]) -> CellResult:
-    """Return the trials of a cell as comparisons take them."""
+    """Return the result of a cell with these trials."""
     assert result.rank0 is not None
     return CellResult(
         cell=cell, target=result.rank0.target, conditions={}, trials=list(trials), left_out={}
@@ -242,7 +243,7 @@ def _cell_result(cell: Cell, result: RankResult, trials: Sequence[TrialResult]) 
 
 
 def judge_accuracy(cells: Sequence[TrainedCell], margin: float) -> list[AccuracyResult]:
-    """Return what was learned of each cell, with false alarms controlled over all of them."""
+    """Return the accuracy of each cell, with false alarms controlled over all of them."""
     differences: list[MetricDifference | None] = []
     for cell in cells:
         difference = None
@@ -254,7 +255,7 @@ def judge_accuracy(cells: Sequence[TrainedCell], margin: float) -> list[Accuracy
     results = []
     for cell, difference in zip(cells, differences, strict=True):
         if difference is None:
-            failure = cell.failure or "the target metric is another one, so nothing compares"
+            failure = cell.failure or "the target metrics differ, so they can't be compared"
             results.append(AccuracyResult(outcome="failed", failure=failure, margin=margin))
         else:
             results.append(_result(difference, next(verdicts), len(questions)))
@@ -268,7 +269,7 @@ def _result(difference: MetricDifference, verdict: MetricVerdict, family: int) -
     if interval and outcome == "not worse":
         interval = verdict.estimate.interval(_loss_confidence(family))
     elif interval and outcome == "inconclusive":
-        # The wider one shows that neither a loss is ruled out nor any other outcome certain.
+        # The wider interval contains both a loss and no change, so it shows why nothing is certain.
         wider = max(verdict.confidence, _loss_confidence(family))
         interval = verdict.estimate.interval(wider)
     return AccuracyResult(
@@ -284,14 +285,14 @@ def _result(difference: MetricDifference, verdict: MetricVerdict, family: int) -
 
 
 def _loss_confidence(family: int) -> float:
-    """Return the confidence of the interval that has no loss of the margin where one is ruled out."""
+    """Return the confidence of the interval that shows whether a loss of the margin is ruled out."""
     return 1 - 2 * ALPHA / family
 
 
 def _outcome(question: Question, verdict: MetricVerdict, family: int) -> AccuracyOutcome:
-    """Return the verdict, `not worse` where it is inconclusive but a loss of the margin is ruled out.
+    """Return the verdict, or `not worse` if it is inconclusive but a loss of the margin is ruled out.
 
-    That is a test of non-inferiority, at the family's level by Bonferroni.
+    `not worse` is a test of non-inferiority, at the family's level by Bonferroni.
     """
     if verdict.outcome != "inconclusive":
         return verdict.outcome
@@ -304,7 +305,7 @@ def _outcome(question: Question, verdict: MetricVerdict, family: int) -> Accurac
 
 
 def choose_seeds(declared: Sequence[int], count: int) -> list[int]:
-    """Return so many seeds: those that the sweep declares, then the smallest others."""
+    """Return `count` seeds: those that the sweep declares, then the smallest others."""
     seeds = list(dict.fromkeys(declared))[:count]
     candidate = 0
     while len(seeds) < count:

@@ -45,19 +45,18 @@ class GateOptions:
     compare_bits: bool = False  # whether other losses fail a cell
     control: bool = False  # whether the revision is measured against itself too
     order_seed: int | None = None  # of the random order of arms, to repeat a run
-    accuracy_seeds: int = 0  # that each cell is trained with to its end; none: speed only
-    accuracy_margin: float = (
-        ACCURACY_MARGIN  # smallest difference that matters, in the metric's unit
-    )
-    inconclusive: Policy = "warn"  # what follows from a cell that neither fails nor passes
-    accept_sweep_changes: bool = False  # whether what the sweep has lost passes
+    accuracy_seeds: int = 0  # number of seeds to train each cell to the end with; 0: speed only
+    # The smallest difference of the target metric that matters, in its unit.
+    accuracy_margin: float = ACCURACY_MARGIN
+    inconclusive: Policy = "warn"  # for cells that neither fail nor pass
+    accept_sweep_changes: bool = False  # whether cells that the sweep has lost pass
     settings: Sequence[str] = ()  # `--set`, for the revision's sweep
     data: Sequence[str] = ()  # `--data`, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a gate measures on, and how far it can be trusted there."""
+    """The machine of a gate, and its certificate."""
 
     hardware: str  # the key of this machine
     torch: str  # version
@@ -66,7 +65,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class CellOutcome:
-    """What was measured of one cell.
+    """The measurements of one cell.
 
     Whether it fails also depends on the gate's options: `GateOutcome` decides that.
     """
@@ -74,12 +73,13 @@ class CellOutcome:
     cell: Cell
     measured: PairedResult  # the working tree (B) against the revision (A)
     control: PairedResult | None = None  # the revision against itself
-    accuracy: AccuracyResult | None = None  # what both have learned, where that is asked for
+    accuracy: AccuracyResult | None = None  # None if it was not requested
 
     @property
     def control_disagrees(self) -> bool:
-        """Whether the control failed or found a difference between equal code: then the cell's
-        speed proves nothing.
+        """Whether the control failed or found a difference between equal code.
+
+        The verdict on the cell's speed is then not reliable.
         """
         if self.control is None:
             return False
@@ -88,14 +88,14 @@ class CellOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutcome:
-    """What a gate decides, cell by cell."""
+    """The decision of a gate for each cell."""
 
     options: GateOptions
     conditions: Conditions
     commit: str  # the full id of `options.revision`; empty against a stack
     cells: Sequence[CellOutcome]
     sweep_changes: Sequence[SweepChange] = ()
-    # What differs between the packages of `options.stack` and of each stack that was measured.
+    # By measured stack, the packages that differ from those of `options.stack`.
     package_changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -106,8 +106,10 @@ class GateOutcome:
         return [change for change in self.sweep_changes if change.may_hide]
 
     def has_failed(self, outcome: CellOutcome) -> bool:
-        """Whether a cell could not be measured, computes other losses where that matters, is slower
-        or learns less.
+        """Whether a cell fails.
+
+        It fails if it could not be measured, is slower, is less accurate, or computes other losses
+        with `compare_bits`.
         """
         if outcome.measured.failure is not None:
             return True
@@ -147,11 +149,11 @@ def gate(
     inside: Path,
     on_progress: Callable[[Cell, str], None],
 ) -> GateOutcome:
-    """Measure all cells of a sweep, in the repository that `inside` lies in.
+    """Measure all cells of a sweep, in the repository that contains the path `inside`.
 
-    The other revision is checked out beside the working tree, whose files stay as they are, changes
-    that are not committed included. An arm that fails, fails its cell and no other one. Raises
-    BadInput outside of a repository and for a revision that does not exist.
+    The other revision is checked out in a temporary folder; the working tree, including uncommitted
+    changes, stays as it is. If an arm fails, only its cell fails. Raises BadInput outside of a
+    repository and for a revision that does not exist.
     """
     repository = find_repository(inside)
     commit = resolve_commit(repository, options.revision)
@@ -189,7 +191,7 @@ def _with_accuracy(
     options: GateOptions,
     on_progress: Callable[[Cell, str], None],
 ) -> list[CellOutcome]:
-    """Return the cells with what both revisions have learned of each."""
+    """Return the cells, each with the comparison of its accuracy in both revisions."""
     trained = []
     with RevisionTrainer(trees, sweep.base_folder, profile, sweep.timeout) as trainer:
         for outcome in outcomes:
@@ -204,8 +206,9 @@ def _with_accuracy(
 
 
 class Gauge:
-    """Measures cells of one sweep with the same options, each with its share of the error that all
-    may make.
+    """Measures cells of one sweep with the same options.
+
+    Each cell has an equal share of the allowed chance of a false alarm.
     """
 
     def __init__(
@@ -230,8 +233,8 @@ class Gauge:
     def measure(self, cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:
         """Measure a cell in two trees.
 
-        If an arm fails, the result holds the failure instead of a measurement. `activity` is what
-        progress is reported as.
+        If an arm fails, the result has the failure instead of a measurement. `activity` is the
+        prefix of progress messages.
         """
 
         def report(text: str) -> None:

@@ -13,7 +13,7 @@ from harness.gate.limits import Limits, Policy
 from harness.spec.cell import Cell
 from harness.statistics.verdict import ALPHA
 
-# What a gate makes of a cell, in ascending order of severity.
+# Outcomes of a gate for one cell.
 Outcome = Literal["pass", "warn", "fail"]
 OUTCOMES: dict[Policy, Outcome] = {"ignore": "pass", "warn": "warn", "fail": "fail"}
 SEVERITY: Sequence[Outcome] = ("pass", "warn", "fail")
@@ -21,7 +21,7 @@ SEVERITY: Sequence[Outcome] = ("pass", "warn", "fail")
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One thing that a gate notes of a cell, and what follows from it."""
+    """One observation about a cell, and the outcome that follows from it."""
 
     outcome: Outcome
     text: str
@@ -29,11 +29,11 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class GateAnswer:
-    """What a gate says of one cell; its outcome is that of its most severe reason."""
+    """The result of a gate for one cell; its outcome is that of its most severe reason."""
 
     outcome: Outcome = "pass"
     reasons: Sequence[str] = ()  # why it does not pass
-    measured: Sequence[str] = ()  # what was measured and passes
+    measured: Sequence[str] = ()  # measurements that pass
     rows: Sequence[MetricRow] = field(default=(), repr=False)
 
     @property
@@ -45,9 +45,7 @@ class GateAnswer:
 def judge_cell(
     cell: Cell, limits: Limits, comparison: CellComparison, expected_trials: int
 ) -> GateAnswer:
-    """Return the answer on a cell that has `expected_trials` in the run; nothing that was not
-    measured passes.
-    """
+    """Judge a cell that should have `expected_trials` in the run; a missing measurement never passes."""
     match = _match_of(cell, comparison)
     if match is None:
         return GateAnswer(
@@ -74,7 +72,7 @@ def judge_cell(
 
 
 def _match_of(cell: Cell, comparison: CellComparison) -> Match | None:
-    """Return the match that a cell is one side of, None if it was compared with nothing."""
+    """Return the match that contains a cell, None if it was compared with nothing."""
     for match in comparison.matches:
         if cell.id in (match.a.cell.id, match.b.cell.id):
             return match
@@ -84,8 +82,8 @@ def _match_of(cell: Cell, comparison: CellComparison) -> Match | None:
 def _judge_trials(match: Match, expected: int) -> list[Reason]:
     """Return a reason for each kind of trials of the run that do not count.
 
-    An invalid trial was measured under conditions that the profile rules out, which is no fault of
-    the code: it warns. A failed one, and one without a record, fails the cell.
+    Invalid trials, which were measured under conditions that the profile rules out, only warn: the
+    code did not cause them. Trials that failed or have no record fail the cell.
     """
     reasons = []
     for status, count in match.b.left_out.items():
@@ -101,9 +99,9 @@ def _judge_trials(match: Match, expected: int) -> list[Reason]:
 
 
 def _judge_row(row: MetricRow, limits: Limits) -> Reason:
-    """Return what follows from the verdict on one metric.
+    """Return the reason that follows from the verdict on one metric.
 
-    Worse fails, whatever the limits say; what is inconclusive is up to them.
+    Worse always fails; the limits decide about an inconclusive verdict.
     """
     text = describe_row(row)
     outcome = row.verdict.outcome
@@ -112,7 +110,7 @@ def _judge_row(row: MetricRow, limits: Limits) -> Reason:
     if outcome != "inconclusive":
         return Reason(outcome="pass", text=text)
     if row.verdict.question.estimate.standard_error is None:
-        # A single value has no interval, and no further run with as few would be more certain.
+        # A single value has no interval, and another run with as few values has none either.
         text = f"{text}: more seeds or repeats are needed, in the baseline too"
         return Reason(outcome="fail", text=text)
     return Reason(outcome=OUTCOMES[limits.inconclusive], text=text)
@@ -135,9 +133,9 @@ def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
 
 
 def _warnings(match: Match, comparison: CellComparison) -> list[Reason]:
-    """Return the differences between the conditions of the sides, and the notes on this cell.
+    """Return warnings: differences between the conditions of both sides, and notes on this cell.
 
-    Other code is no such difference: it is what a gate is for.
+    Differences of code are left out: a gate is there to compare them.
     """
     prefix = f"{match.b.cell.label}: "
     texts = [text for text in comparison.differences if not text.startswith(CODE_FIELDS)]

@@ -1,8 +1,7 @@
-"""Starts pairs of arms, the ranks of two trees of files, and lets them train in turn: only one arm
-runs at a time.
+"""The ranks of one tree of files, which train only when it is their turn.
 
-What a rank says of its own speed is the word of the code that is measured. So the gate reads its
-own clock around every turn, and stops the processes of an arm while it is not its turn.
+A rank reports its own speed, so the code that is measured could misreport it. Therefore the gate
+reads its own clock around every turn, and stops an arm's processes while the other arm trains.
 """
 
 from __future__ import annotations
@@ -10,58 +9,69 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import select
 import signal
 import socket
-import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError, one_line
-from harness.core.paths import TrialFolder
-from harness.core.ports import free_port, unix_socket_path
-from harness.core.processes import Process
-from harness.core.redaction import redact_text, secret_values
-from harness.core.scratch import ScratchFolder
-from harness.core.worktree import Tree
-from harness.gate.contention import WaitClock
-from harness.gate.protocol import PROTOCOL
-from harness.gate.ranks import StackTree, end_fresh, start_fresh
-from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
-from harness.launch.launcher import rank_variables
-from harness.launch.logs import scrub_logs
-from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment, write_assignment
-from harness.spec.cell import Cell, Length, Trial
-from harness.spec.cluster import Profile, count_gpus
+from harness.core.redaction import redact_text
 
-STEPS = 10_000_000  # more than any comparison takes
-ENDLESS = Length(steps=STEPS)
 START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
 TURN_TIMEOUT = 600.0  # seconds that a turn may take
 WAKE_SECONDS = 1.0  # without an answer, after which an arm is continued once more
-POLL = 0.2  # seconds between two looks at ranks that start
 LONGEST_MESSAGE = 10_000_000  # characters; a turn of 200 steps takes 5,000
 # How far a rank's clock, which may be a GPU's, and this one may be apart after a turn.
 CLOCK_DRIFT = 0.01  # a fraction of the turn
 CLOCK_ERROR = 1e-4  # seconds
-LONGEST_LOG = 1_000_000  # bytes of a log that are searched for an error
+# <linux/posix-timers.h>: the clock of the CPU time of a process, all of its threads together, has
+# the number ~PID << 3 | CPUCLOCK_SCHED.
+CPUCLOCK_SCHED = 2
+NANOSECOND = 1e-9
+
+
+class WaitClock:
+    """Counts the seconds for which other programs kept a process's main thread from a core.
+
+    Another program takes a core from whichever arm is training. The kernel counts how long a thread
+    that could run waited for a core, so this time can be subtracted from a turn. Linux only;
+    elsewhere nothing is subtracted.
+    """
+
+    def __init__(self, process_id: int) -> None:
+        self._path = Path(f"/proc/{process_id}/schedstat")
+        self._cpu_clock = (~process_id << 3) | CPUCLOCK_SCHED
+
+    def read(self) -> float:
+        """Return a count of seconds, of which only differences mean something.
+
+        The main thread may also have waited for other threads of the same process, for at most as
+        long as those ran. Their CPU time is subtracted, so code cannot hide its own CPU time. 0 for
+        a process that has ended, and where the kernel does not count.
+        """
+        try:
+            # Nanoseconds on a core and waiting for one, of the main thread (sched-stats.rst).
+            ran, waited, _ = self._path.read_text(encoding="ascii").split()
+            process_ran = time.clock_gettime_ns(self._cpu_clock)
+        except (OSError, ValueError):
+            return 0.0
+        other_threads_ran = process_ran - int(ran)
+        return (int(waited) - other_threads_ran) * NANOSECOND
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmTurn:
-    """What an arm did in a turn: so many steps without a pause, while the other arm stood still."""
+    """The measurement of one turn: steps that an arm trained without a pause, the other arm stopped."""
 
     seconds: Sequence[float]  # of each step, at the slowest rank, by the ranks' own clocks
     reported: Sequence[float]  # seconds of all steps together, by rank, by the rank's own clock
     elapsed: Sequence[float]  # seconds from the request to the answer, by rank, by this clock
-    delay: float  # seconds of the turn for which other programs kept arm and gate from a core
+    delay: float  # seconds of the turn that the arm or the gate waited for cores of other programs
     losses: str  # digests of the losses, one for each rank
 
     @property
@@ -71,35 +81,35 @@ class ArmTurn:
 
 
 class TrainingArm:
-    """The ranks of one tree, each behind a connection of its own.
+    """The ranks of one tree, with a connection to each.
 
-    A rank waits until it is told how many steps to train. Its messages are lines of JSON, as
-    `turn_worker` sends them. Its process, and whatever that has started in its group, is stopped
-    whenever it is not the arm's turn: threads that spin and loader workers would take the other
-    arm's cores, and work could be done where no clock runs.
+    A rank waits for a message with the number of steps to train. Messages are lines of JSON, as
+    `turn_worker` sends them. The process group of a rank is stopped outside of the arm's turns:
+    spinning threads and loader workers would take the other arm's cores, and the arm could do work
+    while no clock runs.
     """
 
     def __init__(self, name: str, log: Path, secrets: Sequence[str] = ()) -> None:
-        self.name = name  # of the tree, for people
-        self.log = log  # what its ranks print
-        self.batch_size = 1  # over all ranks, as they say when they are ready
-        self.secrets = secrets  # texts that no message may repeat
+        self.name = name  # of the tree, for messages
+        self.log = log  # the output of its ranks
+        self.batch_size = 1  # over all ranks, as they report when they are ready
+        self.secrets = secrets  # texts that are removed from messages
         self.sockets: dict[int, socket.socket] = {}  # by rank
-        self.lines: dict[int, TextIO] = {}  # what a rank sends, by rank
+        self.lines: dict[int, TextIO] = {}  # messages of each rank
         self.process_groups: Sequence[int] = ()  # of its ranks
         self._wait_clocks: Sequence[WaitClock] = ()  # of its ranks
         self._gate_clock = WaitClock(os.getpid())
 
     def watch(self, process_ids: Sequence[int], *, with_delays: bool) -> None:
-        """Take the processes of the ranks, each of which leads a group of its own.
+        """Store the processes of the ranks, each the leader of its own group.
 
-        `with_delays`: whether what other programs take from a turn can be told.
+        `with_delays`: whether delays by other programs can be measured.
         """
         self.process_groups = process_ids
         self._wait_clocks = [WaitClock(number) for number in process_ids if with_delays]
 
     def connect(self, rank: int, connection: socket.socket, lines: TextIO) -> None:
-        """Take the connection of a rank."""
+        """Store the connection of a rank."""
         self.sockets[rank] = connection
         self.lines[rank] = lines
 
@@ -108,11 +118,10 @@ class TrainingArm:
         self._signal(signal.SIGSTOP)
 
     def train(self, steps: int) -> ArmTurn:
-        """Train so many steps and return how long each took.
+        """Train `steps` steps and return how long each took.
 
         All ranks get the request before the first answer is read, because they train together.
-        Raises HarnessError with a rank's own message if it fails, and for answers that can't be
-        true.
+        Raises HarnessError with a rank's own message if it fails, and for impossible answers.
         """
         request = (json.dumps({"steps": steps}) + "\n").encode()
         waited = self._read_wait_clocks()
@@ -121,7 +130,7 @@ class TrainingArm:
         self._signal(signal.SIGCONT)
         for connection in self.sockets.values():
             connection.settimeout(TURN_TIMEOUT)
-            with suppress(BrokenPipeError):  # its last message, read below, says why it ended
+            with suppress(BrokenPipeError):  # its last message, read below, has the reason
                 connection.sendall(request)
         elapsed = self._wait_for_answers(start)
         self.freeze()
@@ -141,23 +150,20 @@ class TrainingArm:
         )
 
     def wait_until_ready(self, rank: int) -> None:
-        """Wait until a rank is built and has said how many samples a step has.
+        """Wait until a rank is ready to train and has reported its batch size.
 
-        Raises HarnessError if it says no such number, and as `receive` does.
+        Raises HarnessError if it reports none, and as `receive` does.
         """
         batch_size = self.receive(rank, START_TIMEOUT).get("batch_size")
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise HarnessError(
-                f"{self.name}: rank {rank} said no batch size when it was ready; log: {self.log}"
-            )
+            raise HarnessError(f"{self.name}: rank {rank} reported no batch size; log: {self.log}")
         self.batch_size = batch_size
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:
         """Return a rank's next message.
 
-        Raises HarnessError if the rank reports a failure, if it has ended, if it does not answer
-        for `timeout` seconds, and if its message is none. The error names the arm, the rank and the
-        log.
+        Raises HarnessError, with the arm, the rank and the log, if the rank reports a failure, has
+        ended, does not answer for `timeout` seconds, or sends no JSON object.
         """
         self.sockets[rank].settimeout(timeout)
         try:
@@ -179,17 +185,17 @@ class TrainingArm:
         return message
 
     def scrub(self, text: object) -> str:
-        """Return what a rank said in one line, without secrets."""
+        """Return a rank's text in one line, without secrets."""
         return one_line(redact_text(str(text), self.secrets))
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the arm."""
         for group in self.process_groups:
-            with suppress(ProcessLookupError):  # its connection says that it has ended
+            with suppress(ProcessLookupError):  # reading its connection reports that it has ended
                 os.killpg(group, number)
 
     def _read_wait_clocks(self) -> list[float]:
-        """Return how long each rank and then the gate have waited for a core, if that is told."""
+        """Return how long each rank, and last the gate, have waited for a core; empty if unknown."""
         if not self._wait_clocks:
             return []
         return [clock.read() for clock in (*self._wait_clocks, self._gate_clock)]
@@ -197,8 +203,8 @@ class TrainingArm:
     def _delay_since(self, before: Sequence[float]) -> float:
         """Return how long other programs have delayed a turn that began with these readings.
 
-        Ranks wait for each other, so what delays one delays all: the longest counts. The gate
-        delays a turn besides, as it has to wake up for the answer.
+        Ranks wait for each other, so the longest delay counts. The gate's own delay is added,
+        because it has to wake up for the answer.
         """
         if not before:
             return 0.0
@@ -218,8 +224,8 @@ class TrainingArm:
                 raise self._no_answer(min(ranks.values()), TURN_TIMEOUT)
             ready, _, _ = select.select(list(ranks), [], [], min(left, WAKE_SECONDS))
             if not ready:
-                # Once more: Linux stops a process that is forked while its group is stopped and
-                # continued, such as a loader's worker, and forgets to continue it.
+                # Again: a process that is forked while its group is stopped and continued, such as
+                # a loader's worker, may stay stopped on Linux.
                 self._signal(signal.SIGCONT)
                 continue
             now = time.perf_counter()
@@ -228,7 +234,7 @@ class TrainingArm:
         return elapsed
 
     def _no_answer(self, rank: int, timeout: float) -> HarnessError:
-        """Return the error that a rank does not answer."""
+        """Return the error for a rank that does not answer."""
         return HarnessError(
             f"{self.name}: rank {rank} did not answer for {timeout:g} s; log: {self.log}"
         )
@@ -238,7 +244,8 @@ class TrainingArm:
     ) -> list[float]:
         """Return the seconds of each step as a rank reports them.
 
-        Raises HarnessError unless they are so many positive numbers, and for more time than passed.
+        Raises HarnessError unless there are `steps` positive numbers, and if they add up to more
+        time than has passed.
         """
         seconds = answer.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != steps:
@@ -260,307 +267,3 @@ class TrainingArm:
 def milliseconds(seconds: float) -> str:
     """Return a duration as `0.4 ms` or `510 ms`."""
     return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
-
-
-@dataclass(frozen=True)
-class ArmRank:
-    """Names one rank of one arm."""
-
-    arm: str  # the key of its arm: `a` or `b`
-    rank: int
-
-
-class PairStarter:
-    """Starts pairs of arms, the ranks of both from one forkserver; to be used as a context.
-
-    As the ranks of both arms come from one process, neither arm has its libraries in better places
-    in memory. What chance decides about a process is drawn anew with every pair.
-    """
-
-    def __init__(
-        self,
-        cell: Cell,
-        seed: int,
-        trees: Mapping[str, Tree],
-        base: Path,
-        profile: Profile,
-        *,
-        other_cells: Mapping[str, Cell] | None = None,
-    ) -> None:
-        """Prepare to train a cell from `trees`; `base` is the folder that the cell's paths are
-        relative to.
-
-        `other_cells` are what single arms train instead, by their keys. They must have the cell's
-        ranks, threads, loader workers and variables.
-        """
-        self.cell = cell
-        self.other_cells = other_cells or {}
-        self.seed = seed
-        self.trees = trees
-        self.base = base
-        self.profile = profile
-        self.server: ForkServer | None = None  # none for arms with stacks of their own
-
-    def __enter__(self) -> PairStarter:
-        with ExitStack() as stack:
-            self._scratch = ScratchFolder("gate")
-            self.folder = self._scratch.path
-            stack.push(self._remove_folder)
-            self.socket_path = stack.enter_context(unix_socket_path(self.folder / "turns"))
-            self.listening = stack.enter_context(socket.socket(socket.AF_UNIX))
-            self.listening.bind(str(self.socket_path))
-            self.listening.listen(64)
-            launcher = Torchrun(environment=self.profile.environment)
-            threads = self.cell.axes.num_threads
-            self.variables = launcher.variables(threads, self.cell.environment)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
-
-    def _remove_folder(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leave nothing but the logs that a HarnessError names."""
-        if isinstance(error, HarnessError) and str(self.folder) in str(error):
-            secrets = secret_values(os.environ, self.profile.environment)
-            for key in self.trees:
-                scrub_logs(TrialFolder(self.folder / key), secrets)
-            self._scratch.keep()
-        self._scratch.remove()
-
-    @contextmanager
-    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, TrainingArm]]:
-        """Give fresh arms of the trees with these keys, started in this order and ready to train.
-
-        Their ranks are gone when the context ends. Raises HarnessError if a rank fails.
-        """
-        with ExitStack() as stack:
-            arms: dict[str, TrainingArm] = {}
-            requests: dict[ArmRank, ForkRequest] = {}
-            secrets = secret_values(os.environ, self.profile.environment)
-            cores = self._draw_cores()
-            # What drivers and libraries of GPUs start when they are loaded is not known.
-            on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-            for key in keys:
-                log = TrialFolder(self.folder / key).launch_log
-                arms[key] = TrainingArm(self.trees[key].name, log, secrets)
-                for rank, request in enumerate(self._rank_requests(key, cores)):
-                    requests[ArmRank(key, rank)] = request
-            processes = self._start(requests, stack, on_gpus=on_gpus)
-            self._accept_all(arms, processes, stack)
-            for key, arm in arms.items():
-                for rank in arm.sockets:
-                    arm.wait_until_ready(rank)
-                process_ids = [
-                    process.pid for name, process in processes.items() if name.arm == key
-                ]
-                arm.watch(process_ids, with_delays=self._can_tell_delays())
-            for arm in arms.values():
-                arm.freeze()
-            yield arms
-
-    def _start(
-        self, requests: Mapping[ArmRank, ForkRequest], stack: ExitStack, *, on_gpus: bool
-    ) -> dict[ArmRank, Process]:
-        """Start the ranks in the order of the requests; they are gone when `stack` is closed."""
-        self.server = None
-        if not any(isinstance(tree, StackTree) for tree in self.trees.values()):
-            setup = Setup(preload=TORCH, refuse_threads=not on_gpus)
-            self.server = shared_server(self.variables, setup)
-            forked = self.server.fork(list(requests.values()))
-            stack.callback(kill_all, forked)
-            return dict(zip(requests, forked, strict=True))
-        processes: dict[ArmRank, Process] = {}
-        for name, request in requests.items():
-            tree = self.trees[name.arm]
-            assert isinstance(tree, StackTree)
-            (processes[name],) = start_fresh([request], tree)
-            stack.callback(end_fresh, [processes[name]])
-        return processes
-
-    def _can_tell_delays(self) -> bool:
-        """Return whether a rank that waits for a core waits for other programs.
-
-        Not with loader workers, which are the arm's own. And a GPU works on while its rank waits. In
-        a container the rank is another process than the one that was started.
-        """
-        for tree in self.trees.values():
-            if isinstance(tree, StackTree) and tree.stack.prefix:
-                return False
-        on_cpu = self.profile.device == "cpu" or not count_gpus()
-        return on_cpu and self.cell.axes.num_workers == 0
-
-    def _draw_cores(self) -> list[list[int]]:
-        """Return the cores of each rank, which it shares with the same rank of the other arm alone.
-
-        What disturbs one core leaves another one undisturbed, and would be taken for a difference
-        between the arms. The first core is drawn at random, as another gate may run on this
-        machine.
-        """
-        axes = self.cell.axes
-        usable = usable_cores()
-        wanted = axes.num_threads + axes.num_workers
-        if axes.strategy != "single":
-            wanted += 1  # for the threads of gloo
-        share = min(len(usable) // axes.world_size, wanted)
-        if not share or self.profile.device != "cpu":
-            return [usable] * axes.world_size
-        start = random.randrange(len(usable))
-        rotated = usable[start:] + usable[:start]
-        return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
-
-    def _rank_requests(self, key: str, cores: Sequence[Sequence[int]]) -> list[ForkRequest]:
-        """Write the assignment of an arm and return what to fork for each of its ranks.
-
-        An arm imports from its own tree, because the PYTHONPATH of its ranks begins with it, and it
-        has a port of its own for its process group. Its ranks never reach the end of their
-        training: they end when their connections are closed.
-        """
-        tree = self.trees[key]
-        folder = TrialFolder(self.folder / key)
-        # All steps count as warm-up, so that no telemetry lengthens the turns.
-        cell = self.other_cells.get(key, self.cell).with_any_code()
-        endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
-        assignment = Assignment(
-            trial=Trial(cell=endless, seed=self.seed),
-            base_folder=str(tree.counterpart(self.base)),
-            device=self.profile.device,
-            interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
-        )
-        write_assignment(folder.assignment_path, assignment)
-        folder.log_folder.mkdir(exist_ok=True)
-        variables = {
-            **self.variables,
-            "PYTHONPATH": tree.python_path,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }
-        requests = []
-        world_size = self.cell.axes.world_size
-        for rank in range(world_size):
-            request = ForkRequest(
-                module="harness.gate.turn_worker",
-                arguments=[str(folder.path), str(self.socket_path), key],
-                variables={**variables, **rank_variables(rank, world_size)},
-                folder=str(tree.path),
-                log=str(folder.launch_log),
-                cores=cores[rank],
-                packages=tree.own_packages,
-            )
-            requests.append(request)
-        return requests
-
-    def _accept_all(
-        self,
-        arms: Mapping[str, TrainingArm],
-        processes: Mapping[ArmRank, Process],
-        stack: ExitStack,
-    ) -> None:
-        """Wait until every rank has connected.
-
-        Raises HarnessError if a rank ends before it has connected, if the forkserver ends, and if
-        the ranks take longer than `START_TIMEOUT`.
-        """
-        deadline = time.monotonic() + START_TIMEOUT
-        names = {process.pid: name for name, process in processes.items()}
-        while any(name.rank not in arms[name.arm].sockets for name in processes):
-            if time.monotonic() > deadline:
-                logs = ", ".join(str(arm.log) for arm in arms.values())
-                raise HarnessError(
-                    f"the ranks did not start within {START_TIMEOUT:g} s; logs: {logs}"
-                )
-            ended = [name for name, process in processes.items() if process.poll() is not None]
-            if self.server is not None and self.server.has_ended:
-                raise self.server.error()
-            # A rank that has ended may have connected before that, and its message says why it
-            # ended.
-            while select.select([self.listening], [], [], 0)[0]:
-                connection, _ = self.listening.accept()
-                connect_rank(connection, names, arms, stack)
-            check_connected(ended, arms)
-            waited_for = [self.listening.fileno()]
-            if self.server is not None:
-                waited_for.append(self.server.fileno())
-            select.select(waited_for, [], [], POLL)
-
-
-def connect_rank(
-    connection: socket.socket,
-    names: Mapping[int, ArmRank],
-    arms: Mapping[str, TrainingArm],
-    stack: ExitStack,
-) -> None:
-    """Give the connection of a rank to its arm; raises HarnessError if it speaks another protocol.
-
-    The kernel says which process connected, and `names` which rank that is: the code of one arm
-    could otherwise answer for the other one. Connections of other processes, and further ones of a
-    rank, are closed. The connection is closed with `stack`. In a container a rank is another process
-    than the one in `names`, of the same process group.
-    """
-    stack.enter_context(connection)
-    process_id = _peer_process_id(connection)
-    name = names.get(process_id) or names.get(_process_group(process_id))
-    if name is None or name.rank in arms[name.arm].sockets:
-        connection.close()
-        return
-    arm = arms[name.arm]
-    connection.settimeout(START_TIMEOUT)
-    lines = stack.enter_context(connection.makefile("r", encoding="utf-8", errors="replace"))
-    line = lines.readline(LONGEST_MESSAGE)
-    if not line:
-        return  # it ended at once, which `check_connected` reports
-    try:
-        protocol = json.loads(line)["protocol"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        protocol = None
-    if protocol != PROTOCOL:
-        raise HarnessError(
-            f"{arm.name}: its turn worker speaks protocol {protocol}; allowed: {PROTOCOL}"
-        )
-    arm.connect(name.rank, connection, lines)
-
-
-def _process_group(process_id: int) -> int:
-    """Return the group of a process, 0 of one that has ended."""
-    try:
-        return os.getpgid(process_id)
-    except ProcessLookupError:
-        return 0
-
-
-def _peer_process_id(connection: socket.socket) -> int:
-    """Return the number of the process that made a Unix connection, as the kernel has it."""
-    credentials = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
-    process_id, _, _ = struct.unpack("3i", credentials)
-    return int(process_id)
-
-
-def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, TrainingArm]) -> None:
-    """Raise HarnessError if one of the ranks that have ended never connected.
-
-    A rank that connected has said itself why it ended, and its next message is that reason.
-    """
-    for name in ended:
-        arm = arms[name.arm]
-        if name.rank not in arm.sockets:
-            raise HarnessError(
-                f"{arm.name}: rank {name.rank} did not start: {arm.scrub(_error_line(arm.log))};"
-                f" log: {arm.log}"
-            )
-
-
-def _error_line(log: Path) -> str:
-    """Return the first line of a log that names an error, else its first line.
-
-    The first error is the cause: torch prints more of them while a process ends.
-    """
-    if not log.exists():
-        return "it printed nothing"
-    with log.open("rb") as file:
-        lines = file.read(LONGEST_LOG).decode(errors="replace").strip().splitlines()
-    for line in lines:
-        if "Error" in line or "No module named" in line:
-            return line
-    return lines[0] if lines else "it printed nothing"

@@ -1,7 +1,7 @@
 """`harness bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
 
-Every commit is measured against both ends and never against a neighbor: so git asks the same question
-of each, and many small regressions in a row cannot hide between neighbors.
+Every commit is measured against both ends and never against its neighbors. So the question is the same
+for each commit, and a series of small regressions can't hide between neighbors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BisectOptions:
     bad: str  # a revision
     min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
     budget_seconds: float = 30.0  # of measuring, for each commit
-    compare_bits: bool = False  # whether other losses are looked for, not speed
+    compare_bits: bool = False  # whether to look for other losses instead of speed
     first_parent: bool = False  # whether a merge is one change
     order_seed: int | None = None  # of the random order of arms, to repeat a run
 
@@ -45,14 +45,14 @@ class Step:
 
     commit: Commit
     finding: BisectFinding
-    remaining: str  # what git says is left to try
+    remaining: str  # git's message about the commits left to try
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOutcome:
-    """What a bisect has found.
+    """The result of a bisect.
 
-    That is the first bad commit, or several suspects if commits between them could not be tried.
+    It has the first bad commit, or several suspects if commits between them could not be tried.
     """
 
     options: BisectOptions
@@ -70,25 +70,25 @@ class BisectOutcome:
 
     @property
     def uncertain_steps(self) -> list[Step]:
-        """The commits of which the likelier of good and bad was taken."""
+        """The commits for which only the more likely of good and bad is known."""
         return [step for step in self.steps if not step.finding.is_certain]
 
     def count_marked(self, mark: Mark) -> int:
-        """Return how many commits were found to be so."""
+        """Return how many commits have this mark."""
         return sum(step.finding.mark == mark for step in self.steps)
 
 
 class BisectListener(Protocol):
-    """Shows somebody what a bisect does."""
+    """Shows the progress of a bisect."""
 
     def on_comparison_start(self, comparison: str) -> None:
-        """Two revisions are going to be compared, as in `1a2b3c4 against v1.0`."""
+        """Two revisions will be compared, as in `1a2b3c4 against v1.0`."""
 
     def on_progress(self, text: str) -> None:
-        """The comparison goes on; the text says how far it has come."""
+        """The comparison has progressed, as described by the text."""
 
     def on_step_end(self, step: Step) -> None:
-        """A commit has been tried, and git knows what it is."""
+        """A commit has been tried and marked in git."""
 
 
 def bisect(
@@ -99,12 +99,11 @@ def bisect(
     inside: Path,
     listener: BisectListener,
 ) -> BisectOutcome:
-    """Find the first bad commit of the repository that `inside` lies in.
+    """Find the first bad commit of the repository that contains the path `inside`.
 
-    A commit between the ends that fails is skipped; of one that is uncertain the likelier is taken,
-    and the commit that is found has to be bad against its own parent too. Raises BadInput if there is
-    nothing to find between the ends, Inconclusive if that is not certain, HarnessError if an end
-    fails.
+    A commit between the ends that fails is skipped; an uncertain one gets the more likely mark, and
+    the commit that is found must be bad against its own parent too. Raises BadInput if BAD is not
+    bad, Inconclusive if that is uncertain, HarnessError if an end fails.
     """
     repository = find_repository(inside)
     good, bad = resolve_ends(repository, options.good, options.bad)
@@ -151,7 +150,7 @@ def make_judge(
 ) -> SpeedJudge | LossJudge:
     """Return the judge of the ends.
 
-    An error in any comparison misleads the whole search, so all of them share ALPHA.
+    An error in any comparison misleads the whole search, so they share ALPHA.
     """
     if options.compare_bits:
         return LossJudge(setup=setup, seconds=options.budget_seconds)
@@ -167,7 +166,7 @@ def make_judge(
 class _Search:
     """Compares commits of one repository with its ends, and keeps the steps.
 
-    `reference` is GOOD and `bad_tree` is BAD, checked out for as long as the search goes on.
+    `reference` is GOOD and `bad_tree` is BAD, both checked out until the search ends.
     """
 
     def __init__(
@@ -193,9 +192,9 @@ class _Search:
         self.listener.on_step_end(step)
 
     def narrow_down(self, judge: Judge, git: Bisection) -> None:
-        """Try the commits that git asks for until it names suspects.
+        """Try the commits that git selects until it names suspects.
 
-        Each is checked out afresh, so that nothing of another commit is left in it.
+        Each has its own checkout, without files of other commits.
         """
         while not git.suspects:
             commit = describe_commit(self.repository, git.next_commit)
@@ -210,8 +209,8 @@ class _Search:
     def compare_with_parent(self, judge: Judge, commit: Commit) -> BisectFinding:
         """Return the finding on a commit against its own parent.
 
-        All that is known so far is that it is nearer to BAD: that its parent is not may be an error
-        of measurement.
+        So far it is only known to be nearer to BAD; that its parent is not may be a measurement
+        error.
         """
         self.listener.on_comparison_start(f"{commit.short} against its parent")
         parent = describe_commit(self.repository, f"{commit.id}^")
@@ -226,10 +225,10 @@ class _Search:
 def compare_ends(
     judge: Judge, good: Tree, bad: Tree, options: BisectOptions, kind: str = "revision"
 ) -> BisectFinding:
-    """Return the finding on BAD, which is bad; `kind` is what both are.
+    """Return the finding on BAD against GOOD; `kind` is the noun for both in messages.
 
-    Raises BadInput for a BAD that is not, Inconclusive if that is not certain, HarnessError if one of
-    both fails.
+    Raises BadInput if BAD is not bad, Inconclusive if that is uncertain, HarnessError if one of them
+    fails.
     """
     context = f"BAD {options.bad} against GOOD {options.good}"
     try:
@@ -247,7 +246,7 @@ def compare_ends(
 
 
 def finding_or_skip(find: Callable[[], BisectFinding]) -> BisectFinding:
-    """Return the finding on a commit; one that fails is skipped, as a commit may be broken."""
+    """Return the finding on a commit; one that fails is skipped, because a commit may be broken."""
     try:
         return find()
     except HarnessError as error:
@@ -255,7 +254,5 @@ def finding_or_skip(find: Callable[[], BisectFinding]) -> BisectFinding:
 
 
 def _check_out(repository: Path, folder: Path, commit: Commit) -> AbstractContextManager[Tree]:
-    """Check a commit out at a path that no other commit had: nothing of another one is left, in
-    Python's caches either.
-    """
+    """Check a commit out at its own path, so that Python's caches have nothing of other commits."""
     return checked_out(repository, commit.short, folder / commit.short)

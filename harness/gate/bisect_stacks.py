@@ -1,7 +1,7 @@
 """`harness bisect GOOD BAD --stacks`: finds the first of a list of stacks under which a cell is slower.
 
-The list is that of the sweep's key `stacks`, in its order, from GOOD to BAD. It is searched as `git
-bisect` searches commits, with the same judges.
+The stacks are those of the sweep's key `stacks`, in its order, from GOOD to BAD. They are searched as
+`git bisect` searches commits, with the same judges.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StackStep:
 
 @dataclass(frozen=True, kw_only=True)
 class StackBisectOutcome:
-    """What a bisect over stacks has found."""
+    """The result of a bisect over stacks."""
 
     options: BisectOptions
     cell: Cell
@@ -53,13 +53,13 @@ class StackBisectOutcome:
 
 
 class StackListener(Protocol):
-    """Shows somebody what a bisect over stacks does."""
+    """Shows the progress of a bisect over stacks."""
 
     def on_comparison_start(self, comparison: str) -> None:
-        """Two stacks are going to be compared, as in `t212 against t211`."""
+        """Two stacks will be compared, as in `t212 against t211`."""
 
     def on_progress(self, text: str) -> None:
-        """The comparison goes on; the text says how far it has come."""
+        """The comparison has progressed, as described by the text."""
 
     def on_stack_end(self, name: str, finding: BisectFinding) -> None:
         """A stack has been measured."""
@@ -89,7 +89,7 @@ class StackBisection:
         return self.names[min(self.untried, key=lambda number: abs(number - middle))]
 
     def mark(self, name: str, mark: Mark) -> None:
-        """Take in what a stack was found to be."""
+        """Narrow the search by the mark of a stack."""
         number = self.names.index(name)
         if mark == "skip":
             self.skipped.add(number)
@@ -114,9 +114,9 @@ def bisect_stacks(
 ) -> StackBisectOutcome:
     """Find the first bad stack of a sweep between the stacks GOOD and BAD.
 
-    Of a stack that is uncertain the likelier is taken; one that fails is skipped. Raises BadInput
-    for ends that the sweep does not declare in this order, for a stack that ranks can't run under
-    and for a BAD that is not bad, Inconclusive if that is not certain, HarnessError if an end fails.
+    An uncertain stack gets the more likely mark; one that fails is skipped. Raises BadInput for ends
+    that the sweep does not declare in this order, for a stack that ranks can't run under and for a
+    BAD that is not bad, Inconclusive if that is uncertain, HarnessError if an end fails.
     """
     names = stacks_between(sweep, options.good, options.bad)
     cells = [under_stack(sweep, [cell], name, "GOOD")[0] for name in names]

@@ -1,4 +1,4 @@
-"""`harness certify`: measures code against itself, many times, as a gate would measure it."""
+"""`harness certify`: measures code against itself many times, in the way that a gate does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from harness.core.paths import Results
 from harness.core.worktree import Tree
 from harness.gate.against import Conditions
-from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, PairedResult, run_paired
+from harness.gate.pairs import PairStarter
 from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
 from harness.hardware.machine import Device, machine_key
@@ -26,9 +26,9 @@ from harness.statistics.verdict import ALPHA
 
 
 def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
-    """Return what all comparisons of a certificate have in common.
+    """Return the settings of all comparisons of a certificate.
 
-    `seconds` is the time that each may measure; `min_effect` a fraction of throughput.
+    `seconds` is the measuring time of each; `min_effect` a fraction of throughput.
     """
     return CertifySettings(
         cell=cell.id, label=cell.label, seconds=seconds, min_effect=min_effect, alpha=ALPHA
@@ -38,10 +38,9 @@ def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
 def prepare(
     results: Results, profile: Profile, wanted: CertifySettings, *, anew: bool
 ) -> Certificate:
-    """Return this machine's certificate under these settings and versions, an empty one if there is
-    none.
+    """Return this machine's certificate for these settings and versions, an empty one if it has none.
 
-    `anew` ignores an earlier one. Raises BadInput for one that can't be read.
+    `anew` ignores an existing one. Raises BadInput for one that can't be read.
     """
     from harness.records.code import describe_code
     from harness.records.environment import describe_software
@@ -70,10 +69,9 @@ def prepare(
 
 
 def describe_conditions(results: Results, profile: Profile) -> Conditions:
-    """Return what a gate with this profile measures on; raises BadInput for a certificate that
-    can't be read.
+    """Return the machine that a gate with this profile measures on. Loads torch.
 
-    Loads torch.
+    Raises BadInput for a certificate that can't be read.
     """
     from harness.records.environment import describe_software
 
@@ -115,7 +113,7 @@ def certify(
 ) -> Certificate:
     """Compare the sweep's first cell with itself until the certificate has `count` comparisons.
 
-    Each is on disk as soon as it is made, so that a later run resumes an interrupted one. Raises
+    Each is written to disk at once, so that a later run resumes an interrupted one. Raises
     HarnessError if a rank fails.
     """
     cell = sweep.cells[0]
@@ -138,11 +136,10 @@ def certify(
 
 
 def _comparison(measured: PairedResult) -> SelfComparison:
-    """Return what a certificate keeps of a measurement that has just ended.
+    """Return the entry of a certificate for a measurement that has just ended.
 
-    The rate is that of both arms, which are the same code, with all that disturbed them: trials
-    that are compared by it were disturbed likewise. The load says how busy the machine was with
-    anything else.
+    The rate is the mean of both arms, which run the same code, disturbances included, because the
+    trials that are compared by it were disturbed too. The load shows how busy the machine was.
     """
     return SelfComparison(
         verdict=measured.verdict,

@@ -30,7 +30,7 @@ class Commit:
 
 
 def describe_commit(repository: Path, revision: str) -> Commit:
-    """Return the commit that a revision stands for; the revision must exist."""
+    """Return the commit of a revision, which must exist."""
     shown = run_git(repository, "show", "--no-patch", f"--format={FORMAT}", revision).stdout
     commit_id, short, author, date, subject = shown.strip().split("\0")
     return Commit(id=commit_id, short=short, author=author, date=date, subject=subject)
@@ -55,23 +55,22 @@ def resolve_ends(repository: Path, good: str, bad: str) -> tuple[Commit, Commit]
 
 
 def _is_ancestor(repository: Path, ancestor: str, descendant: str) -> bool:
-    """Whether one commit is an ancestor of another, which a commit is of itself."""
+    """Return whether one commit is an ancestor of another, or the same commit."""
     done = run_git(repository, "merge-base", "--is-ancestor", ancestor, descendant)
     return done.returncode == 0
 
 
 class Bisection:
-    """Runs git's bisect in a worktree of its own.
+    """Runs git's bisect in a separate worktree.
 
-    git keeps the state of a bisect in each worktree, so a bisect that the user has begun goes on
-    undisturbed. Files are not touched, in that worktree either: commits are tried elsewhere.
+    git keeps the state of a bisect in each worktree, so a bisect of the user is not disturbed. No
+    files are changed, in this worktree either: commits are tried elsewhere.
     """
 
     def __init__(self, worktree: Path, good: str, bad: str, *, first_parent: bool) -> None:
         self.worktree = worktree
         options = ["--first-parent"] if first_parent else []
-        # What git says remains, as in `Bisecting: 3 revisions left to test after this (roughly 2
-        # steps)`.
+        # git's message: `Bisecting: 3 revisions left to test after this (roughly 2 steps)`.
         self.remaining = self._run("start", "--no-checkout", *options, bad, good)
         counted = run_git(worktree, "rev-list", "--count", *options, bad, f"^{good}").stdout
         self.commit_count = int(counted)  # BAD is one of them, GOOD is not
@@ -82,22 +81,21 @@ class Bisection:
         return resolve_commit(self.worktree, "BISECT_HEAD")
 
     def mark(self, mark: Mark) -> None:
-        """Tell git what `next_commit` is."""
+        """Mark `next_commit` in git."""
         self.remaining = self._run(mark)
 
     @property
     def suspects(self) -> Sequence[str]:
-        """Return the id of the first bad commit, or of all that may be it if those between were
-        skipped.
+        """Return the id of the first bad commit, or of all candidates if commits were skipped.
 
-        Empty as long as there is a commit to try.
+        Empty until no commit is left to try.
         """
         return SUSPECT.findall(run_git(self.worktree, "bisect", "log").stdout)
 
     def _run(self, *arguments: str) -> str:
-        """Run a command of `git bisect` and return what it says remains, if anything."""
+        """Run a command of `git bisect` and return its message about remaining commits, if any."""
         done = run_git(self.worktree, "bisect", *arguments)
-        # git ends with exit code 2 where only skipped commits are left, which is no failure.
+        # Exit code 2 means that only skipped commits are left, which is not a failure.
         if done.returncode and not self.suspects:
             message = one_line(done.stderr or done.stdout)
             raise HarnessError(f"git bisect {arguments[0]}: {message}")

@@ -1,24 +1,48 @@
-"""Judges what makes a commit a bad one: that it is slower than a good one, or that it computes
-other losses.
+"""Judges whether a commit is bad: it trains slower than a good one, or computes other losses.
+
+A commit between two ends is measured in fresh pairs against both. Measured against one end alone,
+it would need a threshold, which is only as certain as the distance between the ends. With the log
+ratio g of its throughput to that of the good end, and b to that of the bad end, the mean
+
+    d = (g + b) / 2
+
+is the distance from the middle, positive for a commit that is nearer to the good end. A commit that
+changes nothing is at one of the ends, half of the whole loss away from the middle, however large
+that loss is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol, Self
 
 import numpy as np
 
 from harness.core.worktree import Tree
-from harness.gate.arms import PairStarter
-from harness.gate.classify import BAD, GOOD, REVISION, Classification, classify
 from harness.gate.history import Mark
-from harness.gate.paired import PAIRS_PER_BUDGET, Budget, PairedResult, SpeedVerdict, measure
+from harness.gate.paired import (
+    PAIRS_PER_BUDGET,
+    Budget,
+    PairedResult,
+    PairSample,
+    SpeedVerdict,
+    StartPair,
+    measure,
+    refuse_misreports,
+    sample_pair,
+    uncounted_steps,
+    warm_up,
+)
+from harness.gate.pairs import PairStarter
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
+from harness.statistics.sequential import FEWEST_VALUES, confidence_sequence
 
+GOOD, BAD, REVISION = "good", "bad", "revision"  # the keys of the trees
 EXTENSION = 3  # how many times the budget of the ends a commit between them may be measured for
 CERTAIN_SHARE = 0.5  # of the loss between the ends
 STRIDE = 20  # steps between two comparisons of the losses
@@ -32,7 +56,7 @@ MARKS: Mapping[SpeedVerdict, Mark] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BisectFinding:
-    """What a judge says of one revision.
+    """A judge's result for one revision.
 
     `skip` means that the revision can't be judged: it failed, or the measurement of an end is
     inconclusive.
@@ -40,9 +64,9 @@ class BisectFinding:
 
     mark: Mark
     description: str
-    is_certain: bool = True  # or the likelier of good and bad
+    is_certain: bool = True  # False: `mark` is only the more likely of good and bad
     measurement: PairedResult | None = None  # of the speed of two revisions, if that was judged
-    steps_until_divergence: int | None = None  # within which the losses had become others
+    steps_until_divergence: int | None = None  # within which the losses differed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +85,10 @@ class Judge(Protocol):
     """Tells good commits from bad ones."""
 
     def compare(self, a: Tree, b: Tree) -> BisectFinding:
-        """Say whether b is bad where a is good; raises HarnessError if a rank fails."""
+        """Return whether b is bad if a is good; raises HarnessError if a rank fails."""
 
     def classify(self, good: Tree, tree: Tree, bad: Tree) -> BisectFinding:
-        """Say whether a tree belongs to the good end or to the bad one; raises HarnessError."""
+        """Return whether a tree is nearer to the good or the bad end; raises HarnessError."""
 
     def narrowed(self, bad: BisectFinding) -> Self:
         """Return the judge of the commits in between, once it is known how bad the last one is."""
@@ -72,10 +96,10 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedJudge:
-    """Calls a commit bad that trains slower by at least `min_effect`, and a commit between two ends
-    bad that lies nearer to the bad one.
+    """Calls a commit bad if it trains slower by at least `min_effect`.
 
-    So every commit is good or bad, and of several regressions a large one is found.
+    A commit between two ends is bad if it is nearer to the bad end. So every commit is good or bad,
+    and of several regressions a large one is found.
     """
 
     setup: TrainingSetup
@@ -83,10 +107,10 @@ class SpeedJudge:
     seconds: float  # of measuring; a commit between the ends is measured `EXTENSION` times as long
     alpha: float
     rng: np.random.Generator
-    by_whole_turns: bool = False  # whether undisturbed steps don't show the loss between the ends
+    by_whole_turns: bool = False  # whether only whole turns show the loss between the ends
 
     def compare(self, a: Tree, b: Tree) -> BisectFinding:
-        """Measure b against a, until the loss is known well; raises HarnessError if a rank fails."""
+        """Measure b against a until the size of the loss is known; raises HarnessError if a rank fails."""
         setup = self.setup
         budget = Budget(
             min_effect=self.min_effect,
@@ -175,7 +199,7 @@ def _signed_percent(ratio: float | None) -> str:
 
 
 def _describe_classification(classification: Classification) -> str:
-    """Return where a commit lies, as in `-0.3% from GOOD, +27.1% from BAD`."""
+    """Return the distances of a commit from the ends: `-0.3% from GOOD, +27.1% from BAD`."""
     text = (
         f"{classification.against_good - 1:+.1%} from GOOD,"
         f" {classification.against_bad - 1:+.1%} from BAD"
@@ -187,9 +211,9 @@ def _describe_classification(classification: Classification) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LossJudge:
-    """Calls a commit bad that computes other losses.
+    """Calls a commit bad if it computes other losses.
 
-    Between two ends, they must differ within as many steps as they did between the ends.
+    The losses of a commit between two ends must differ within as many steps as those of the ends.
     """
 
     setup: TrainingSetup
@@ -197,7 +221,7 @@ class LossJudge:
     max_steps: int | None = None  # instead of `seconds`, once it is known
 
     def classify(self, good: Tree, tree: Tree, bad: Tree) -> BisectFinding:
-        """Compare a tree with the good end: other losses than its are bad, whatever they are."""
+        """Compare a tree with the good end: any other losses are bad."""
         return self.compare(good, tree)
 
     def compare(self, a: Tree, b: Tree) -> BisectFinding:
@@ -228,8 +252,86 @@ class LossJudge:
         """Return a judge that trains for as many steps as it took `bad` to differ."""
         return replace(self, max_steps=bad.steps_until_divergence)
 
-    def _continues(self, steps: int, spent: float) -> bool:
-        """Whether to train on after so many steps, which took so many seconds."""
+    def _continues(self, steps: int, seconds: float) -> bool:
+        """Return whether to train further after this many steps in this many seconds."""
         if self.max_steps is not None:
             return steps < self.max_steps
-        return spent < self.seconds
+        return seconds < self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """Which end a revision is nearer to."""
+
+    is_bad: bool  # whether it is nearer to the bad end
+    is_certain: bool  # False: `is_bad` is only the more likely answer
+    against_good: float  # its throughput over that of the good end
+    against_bad: float  # and over that of the bad end
+    rounds: int  # of one pair against each end
+    seconds: float  # of measuring
+
+
+def classify(
+    cell: Cell,
+    start_pair: StartPair,
+    budget: Budget,
+    rng: np.random.Generator,
+    *,
+    by_whole_turns: bool,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Classification:
+    """Measure a revision against both ends until it is certain which of them it is nearer to.
+
+    If it is still uncertain when the budget is spent, the more likely end is returned, so that one
+    commit near the middle does not end the search. `start_pair` starts arms of the trees GOOD, BAD
+    and REVISION. `by_whole_turns`: whole turns are compared, not undisturbed steps. Raises
+    HarnessError if a rank fails.
+    """
+    samples: dict[str, list[PairSample]] = {GOOD: [], BAD: []}
+    spent = 0.0
+    is_certain = False
+    while not is_certain and spent < budget.seconds:
+        for end in rng.permutation([GOOD, BAD]).tolist():
+            sample = _sample_against(end, cell, start_pair, budget.seconds_per_pair, rng)
+            samples[end].append(sample)
+            spent += sample.seconds
+            if len(samples[end]) >= FEWEST_VALUES or spent >= budget.seconds:
+                refuse_misreports(samples[end])
+        distances = _distances(samples, by_whole_turns=by_whole_turns)
+        lows, highs = confidence_sequence(np.asarray(distances), budget.alpha)
+        is_certain = len(distances) >= FEWEST_VALUES and bool(lows[-1] > 0 or highs[-1] < 0)
+        on_progress(f"{len(distances)} rounds, {math.expm1(fmean(distances)):+.1%} from the middle")
+    return Classification(
+        is_bad=fmean(distances) < 0,
+        is_certain=is_certain,
+        against_good=math.exp(fmean(_log_ratios(samples[GOOD], by_whole_turns=by_whole_turns))),
+        against_bad=math.exp(fmean(_log_ratios(samples[BAD], by_whole_turns=by_whole_turns))),
+        rounds=len(distances),
+        seconds=spent,
+    )
+
+
+def _sample_against(
+    end: str, cell: Cell, start_pair: StartPair, seconds: float, rng: np.random.Generator
+) -> PairSample:
+    """Measure a fresh pair of the revision, as arm B, against an end, as arm A."""
+    names = {end: "a", REVISION: "b"}
+    order: list[str] = rng.permutation([end, REVISION]).tolist()
+    with start_pair(order) as started:
+        arms = {names[key]: arm for key, arm in started.items()}
+        counted = warm_up(arms)
+        return sample_pair(arms, uncounted_steps(cell), counted, seconds)
+
+
+def _distances(samples: Mapping[str, Sequence[PairSample]], *, by_whole_turns: bool) -> list[float]:
+    """Return the distance from the middle in each round, on the logarithmic scale."""
+    against_good = _log_ratios(samples[GOOD], by_whole_turns=by_whole_turns)
+    against_bad = _log_ratios(samples[BAD], by_whole_turns=by_whole_turns)
+    return [fmean(both) for both in zip(against_good, against_bad, strict=True)]
+
+
+def _log_ratios(samples: Sequence[PairSample], *, by_whole_turns: bool) -> list[float]:
+    """Return the log ratio of each pair, in whole turns or in undisturbed steps."""
+    if by_whole_turns:
+        return [sample.whole_log_ratio for sample in samples]
+    return [sample.log_ratio for sample in samples]

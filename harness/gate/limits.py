@@ -1,6 +1,4 @@
-"""Reads what a gate lets through: `gate.yaml`, a small file beside the baselines and committed with
-them.
-"""
+"""Reads the limits of a gate from `gate.yaml`, a small file that is committed with the baselines."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ Margin = Annotated[float, Between(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class CellOverrides(Strict):
-    """What the file may set for the cells that match a pattern; None leaves what holds for all."""
+    """The keys for cells that match a pattern; None keeps the value for all cells."""
 
     min_effect: float | str | None = None
     accuracy_margin: Margin | None = None
@@ -44,7 +42,7 @@ class GateFile(Strict):
     inconclusive: Policy = "warn"
     # Cells that the run or the baseline lacks.
     missing: Policy = "fail"
-    # Conditions that may differ, as --across takes them.
+    # Conditions that may differ, as in --across.
     across: list[str] = field(default_factory=list)
     # Exceptions by a cell's id, label or a pattern of labels (`mlp * bf16 *`); the last one wins.
     cells: dict[str, CellOverrides] = field(default_factory=dict)
@@ -52,7 +50,7 @@ class GateFile(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the gate lets through of one cell."""
+    """The limits of the gate for one cell."""
 
     min_effect: float  # of throughput, a fraction
     accuracy_margin: float  # in the unit of the target metric
@@ -63,17 +61,19 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A gate file that was read."""
+    """The content of a gate file."""
 
     file: GateFile
     source: str  # the file's path, or `defaults`, for messages
 
     def limits(self, cell: Cell) -> Limits:
         """Return the limits of a cell; raises BadInput for a `min_effect` that is no percentage."""
-        values: dict[str, Any] = _values(self.file, _names(Limits))
+        values: dict[str, Any] = {
+            field.name: getattr(self.file, field.name) for field in fields(Limits)
+        }
         for pattern, overrides in self.file.cells.items():
             if _matches(pattern, cell):
-                for name, value in _values(overrides, _names(CellOverrides)).items():
+                for name, value in vars(overrides).items():
                     if value is not None:
                         values[name] = value
         context = f"{self.source}: min_effect"
@@ -109,7 +109,7 @@ def _check_min_effect(document: Document, keys: tuple[str, ...], value: float | 
 
 
 def unused_patterns(gate: Gate, cells: Sequence[Cell]) -> list[str]:
-    """Return the patterns that match none of the cells: most likely they are misspelled."""
+    """Return the patterns that match none of the cells, which are probably misspelled."""
     unused = []
     for pattern in gate.file.cells:
         if not any(_matches(pattern, cell) for cell in cells):
@@ -118,18 +118,8 @@ def unused_patterns(gate: Gate, cells: Sequence[Cell]) -> list[str]:
 
 
 def _matches(pattern: str, cell: Cell) -> bool:
-    """Whether a pattern is an id of a cell or matches its label.
+    """Return whether a pattern is the id of a cell, the id of its settings, or matches its label.
 
-    The file lives longer than any code, so that an id of settings is best.
+    The id of the settings stays the same when code changes.
     """
     return pattern in (cell.id, cell.settings_id) or fnmatchcase(cell.label, pattern)
-
-
-def _names(kind: Any) -> list[str]:
-    """Return the names of a dataclass's fields."""
-    return [field.name for field in fields(kind)]
-
-
-def _values(instance: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return an object's attributes of these names."""
-    return {name: getattr(instance, name) for name in names}

@@ -1,5 +1,5 @@
-"""Measures two revisions against each other: pairs of fresh processes that train in turn, until it
-is certain.
+"""Measures two revisions against each other in pairs of fresh processes that train in turn, until
+the result is certain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from harness.core.errors import HarnessError
 from harness.core.text import counted
 from harness.core.worktree import Tree
-from harness.gate.arms import ArmTurn, PairStarter, TrainingArm, milliseconds
+from harness.gate.arms import ArmTurn, TrainingArm, milliseconds
+from harness.gate.pairs import PairStarter
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import (
@@ -30,36 +31,36 @@ from harness.statistics.sequential import (
     stop,
 )
 
-# Seconds that a window takes at least. A step needs about ten others before it until the caches are
-# its own again, and neighbors have the more alike conditions the shorter windows are.
+# The shortest window in seconds. The caches are warm again after about ten steps, and the shorter
+# windows are, the more alike are the conditions of neighboring ones.
 WINDOW_SECONDS = 0.01
-MIN_WINDOW_STEPS = 2  # beside the uncounted steps at the start of its turn
-MAX_WINDOW_STEPS = 500  # however short a rank says its steps are
+MIN_WINDOW_STEPS = 2  # after the uncounted steps at the start of its turn
+MAX_WINDOW_STEPS = 500  # however short the steps are that a rank reports
 MIN_WINDOWS = 8  # of a pair of arms
-WARM_UP_SECONDS = 0.2  # that each arm trains at least before anything counts
+WARM_UP_SECONDS = 0.2  # of training by each arm before anything counts
 WARM_UP_STEPS = 5  # of one turn
-MAX_WARM_UP_STEPS = 200  # in all
+MAX_WARM_UP_STEPS = 200  # over all turns
 PAIRS_PER_BUDGET = 30  # how many pairs of arms a budget is divided into
-# The same of arms that are not forked, each of which loads torch for seconds.
+# The same for arms that are not forked: each takes seconds to load torch.
 FRESH_PAIRS_PER_BUDGET = 12
-MIN_PAIR_SECONDS = 0.1  # of measuring; starting a pair takes ten times as long
+MIN_PAIR_SECONDS = 0.1  # of measuring; a pair takes ten times as long to start
 
-# The share of an arm's steps that are no slower than what it is compared by. Whatever disturbs a
-# machine makes steps slower and none faster, so the fastest ones say most about the code.
+# Arms are compared by this quantile of their step times. Disturbances of the machine only make steps
+# slower, so the fastest steps say most about the code.
 FAST_SHARE = 0.05
-# The slowdown of whole turns that must be ruled out before a cell passes, unless what matters is
-# more: fast steps say nothing about steps that are slow now and then.
+# The slowdown of whole turns that must be ruled out before a cell passes, or `min_effect` if that is
+# larger: fast steps say nothing about occasional slow ones.
 WHOLE_MARGIN = 0.05
 WHOLE_ALPHA = 0.2  # the part of the allowed error that goes to that question
 SHORTEST_TURN = 0.1  # of what its steps usually take
-# Seconds of its usual turn that a rank may leave out of its report, beside twice what the other arm
-# leaves out. Past this, it does not report what it does.
+# Seconds of its usual turn that a rank may leave out of its report, in addition to twice the time that
+# the other arm leaves out. With more, its report is false.
 MAX_UNREPORTED_SECONDS = 0.02
 LARGEST_LOG_RATIO = 100.0  # of a bound; a larger one says nothing
-MAX_PAIRS_FORETOLD = 10_000  # within which certainty is looked for
+MAX_PAIRS_ESTIMATED = 10_000  # among which the one that makes it certain is looked for
 
 SpeedVerdict = Literal["faster", "slower", "same", "inconclusive"]
-# What the decision of a confidence sequence on log ratios says of arm B.
+# The verdict on arm B for each decision of a confidence sequence on log ratios.
 VERDICTS: dict[str, SpeedVerdict] = {
     "up": "faster",
     "down": "slower",
@@ -72,16 +73,16 @@ StartPair = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, Traini
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When to stop measuring a cell: as soon as it is certain, or when the time is spent.
+    """When to stop measuring a cell: once the verdict is certain, or when the time is spent.
 
-    `alpha` bounds the chance that equal arms are ever called different, at any of the looks.
+    `alpha` bounds the chance that equal arms are called different after any of the pairs.
     """
 
     min_effect: float  # smallest change of throughput that matters, a fraction
     seconds: float  # of measuring
     alpha: float  # chance of a false alarm
-    # How much of an estimated loss must be certain before measuring ends. Measuring stops soonest
-    # where chance makes a loss look large; the size of it is known only if this is more than 0.
+    # The share of an estimated loss that must be certain before measuring ends. Measuring that stops
+    # at the first certain loss overestimates it; with a share above 0 its size is known.
     certain_share: float = 0.0
     pairs: int = PAIRS_PER_BUDGET
 
@@ -98,8 +99,7 @@ class PairedResult:
     verdict: SpeedVerdict = "inconclusive"
     by_whole_turns: bool = False  # whether the verdict rests on whole turns, not undisturbed steps
     ratio: float | None = None  # throughput of B over that of A, in undisturbed steps
-    # The interval of the ratio, which holds at all looks at once; None where too little has been
-    # measured.
+    # The interval of the ratio, which holds after all pairs at once; None with too few pairs.
     low: float | None = None
     high: float | None = None
     # The same of whole turns by the gate's own clock.
@@ -112,7 +112,7 @@ class PairedResult:
     pairs: int = 0  # of processes
     windows: int = 0  # of all pairs together
     seconds: float = 0.0  # in the turns
-    seconds_until_certain: float | None = None  # in all, if it goes on as it did; None: unknown
+    seconds_until_certain: float | None = None  # in all, estimated; None: unknown
     same_bits: bool | None = None  # whether both arms computed the same losses
     failure: str | None = None  # why it could not be measured
     log_ratios: Sequence[float] = field(default=(), repr=False)  # one for each pair
@@ -137,15 +137,15 @@ class PairedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSample:
-    """What one pair of arms measured, in two ways.
+    """The measurements of one pair of arms, in two ways.
 
-    Undisturbed steps are precise on a busy machine, but they are the word of the code that is
-    measured, and blind to a step that is slow now and then. Whole turns are timed by the gate and
-    leave nothing out, but are as noisy as the machine.
+    Undisturbed steps are precise on a busy machine, but self-reported by the code that is measured,
+    and they miss occasional slow steps. Whole turns are timed by the gate and leave nothing out,
+    but are as noisy as the machine.
     """
 
-    # Seconds a sample that `FAST_SHARE` of an arm's counted steps do not exceed: arms whose workload
-    # has another batch size of its own train other steps.
+    # Seconds a sample that `FAST_SHARE` of an arm's counted steps do not exceed. Per sample, because
+    # the workload's default batch size may differ between the arms.
     a_fast_seconds: float
     b_fast_seconds: float
     mean_seconds: float  # a sample, over the counted steps of both arms
@@ -154,7 +154,7 @@ class PairSample:
     b_first: bool  # whether the first window is B's
     seconds: float  # in all turns, by the gate's clock
     same_bits: bool
-    # By arm, what is wrong with a rank most of whose turns take far longer than it reports.
+    # By arm, the error about a rank most of whose turns take far longer than it reports.
     misreports: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -182,11 +182,10 @@ def measure(
     rng: np.random.Generator,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
-    """Measure how fast a cell trains in tree `b`, as a multiple of tree `a`.
+    """Measure the throughput of a cell in tree `b` as a multiple of that in tree `a`.
 
-    `base` is the folder that the cell's paths are relative to, in the working tree; `rng` draws
-    which arm starts first. Raises HarnessError if a rank fails, and for one that does not report
-    what it does.
+    The cell's paths are relative to the folder `base` of the working tree; `rng` draws which arm
+    starts first. Raises HarnessError if a rank fails or reports false times.
     """
     with PairStarter(cell, seed, trees, base, profile) as starter:
         return run_paired(cell, starter.pair, budget, rng, on_progress)
@@ -202,11 +201,11 @@ def run_paired(
     """Measure fresh pairs of arms one after the other until the ratio is certain or the budget is
     spent.
 
-    The unit is a pair of arms, however many windows it trains: where a process lies in memory makes
-    it faster or slower for as long as it lives, so windows of one pair are not independent of each
-    other, and would prove that placement as if it were a change. One pair gives one value, the mean
-    log ratio of its windows. Nothing is kept between pairs, and chance says which arm starts first.
-    So values are independent, and for equal arms as likely up as down.
+    The unit is a pair of arms, however many windows it trains: the memory layout of a process makes
+    it faster or slower for its whole life, so windows of one pair are not independent, and would
+    show a difference of layout as if it were a change. One pair gives one value, the mean log ratio
+    of its windows. Nothing is kept between pairs, and the arm that starts first is drawn at random.
+    So values are independent, and for equal arms symmetric about 0.
     """
     samples: list[PairSample] = []
     verdict: SpeedVerdict = "inconclusive"
@@ -234,15 +233,15 @@ def run_paired(
 def uncounted_steps(cell: Cell) -> int:
     """Return how many steps at the start of a turn are not counted.
 
-    Batches that loader workers prepared in the arm's last turn cost a turn's first steps nothing,
-    and at least one step finds the other arm's data in the caches.
+    The first steps of a turn use batches that loader workers prepared in the arm's last turn, and
+    at least one step finds the other arm's data in the caches.
     """
     prepared = cell.axes.num_workers * cell.axes.prefetch_factor
     return max(1, prepared)
 
 
 def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
-    """Return whether a loss is known as well as the budget asks for."""
+    """Return whether a loss is measured as precisely as the budget requires."""
     fast, whole = _log_ratios(samples)
     for values, share in ((fast, 1 - WHOLE_ALPHA), (whole, WHOLE_ALPHA)):
         _, highs = confidence_sequence(values, share * budget.alpha)
@@ -252,10 +251,10 @@ def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
 
 
 def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
-    """Return what both measurements show together.
+    """Return the verdict of both measurements together.
 
-    Slower if either of them shows it. Any other verdict is that of the undisturbed steps, once the
-    whole turns rule out a slowdown of `WHOLE_MARGIN`.
+    It is slower if either of them shows it. Any other verdict is that of the undisturbed steps, if
+    the whole turns rule out a slowdown of `WHOLE_MARGIN`.
     """
     fast, whole = _log_ratios(samples)
     decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
@@ -280,14 +279,15 @@ def _whole_margin(budget: Budget) -> float:
     return math.log1p(-max(WHOLE_MARGIN, budget.min_effect))
 
 
-def foretell_seconds(samples: Sequence[PairSample], budget: Budget) -> float | None:
-    """Return for how many seconds in all it takes to be certain, None if that can't be told.
+def estimate_seconds_needed(samples: Sequence[PairSample], budget: Budget) -> float | None:
+    """Estimate the total seconds of measuring until the verdict is certain, None if unknown.
 
-    Further pairs are taken to have the mean and the deviation of those measured.
+    Further pairs are assumed to have the mean and the deviation of those measured.
     """
     if len(samples) < FEWEST_VALUES:
         return None
-    fast, whole = (_continued(values) for values in _log_ratios(samples))
+    signs = np.resize([1.0, -1.0], MAX_PAIRS_ESTIMATED)
+    fast, whole = (values.mean() + values.std(ddof=1) * signs for values in _log_ratios(samples))
     decided = stop(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
     lows, _ = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
     excludes_slowdown = lows > _whole_margin(budget)
@@ -302,19 +302,12 @@ def foretell_seconds(samples: Sequence[PairSample], budget: Budget) -> float | N
     return max(pairs, len(samples) + 1) * seconds_per_pair
 
 
-def _continued(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return many values with the mean and the deviation of these, (MAX_PAIRS_FORETOLD,)."""
-    signs = np.resize([1.0, -1.0], MAX_PAIRS_FORETOLD)
-    continued: NDArray[np.float64] = values.mean() + values.std(ddof=1) * signs
-    return continued
-
-
 def warm_up(arms: Mapping[str, TrainingArm]) -> int:
     """Train all arms until they are warm; return the steps to count in a window.
 
-    That is as many steps as take `WINDOW_SECONDS` by the arm that reports the longer ones: an arm
-    that calls its steps shorter than they are does not make windows longer. Both arms train the
-    same number of steps, so that their losses can be compared afterwards.
+    A window takes `WINDOW_SECONDS` in the arm that reports the longer steps: an arm that reports
+    shorter steps than it has does not make windows longer. Both arms train the same number of
+    steps, so that their losses can be compared.
     """
     seconds = dict.fromkeys(arms, 0.0)
     fastest_steps = dict.fromkeys(arms, math.inf)
@@ -334,7 +327,7 @@ def warm_up(arms: Mapping[str, TrainingArm]) -> int:
 def sample_pair(
     arms: Mapping[str, TrainingArm], uncounted: int, counted: int, seconds: float
 ) -> PairSample:
-    """Let the arms train windows in turn for so many seconds, `MIN_WINDOWS` at least."""
+    """Train windows of both arms in turn for `seconds`, but at least `MIN_WINDOWS`."""
     turns: dict[str, list[ArmTurn]] = {key: [] for key in arms}
     same_bits = True
     spent = 0.0
@@ -375,11 +368,11 @@ def fast_step(turns: Sequence[ArmTurn], uncounted: int) -> float:
 def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDArray[np.float64]:
     """Return the mean seconds of a step in each turn, in the order of training, (windows,).
 
-    `turns` are those of each arm. The time is the gate's own: that of the whole turn, less what
-    other programs took of it, and less what a turn costs beside its steps. So nothing that an arm
-    does in its turn is free, wherever it does it. The cost of a turn is the same for both arms: the
-    mean of what each arm's usual turn takes beyond its usual steps. That is all that the ranks'
-    own clocks are used for. An arm that calls its steps shorter than they are looks slower for it.
+    `turns` are those of each arm. The time is measured by the gate: that of the whole turn, minus the
+    delay by other programs and the overhead of a turn. So everything that an arm does in its turn
+    counts. The overhead is the same for both arms: the mean over arms of the time that a usual turn
+    takes in addition to its usual steps. Only this uses the clocks of the ranks: an arm that reports
+    shorter steps than it has looks slower.
     """
     steps = len(turns[0][0].seconds)
     needed = []
@@ -392,7 +385,7 @@ def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDA
         usual_steps.append(usual_step)
         costs.append(max(0.0, float(np.median(seconds)) - steps * usual_step))
     in_order = np.stack(needed, axis=1).ravel()
-    # Less than a part of the usual time is an error of the kernel's count, and has no logarithm.
+    # A turn that seems far shorter than usual is an error of the kernel's count; it may be negative.
     floor = SHORTEST_TURN * steps * min(usual_steps)
     step_seconds: NDArray[np.float64] = np.maximum(in_order - fmean(costs), floor) / steps
     return step_seconds
@@ -401,9 +394,9 @@ def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDA
 def find_misreports(
     arms: Mapping[str, TrainingArm], turns: Mapping[str, Sequence[ArmTurn]]
 ) -> dict[str, str]:
-    """Return by arm which rank's turns mostly take far longer than it reports.
+    """Return, by arm, the error about a rank most of whose turns take far longer than it reports.
 
-    Messages, and epochs that begin, take time that no rank reports, but they do in both arms.
+    Messages and the beginning of epochs take time that no rank reports, but in both arms.
     """
     misreports: dict[str, str] = {}
     usual = {key: _usual_unreported(of_arm) for key, of_arm in turns.items()}
@@ -424,9 +417,9 @@ def find_misreports(
 
 
 def refuse_misreports(samples: Sequence[PairSample]) -> None:
-    """Raise HarnessError for an arm that does not report what it does in most of its pairs.
+    """Raise HarnessError for an arm that reports false times in most of its pairs.
 
-    On a machine that other programs use, a pair may look so by chance, whose turns are few.
+    On a busy machine, a single pair with few turns may look like that by chance.
     """
     suspects = Counter(key for sample in samples for key in sample.misreports)
     for key, pairs in suspects.items():
@@ -436,7 +429,7 @@ def refuse_misreports(samples: Sequence[PairSample]) -> None:
 
 
 def _usual_unreported(turns: Sequence[ArmTurn]) -> list[float]:
-    """Return by rank the median seconds of a turn that its report leaves out."""
+    """Return, by rank, the median seconds of a turn that its report leaves out."""
     unreported = np.asarray(
         [np.subtract(turn.elapsed, turn.reported) - turn.delay for turn in turns]
     )
@@ -447,10 +440,10 @@ def _usual_unreported(turns: Sequence[ArmTurn]) -> list[float]:
 def summarize_pairs(
     samples: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget
 ) -> PairedResult:
-    """Return what all pairs measured together.
+    """Return the result of all pairs together.
 
     The ratio is the geometric mean over pairs. Its interval is the last one of the confidence
-    sequence, which holds however often the samples were looked at.
+    sequence, which holds although the samples were judged after every pair.
     """
     fast, whole = _log_ratios(samples)
     lows, highs = confidence_sequence(fast, (1 - WHOLE_ALPHA) * budget.alpha)
@@ -472,7 +465,7 @@ def summarize_pairs(
         pairs=len(samples),
         windows=windows,
         seconds=sum(sample.seconds for sample in samples),
-        seconds_until_certain=foretell_seconds(samples, budget),
+        seconds_until_certain=estimate_seconds_needed(samples, budget),
         same_bits=all(sample.same_bits for sample in samples),
         log_ratios=fast.tolist(),
     )
@@ -484,5 +477,5 @@ def _mean_rate(seconds: Sequence[float]) -> float:
 
 
 def _finite_exp(bound: float) -> float | None:
-    """Return the exponential of a bound, None if the bound is as good as infinite."""
+    """Return the exponential of a bound, None for a practically infinite one."""
     return math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None

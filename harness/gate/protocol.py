@@ -1,11 +1,11 @@
-"""What the two sides of a gate must agree on, as an arm may be of another revision than the gate.
+"""The version of the messages between a gate and its arms, which may be of another revision.
 
 A rank of an arm is started with the arguments FOLDER SOCKET ARM; FOLDER has its `trial.json`. It
-connects to SOCKET and says which protocol it speaks before it reads anything else. All messages are
+connects to SOCKET and sends its protocol version before it reads anything else. All messages are
 lines of JSON.
 """
 
 from __future__ import annotations
 
-# To be raised with every change of the messages, of the arguments or of what `trial.json` holds.
+# Raise it with every change of the messages, the arguments or the content of `trial.json`.
 PROTOCOL = 4

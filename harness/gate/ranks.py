@@ -1,8 +1,8 @@
-"""Starts the ranks of an arm: forked, or as fresh processes where the arms have stacks of their own.
+"""Starts the ranks of an arm under a stack, as fresh processes.
 
-Arms of two trees are forked from one forkserver, so neither has its libraries in better places in
-memory. Arms of two stacks can't be. A forkserver for each would keep its places for as long as it
-lives, and with them one arm's luck. So every pair of such arms loads its libraries anew.
+Arms of two trees are forked from one forkserver, so both have the same memory layout of their
+libraries. Arms of two stacks can't be. With a forkserver for each stack, one arm could keep a better
+layout for the whole measurement. So every pair of such arms loads its libraries again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was
 
 @dataclass(frozen=True, kw_only=True)
 class StackTree(Tree):
-    """The working files, run under a stack; the harness is this one whatever they hold."""
+    """The working files, run under a stack, with the harness of this process."""
 
     stack: ReadyStack
 
@@ -54,9 +54,9 @@ def present_stack(name: str, packages: Mapping[str, str]) -> ReadyStack:
 
 
 def start_fresh(requests: Sequence[ForkRequest], tree: StackTree) -> list[Process]:
-    """Start what the requests describe as processes of their own, under the tree's stack.
+    """Start a process for each request, under the tree's stack.
 
-    Each leads a process group, and ends with this process, however that ends.
+    Each leads a process group, and ends when this process ends.
     """
     processes: list[Process] = []
     for request in requests:
@@ -69,7 +69,7 @@ def start_fresh(requests: Sequence[ForkRequest], tree: StackTree) -> list[Proces
 
 
 def end_fresh(processes: Sequence[Process]) -> None:
-    """Kill processes and what they have started in their groups, stopped ones too, and wait."""
+    """Kill the process groups of these processes, stopped ones included, and wait."""
     for process in processes:
         signal_group(process.pid, SIGKILL)
     for process in processes:

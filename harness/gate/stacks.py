@@ -1,6 +1,6 @@
 """`harness gate --against-stack NAME`: measures cells under their own stack against another one.
 
-Both arms have the same files, the same harness and the same cell; what differs is what is installed.
+Both arms have the same files, harness and cell; only the installed packages differ.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-PRESENT = "of the harness"  # the stack of cells that name none
-# Distributions that are no part of a stack: ranks import the harness that starts them.
+PRESENT = "of the harness"  # the stack of cells without one
+# A distribution that is no part of a stack: ranks import the harness that starts them.
 HARNESS = "distributed-training-harness"
 
 
@@ -33,9 +33,9 @@ def gate_stacks(
 ) -> GateOutcome:
     """Measure the cells of a sweep under their own stacks against `options.stack`.
 
-    Cells that have that stack themselves are left out. An arm that fails, fails its cell and no
-    other one. Raises BadInput for a stack that the sweep does not declare or that ranks can't run
-    under, and for a sweep without another one.
+    Cells with that stack are left out. If an arm fails, only its cell fails. Raises BadInput for a
+    stack that the sweep does not declare or that ranks can't run under, and for a sweep without
+    cells of another stack.
     """
     cells = [cell for cell in sweep.cells if cell.axes.stack != options.stack]
     before = under_stack(sweep, cells or sweep.cells, options.stack, "--against-stack")
@@ -68,7 +68,7 @@ def gate_stacks(
 
 
 def under_stack(sweep: Sweep, cells: Sequence[Cell], name: str, argument: str) -> list[Cell]:
-    """Return cells as they would be under a stack of the sweep; raises BadInput for an unknown one."""
+    """Return the cells with another stack of the sweep; raises BadInput for an unknown one."""
     if name not in sweep.stacks:
         declared = did_you_mean(name, sweep.stacks) if sweep.stacks else "allowed: none is declared"
         raise BadInput(f"{argument} {name}: found no such stack in {sweep.source}; {declared}")
@@ -93,7 +93,7 @@ def stack_trees(
 
 
 def changed_packages(before: StackTree, now: StackTree) -> list[str]:
-    """Return the packages that two stacks don't have in one version: `numpy 2.2.0 → 2.3.1`."""
+    """Return the packages whose versions differ between two stacks: `numpy 2.2.0 → 2.3.1`."""
     versions_before, versions = before.stack.packages, now.stack.packages
     changes = []
     for name in sorted({*versions_before, *versions}, key=str.lower):
@@ -111,7 +111,7 @@ def _with_accuracy(
     options: GateOptions,
     on_progress: Callable[[Cell, str], None],
 ) -> list[CellOutcome]:
-    """Return the cells with what is learned of each under both stacks."""
+    """Return the cells, each with the comparison of its accuracy under both stacks."""
     trained = []
     for outcome in outcomes:
         cell = outcome.cell

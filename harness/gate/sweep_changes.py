@@ -1,7 +1,7 @@
-"""Names what a change does to the sweep that it is measured by.
+"""Lists the differences between the sweeps of two revisions.
 
-A gate trains the working tree's sweep. A sweep that lost the cell that became slower would pass, as
-would one that trains for less long, so the other revision's sweep is read as well.
+A gate trains the working tree's sweep. A sweep that lost the slower cell, or trains it for a shorter
+time, would pass. So the gate compares it with the sweep of the other revision.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ LONGEST_VALUE = 80  # characters of a setting in a message
 class SweepChange:
     """A difference between the sweeps of two revisions, as a sentence."""
 
-    # `unreadable`: the other revision's sweep can't be read, so that nobody knows what was lost.
+    # `unreadable`: the other revision's sweep can't be read, so lost cells are unknown.
     kind: Literal["dropped", "changed", "new", "unreadable", "note"]
     text: str
 
     @property
     def may_hide(self) -> bool:
-        """Whether a regression may go unnoticed by it."""
+        """Whether it may hide a regression."""
         return self.kind in ("dropped", "changed", "unreadable")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSweeps:
-    """What of a sweep can be measured against another revision, and how the sweeps differ."""
+    """The cells of a sweep that another revision has too, and the differences of the sweeps."""
 
     cells: Sequence[Cell]  # of the working tree's sweep, except those that are new
     changes: Sequence[SweepChange]
@@ -48,9 +48,9 @@ class ComparedSweeps:
 def compare_with_revision(
     sweep: Sweep, revision: Tree, sets: Sequence[str], data: Sequence[str]
 ) -> ComparedSweeps:
-    """Compare a sweep with what it is in another revision, under the same `--set` and `--data`.
+    """Compare a sweep with that of another revision, under the same `--set` and `--data`.
 
-    Where the revision has no such sweep, or none that can be read, all cells are measured.
+    All cells are measured if the revision has no such sweep, or one that can't be read.
     """
     source = revision.counterpart(sweep.source)
     name = revision.name
@@ -85,8 +85,8 @@ def _describe_unreadable(name: str, source: Path, error: Exception) -> str:
 def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
     """Compare a sweep with that of the revision `name`.
 
-    Cells are the same if they have the same settings. Other code of their workloads, which is what
-    a gate is for, is only noted. Cells of one label are the same cell, changed.
+    Cells are the same if they have the same settings. A change of the workload's code is only noted,
+    because a gate is there to measure it. Cells with the same label are the same cell, changed.
     """
     same_before = {_written_id(cell): cell for cell in before.cells}
     ids_now = {_written_id(cell) for cell in now.cells}
@@ -116,16 +116,16 @@ def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
 
 
 def _written_id(cell: Cell) -> str:
-    """Return the id of what the sweep sets of a cell; its code may have another batch size."""
+    """Return the id of the settings in the sweep, without a batch size that the code chooses."""
     if "batch_size" not in cell.workload.unset:
         return cell.settings_id
     return replace(cell, axes=replace(cell.axes, batch_size=1)).settings_id
 
 
 def _default_differences(before: Cell, now: Cell) -> list[str]:
-    """Return each setting that neither sweep sets, and that the code of both has otherwise.
+    """Return each setting that neither sweep sets and whose default differs between the revisions.
 
-    It hides nothing: each arm is measured with the defaults of its own code.
+    It can't hide a regression: each arm is measured with the defaults of its revision.
     """
     differences = []
     for name in _unset_in_both(before, now):
@@ -136,7 +136,7 @@ def _default_differences(before: Cell, now: Cell) -> list[str]:
 
 
 def _unset_in_both(before: Cell, now: Cell) -> list[str]:
-    """Return what neither sweep sets, so that the code of each revision decides it."""
+    """Return the settings that neither sweep sets, so that the code of each revision decides them."""
     return [name for name in now.workload.unset if name in before.workload.unset]
 
 
@@ -164,7 +164,7 @@ def _cell_differences(before: Cell, now: Cell) -> list[str]:
 
 
 def _trial_differences(sweep_before: Sweep, before: Cell, sweep_now: Sweep, now: Cell) -> list[str]:
-    """Return what has changed of how often a cell is trained."""
+    """Return the differences in seeds and repeats of a cell."""
     differences = []
     seeds_before = list(sweep_before.seeds_of(before))
     seeds_now = list(sweep_now.seeds_of(now))

@@ -1,7 +1,7 @@
-"""Measures what a setting costs: a cell in turn with the same cell that has it.
+"""Measures the cost of a setting: a cell with it and the same cell without it train in turn.
 
-As in a gate, both arms run in turns, in pairs of fresh processes. But they are of one tree of files,
-and train two cells.
+As in a gate, both arms train in turn, in pairs of fresh processes. But they have the same files and
+train two cells.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 
 from harness.core.cores import usable_cores
 from harness.core.worktree import Tree
-from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, PairedResult, run_paired
+from harness.gate.pairs import PairStarter
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile, count_gpus
 from harness.statistics.verdict import ALPHA
 
-MIN_EFFECT = 0.01  # a fraction of throughput; a smaller cost is none
-# How much of a cost must be certain before measuring ends: it is the size that is wanted.
+MIN_EFFECT = 0.01  # a fraction of throughput; a smaller cost counts as none
+# The share of the cost that must be certain before measuring ends, because its size is of interest.
 CERTAIN_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tax:
-    """What a setting costs a cell."""
+    """The cost of a setting for a cell."""
 
     setting: str  # the name of the axis
     reference: Cell  # as it was measured, without the setting
@@ -67,11 +67,11 @@ def measure_tax(
     seconds: float,
     on_progress: Callable[[str], None],
 ) -> Tax:
-    """Measure what the cell's setting costs the reference, for so many seconds at most.
+    """Measure the cost of a cell's setting against the reference, for at most `seconds`.
 
-    Both train with as many ranks as the machine can run at once: with more, the setting's own cost
-    drowns in their waiting for cores. `base` is the folder that the cells' paths are relative to.
-    Raises HarnessError if a rank fails.
+    Both train with as many ranks as the machine can run at once: with more, waiting for cores would
+    hide the cost of the setting. The cells' paths are relative to the folder `base`. Raises
+    HarnessError if a rank fails.
     """
     ranks = ranks_side_by_side(reference, profile)
     reference, cell = with_ranks(reference, ranks), with_ranks(cell, ranks)

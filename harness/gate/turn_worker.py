@@ -1,7 +1,7 @@
-"""One rank of one arm of a gate: trains when it is its arm's turn, and waits meanwhile.
+"""One rank of one arm of a gate: trains in its arm's turns, and waits between them.
 
 Started as `torchrun -m harness.gate.turn_worker FOLDER SOCKET ARM`. It speaks JSON lines over the
-socket, so that the arm can be of another revision than the process that gives the turns. A rank
+socket, so the arm may be of another revision than the gate. A rank
 sends
 
 - `{"protocol": PROTOCOL, "side": ARM, "rank": N}` when it starts,
@@ -36,11 +36,11 @@ from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 from harness.training.worker import joined, load_workload, with_batch_size_of
 
-FOREVER = 7 * 24 * 3600.0  # seconds that a rank may wait for the others, who wait for their turn
+FOREVER = 7 * 24 * 3600.0  # seconds that a rank may wait for other ranks, between turns
 
 
 class TurnSocket:
-    """The connection to the process that gives the turns."""
+    """The connection to the gate."""
 
     def __init__(self, path: str) -> None:
         """Connect to the socket at `path`."""
@@ -66,7 +66,7 @@ class TurnSocket:
 
 
 class TakingTurns(Hooks):
-    """Lets the harness's own loop train in turns, and reports each; it evaluates nothing."""
+    """Makes the harness's training loop train in turns and report each turn, without evaluations."""
 
     def __init__(self, turns: TurnSocket) -> None:
         self._turns = turns
@@ -83,7 +83,7 @@ class TakingTurns(Hooks):
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Report the step times of a turn that is over, in seconds, and a digest of its losses.
 
-        By the digest the gate sees whether its arms compute the same thing to the last bit.
+        The gate compares the digests of both arms to see whether they compute the same bits.
         """
         self._steps_left -= segment.steps
         if self._steps_left:
@@ -111,19 +111,19 @@ def main() -> None:
     try:
         train_in_turns(TrialFolder(options.folder), ranks, turns)
     except EOFError:
-        os._exit(0)  # at once, as `harness.training.worker`: nothing may wait for other ranks
+        os._exit(0)  # at once, as in `harness.training.worker`: other ranks may have ended
     except Exception as error:
         traceback.print_exc()
-        # Before it is cut: half a secret would not be recognized.
+        # Before it is shortened: half a secret would not be recognized.
         message = f"{type(error).__name__}: {one_line(scrub(str(error)))}"
         turns.send(failure=f"rank {ranks.rank} on {ranks.host}: {message}")
     os._exit(1)
 
 
 def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None:
-    """Build what `trial.json` says, report that it is ready, and train in turns.
+    """Build the trial of `trial.json`, report that it is ready, and train in turns.
 
-    Raises EOFError when the connection is cut, which is how it ends.
+    Ends with EOFError when the connection is cut.
     """
     with joined(folder, ranks, FOREVER) as (assignment, mesh):
         state = TrainingState()

@@ -20,8 +20,8 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.worktree import Tree
 from harness.gate import paired
-from harness.gate.arms import PairStarter
 from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.pairs import PairStarter
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from tests.support.repository import Repository

@@ -22,8 +22,7 @@ from harness.gate import bisect as module
 from harness.gate import judge as judging
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
-from harness.gate.classify import classify
-from harness.gate.judge import BisectFinding, SpeedJudge, TrainingSetup
+from harness.gate.judge import BisectFinding, SpeedJudge, TrainingSetup, classify
 from harness.gate.paired import Budget, PairedResult
 from harness.records.store import write_spec
 from harness.render.terminal import bisect as view

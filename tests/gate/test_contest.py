@@ -22,7 +22,7 @@ from harness.gate.paired import (
     Budget,
     PairedResult,
     PairSample,
-    foretell_seconds,
+    estimate_seconds_needed,
     judge_pairs,
     run_paired,
     summarize_pairs,
@@ -307,7 +307,7 @@ def test_it_is_told_how_long_certainty_takes(mean: float, deviation: float) -> N
     budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
     few = samples(6, mean, deviation)
     assert judge_pairs(few, budget) == "inconclusive"
-    seconds = foretell_seconds(few, budget)
+    seconds = estimate_seconds_needed(few, budget)
     assert seconds is not None
     enough = samples(math.ceil(1.2 * seconds), mean, deviation)
     assert judge_pairs(enough, budget) != "inconclusive"
@@ -316,7 +316,7 @@ def test_it_is_told_how_long_certainty_takes(mean: float, deviation: float) -> N
 
 def test_two_pairs_do_not_tell_how_long_certainty_takes() -> None:
     budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
-    assert foretell_seconds(samples(2, 0.0, 0.01), budget) is None
+    assert estimate_seconds_needed(samples(2, 0.0, 0.01), budget) is None
 
 
 def contradicts(result: PairedResult, min_effect: float) -> bool:

@@ -1,0 +1,341 @@
+"""Starts pairs of arms, the ranks of two trees of files, which train in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.core.cores import usable_cores
+from harness.core.errors import HarnessError
+from harness.core.paths import TrialFolder
+from harness.core.ports import free_port, unix_socket_path
+from harness.core.processes import Process
+from harness.core.redaction import secret_values
+from harness.core.scratch import ScratchFolder
+from harness.core.worktree import Tree
+from harness.gate.arms import LONGEST_MESSAGE, START_TIMEOUT, TrainingArm
+from harness.gate.protocol import PROTOCOL
+from harness.gate.ranks import StackTree, end_fresh, start_fresh
+from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
+from harness.launch.launcher import rank_variables
+from harness.launch.logs import scrub_logs
+from harness.launch.torchrun import Torchrun
+from harness.records.assignment import Assignment, write_assignment
+from harness.spec.cell import Cell, Length, Trial
+from harness.spec.cluster import Profile, count_gpus
+
+STEPS = 10_000_000  # more than any comparison takes
+ENDLESS = Length(steps=STEPS)
+POLL = 0.2  # seconds between two checks of ranks that start
+LONGEST_LOG = 1_000_000  # bytes of a log that are searched for an error
+
+
+@dataclass(frozen=True)
+class ArmRank:
+    """Names one rank of one arm."""
+
+    arm: str  # the key of its arm: `a` or `b`
+    rank: int
+
+
+class PairStarter:
+    """Context manager that starts pairs of arms, the ranks of both from one forkserver.
+
+    All ranks are forked from one process, so neither arm has a better memory layout of its
+    libraries. Everything random about a process differs from pair to pair.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        seed: int,
+        trees: Mapping[str, Tree],
+        base: Path,
+        profile: Profile,
+        *,
+        other_cells: Mapping[str, Cell] | None = None,
+    ) -> None:
+        """Prepare to train a cell in `trees`; the cell's paths are relative to the folder `base`.
+
+        `other_cells` are cells that single arms train instead, by the arm's key. They must have the
+        same ranks, threads, loader workers and variables as `cell`.
+        """
+        self.cell = cell
+        self.other_cells = other_cells or {}
+        self.seed = seed
+        self.trees = trees
+        self.base = base
+        self.profile = profile
+        self.server: ForkServer | None = None  # None if arms have their own stacks
+
+    def __enter__(self) -> PairStarter:
+        with ExitStack() as stack:
+            self._scratch = ScratchFolder("gate")
+            self.folder = self._scratch.path
+            stack.push(self._remove_folder)
+            self.socket_path = stack.enter_context(unix_socket_path(self.folder / "turns"))
+            self.listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            self.listening.bind(str(self.socket_path))
+            self.listening.listen(64)
+            launcher = Torchrun(environment=self.profile.environment)
+            threads = self.cell.axes.num_threads
+            self.variables = launcher.variables(threads, self.cell.environment)
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def _remove_folder(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Remove the folder, except for the logs that a HarnessError names."""
+        if isinstance(error, HarnessError) and str(self.folder) in str(error):
+            secrets = secret_values(os.environ, self.profile.environment)
+            for key in self.trees:
+                scrub_logs(TrialFolder(self.folder / key), secrets)
+            self._scratch.keep()
+        self._scratch.remove()
+
+    @contextmanager
+    def pair(self, keys: Sequence[str]) -> Iterator[dict[str, TrainingArm]]:
+        """Start arms of the trees with these keys, in this order; they are ready to train.
+
+        Their ranks are killed when the context ends. Raises HarnessError if a rank fails.
+        """
+        with ExitStack() as stack:
+            arms: dict[str, TrainingArm] = {}
+            requests: dict[ArmRank, ForkRequest] = {}
+            secrets = secret_values(os.environ, self.profile.environment)
+            cores = self._draw_cores()
+            # Drivers and libraries of GPUs may start threads when they are loaded.
+            on_gpus = self.profile.device != "cpu" and count_gpus() > 0
+            for key in keys:
+                log = TrialFolder(self.folder / key).launch_log
+                arms[key] = TrainingArm(self.trees[key].name, log, secrets)
+                for rank, request in enumerate(self._rank_requests(key, cores)):
+                    requests[ArmRank(key, rank)] = request
+            processes = self._start(requests, stack, on_gpus=on_gpus)
+            self._accept_all(arms, processes, stack)
+            for key, arm in arms.items():
+                for rank in arm.sockets:
+                    arm.wait_until_ready(rank)
+                process_ids = [
+                    process.pid for name, process in processes.items() if name.arm == key
+                ]
+                arm.watch(process_ids, with_delays=self._can_measure_delays())
+            for arm in arms.values():
+                arm.freeze()
+            yield arms
+
+    def _start(
+        self, requests: Mapping[ArmRank, ForkRequest], stack: ExitStack, *, on_gpus: bool
+    ) -> dict[ArmRank, Process]:
+        """Start the ranks in the order of the requests; closing `stack` kills them."""
+        self.server = None
+        if not any(isinstance(tree, StackTree) for tree in self.trees.values()):
+            setup = Setup(preload=TORCH, refuse_threads=not on_gpus)
+            self.server = shared_server(self.variables, setup)
+            forked = self.server.fork(list(requests.values()))
+            stack.callback(kill_all, forked)
+            return dict(zip(requests, forked, strict=True))
+        processes: dict[ArmRank, Process] = {}
+        for name, request in requests.items():
+            tree = self.trees[name.arm]
+            assert isinstance(tree, StackTree)
+            (processes[name],) = start_fresh([request], tree)
+            stack.callback(end_fresh, [processes[name]])
+        return processes
+
+    def _can_measure_delays(self) -> bool:
+        """Return whether a rank that waits for a core waits for other programs.
+
+        Not with loader workers, which belong to the arm; nor on a GPU, which works while its rank
+        waits; nor in a container, where the rank is not the process that was started.
+        """
+        for tree in self.trees.values():
+            if isinstance(tree, StackTree) and tree.stack.prefix:
+                return False
+        on_cpu = self.profile.device == "cpu" or not count_gpus()
+        return on_cpu and self.cell.axes.num_workers == 0
+
+    def _draw_cores(self) -> list[list[int]]:
+        """Return the cores of each rank, shared only with the same rank of the other arm.
+
+        With different cores, a disturbance of one core would look like a difference between the
+        arms. The first core is drawn at random, because another gate may run on this machine.
+        """
+        axes = self.cell.axes
+        usable = usable_cores()
+        wanted = axes.num_threads + axes.num_workers
+        if axes.strategy != "single":
+            wanted += 1  # for the threads of gloo
+        share = min(len(usable) // axes.world_size, wanted)
+        if not share or self.profile.device != "cpu":
+            return [usable] * axes.world_size
+        start = random.randrange(len(usable))
+        rotated = usable[start:] + usable[:start]
+        return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
+
+    def _rank_requests(self, key: str, cores: Sequence[Sequence[int]]) -> list[ForkRequest]:
+        """Write the assignment of an arm and return a fork request for each of its ranks.
+
+        An arm imports from its own tree, with which the PYTHONPATH of its ranks begins, and has its
+        own port for its process group. Its ranks never reach the end of training: they end when
+        their connections are closed.
+        """
+        tree = self.trees[key]
+        folder = TrialFolder(self.folder / key)
+        # All steps count as warm-up, so that no telemetry lengthens the turns.
+        cell = self.other_cells.get(key, self.cell).with_any_code()
+        endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
+        assignment = Assignment(
+            trial=Trial(cell=endless, seed=self.seed),
+            base_folder=str(tree.counterpart(self.base)),
+            device=self.profile.device,
+            interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
+        )
+        write_assignment(folder.assignment_path, assignment)
+        folder.log_folder.mkdir(exist_ok=True)
+        variables = {
+            **self.variables,
+            "PYTHONPATH": tree.python_path,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
+        requests = []
+        world_size = self.cell.axes.world_size
+        for rank in range(world_size):
+            request = ForkRequest(
+                module="harness.gate.turn_worker",
+                arguments=[str(folder.path), str(self.socket_path), key],
+                variables={**variables, **rank_variables(rank, world_size)},
+                folder=str(tree.path),
+                log=str(folder.launch_log),
+                cores=cores[rank],
+                packages=tree.own_packages,
+            )
+            requests.append(request)
+        return requests
+
+    def _accept_all(
+        self,
+        arms: Mapping[str, TrainingArm],
+        processes: Mapping[ArmRank, Process],
+        stack: ExitStack,
+    ) -> None:
+        """Wait until every rank has connected.
+
+        Raises HarnessError if a rank ends before it connects, if the forkserver ends, or if the
+        ranks take longer than `START_TIMEOUT`.
+        """
+        deadline = time.monotonic() + START_TIMEOUT
+        names = {process.pid: name for name, process in processes.items()}
+        while any(name.rank not in arms[name.arm].sockets for name in processes):
+            if time.monotonic() > deadline:
+                logs = ", ".join(str(arm.log) for arm in arms.values())
+                raise HarnessError(
+                    f"the ranks did not start within {START_TIMEOUT:g} s; logs: {logs}"
+                )
+            ended = [name for name, process in processes.items() if process.poll() is not None]
+            if self.server is not None and self.server.has_ended:
+                raise self.server.error()
+            # A rank that has ended may have connected before, and sent the reason.
+            while select.select([self.listening], [], [], 0)[0]:
+                connection, _ = self.listening.accept()
+                connect_rank(connection, names, arms, stack)
+            check_connected(ended, arms)
+            waited_for = [self.listening.fileno()]
+            if self.server is not None:
+                waited_for.append(self.server.fileno())
+            select.select(waited_for, [], [], POLL)
+
+
+def connect_rank(
+    connection: socket.socket,
+    names: Mapping[int, ArmRank],
+    arms: Mapping[str, TrainingArm],
+    stack: ExitStack,
+) -> None:
+    """Add the connection of a rank to its arm; raises HarnessError for another protocol.
+
+    The rank is identified by the process id that the kernel reports for the connection, by `names`:
+    the code of one arm could otherwise answer for the other arm. Connections of other processes,
+    and a second one of a rank, are closed. The connection is closed with `stack`. In a container, a
+    rank is another process of the same process group than the one in `names`.
+    """
+    stack.enter_context(connection)
+    process_id = _peer_process_id(connection)
+    name = names.get(process_id) or names.get(_process_group(process_id))
+    if name is None or name.rank in arms[name.arm].sockets:
+        connection.close()
+        return
+    arm = arms[name.arm]
+    connection.settimeout(START_TIMEOUT)
+    lines = stack.enter_context(connection.makefile("r", encoding="utf-8", errors="replace"))
+    line = lines.readline(LONGEST_MESSAGE)
+    if not line:
+        return  # it has ended, which `check_connected` reports
+    try:
+        protocol = json.loads(line)["protocol"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        protocol = None
+    if protocol != PROTOCOL:
+        raise HarnessError(
+            f"{arm.name}: its turn worker speaks protocol {protocol}; allowed: {PROTOCOL}"
+        )
+    arm.connect(name.rank, connection, lines)
+
+
+def _process_group(process_id: int) -> int:
+    """Return the group of a process, 0 of one that has ended."""
+    try:
+        return os.getpgid(process_id)
+    except ProcessLookupError:
+        return 0
+
+
+def _peer_process_id(connection: socket.socket) -> int:
+    """Return the id of the process that made a Unix connection, from the kernel."""
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    process_id, _, _ = struct.unpack("3i", credentials)
+    return int(process_id)
+
+
+def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, TrainingArm]) -> None:
+    """Raise HarnessError if one of the ranks that have ended never connected.
+
+    The next message of a rank that has connected is the reason why it ended.
+    """
+    for name in ended:
+        arm = arms[name.arm]
+        if name.rank not in arm.sockets:
+            raise HarnessError(
+                f"{arm.name}: rank {name.rank} did not start: {arm.scrub(_error_line(arm.log))};"
+                f" log: {arm.log}"
+            )
+
+
+def _error_line(log: Path) -> str:
+    """Return the first line of a log that names an error, else its first line.
+
+    The first error is the cause: torch prints further ones while a process ends.
+    """
+    if not log.exists():
+        return "it printed nothing"
+    with log.open("rb") as file:
+        lines = file.read(LONGEST_LOG).decode(errors="replace").strip().splitlines()
+    for line in lines:
+        if "Error" in line or "No module named" in line:
+            return line
+    return lines[0] if lines else "it printed nothing"
