@@ -22,8 +22,8 @@ from harness.preflight.probe import (
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Classifier, Samples
 
-LIMIT = 50_000  # samples of a set that are looked at
-SECONDS = 5.0  # after which no further samples of a set are looked at
+LIMIT = 50_000  # samples of a set to check
+SECONDS = 5.0  # after which no further samples of a set are checked
 CHUNK = 512  # samples at once
 # The share of the test set that may occur in the training set beyond what the training set repeats
 # of itself: short texts and tiny images coincide by chance.
@@ -37,9 +37,9 @@ IGNORED_LABEL = -100  # torch's default of `ignore_index`
 
 
 def check_indices(probe: Probe) -> Outcome:
-    """Check that a batch has the samples that were asked for, in their order.
+    """Check that a batch has the requested samples, in their order.
 
-    The harness shuffles by asking for other indices. Samples that ignore them are never shuffled.
+    The harness shuffles by requesting other indices. Samples that ignore them are never shuffled.
     """
     samples = probe.splits.train
     indices = spread_indices(samples)
@@ -48,7 +48,7 @@ def check_indices(probe: Probe) -> Outcome:
     forward = probe.drawn["training"]
     for seed in (probe.seed, probe.seed + 1):
         if not _equal(forward, seeded_batch(samples, indices, seed)):
-            return skipped("samples are drawn anew each time")
+            return skipped("samples are drawn again each time")
     backward = seeded_batch(samples, indices[::-1], probe.seed)
     expected = tuple(tensor.flip(0) for tensor in forward)
     if not _equal(backward, expected):
@@ -56,14 +56,14 @@ def check_indices(probe: Probe) -> Outcome:
             f"batch({indices[::-1]}) is not batch({indices}) in reverse",
             "index your tensors by `indices` and keep their order: shuffling has no effect otherwise",
         )
-    return passed("batches have the samples that were asked for, in their order")
+    return passed("batches have the requested samples, in their order")
 
 
 def check_repeatable(probe: Probe) -> Outcome:
     """Check that the same seed gives the same samples and the same new model, at another time.
 
-    Each rank reads the data and builds the model by itself: what the clock or the system decides is
-    another one at each.
+    Each rank reads the data and builds the model separately, so values that depend on the clock or
+    the system differ between ranks.
     """
     first = probe.drawn
     # A generator may be seeded by whole seconds.
@@ -98,7 +98,7 @@ def check_finite_samples(probe: Probe) -> Outcome:
     if bad:
         return problem(
             f"{bad:,} of {count:,} samples have values that are NaN or infinite",
-            "repair or drop them where the samples are made: one of them spoils every batch it is in",
+            "repair or drop them where the samples are made: one of them spoils its whole batch",
         )
     return passed(f"{count:,} samples are finite")
 
@@ -133,7 +133,7 @@ def check_labels(probe: Probe) -> Outcome:
             f"{outside.total():,} of {count:,} labels are not within 0 to {classes - 1}: {examples}",
             USE_LABELS_IN_RANGE,
         )
-    # Of a large training set, which may be sorted by class, only the first samples were looked at.
+    # A large training set may be sorted by class, and only its first samples were checked.
     if len(trained) == 1 and trained.total() == len(probe.splits.train) > 1:
         (label,) = trained
         return problem(
@@ -155,8 +155,8 @@ def _labels_outside(labels: Tensor, classes: int) -> list[int]:
 def check_split(probe: Probe) -> Outcome:
     """Check that neither the test nor the validation set has samples of the training set.
 
-    Texts from templates and tiny images coincide by chance. How often they do so is seen within the
-    training set, so only what goes beyond that is a leak.
+    Texts from templates and tiny images coincide by chance. The training set shows how often
+    they do so, and only a larger share is a leak.
     """
     train: Counter[int] = Counter()
     for batch in _within_time(probe.splits.train):
@@ -179,7 +179,7 @@ def check_split(probe: Probe) -> Outcome:
 
 
 def _count_shared(samples: Samples, train: Counter[int]) -> tuple[int, int]:
-    """Return how many samples are training samples too, and how many were looked at."""
+    """Return how many samples are training samples too, and how many were checked."""
     tested = 0
     shared = 0
     for batch in _within_time(samples):

@@ -1,4 +1,4 @@
-"""Checks of whether a model can learn: loss, gradients, optimizer, and one batch by heart."""
+"""Checks of whether a model can learn: loss, gradients, optimizer, and overfitting one batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNDECLARED = (
 )
 DECLARED = "loss_weight(batch) has to return what loss(model, batch) divides its sum by"
 SEVERAL_LOSSES = "a step has several turns, whose losses need not fall together"
-LEARNED = 0.05  # of the loss at the start: a batch is known by heart
+LEARNED = 0.05  # of the loss at the start: the batch is overfitted
 MAX_STEPS = 300
 MAX_SECONDS = 60.0
 REACHED_WITHIN = 5  # steps; some layers begin at 0, and pass gradients on after the first step
@@ -52,7 +52,7 @@ def check_softmax(probe: Probe) -> Outcome:
         floor = math.log1p((classes - 1) / math.e)
         return problem(
             f"cross-entropy gets probabilities: it can't fall below {floor:.3f}",
-            "return logits and drop the softmax: cross_entropy has one of its own",
+            "return logits and drop the softmax: cross_entropy includes one",
         )
     return passed("cross-entropy gets logits")
 
@@ -130,7 +130,7 @@ def _judge_parts(probe: Probe, model: nn.Module, whole: Tensor) -> Outcome:
     )
     if _mean_error(probe, model, whole, cut, shares.tolist()) <= PART_TOLERANCE:
         return problem(
-            f"{measured}, if each part is padded by itself",
+            f"{measured}, if each part is padded separately",
             "leave out padding in the model and in the loss: ranks pad to their own longest sample",
         )
     return problem(measured, DECLARED if is_weighted else UNDECLARED)
@@ -242,14 +242,14 @@ def _peak(parameter: nn.Parameter) -> float:
 
 
 def _plural(names: Sequence[str]) -> str:
-    """Return the verb for so many names."""
+    """Return the verb for one or several names."""
     return "gets" if len(names) == 1 else "get"
 
 
 def check_optimizer(probe: Probe) -> Outcome:
     """Check that the optimizer has all parameters, and clears their gradients."""
     model = probe.build()
-    # As a trial does it, with what that refuses, such as a parameter of two turns.
+    # As in a trial, with the same refusals, such as a parameter of two turns.
     turns = prepare_turns(
         probe.workload, model, probe.axes, MAX_STEPS, lambda loss: loss, can_freeze=True
     )
@@ -258,7 +258,7 @@ def check_optimizer(probe: Probe) -> Outcome:
     missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
     if missing:
         return problem(
-            f"the optimizer has not got {listed(missing)}",
+            f"the optimizer is missing {listed(missing)}",
             "give it all of model.parameters(), of the model that optimizer() is called with",
         )
     foreign = in_optimizer - {id(part) for part in model.parameters()}
@@ -288,7 +288,7 @@ def _trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
 
 @dataclass(kw_only=True)
 class Rehearsal:
-    """A model that learns one batch by heart, with the sweep's optimizer and without dropout.
+    """A model that overfits one batch, with the sweep's optimizer and without dropout.
 
     Of a workload with several turns, it only takes a few steps: their losses need not fall together.
     """
@@ -318,7 +318,7 @@ class Rehearsal:
         return None
 
     def _metrics(self) -> dict[str, float] | None:
-        """Return the metrics over the batch, None where they are not defined over so few samples."""
+        """Return the metrics over the batch, None where they are undefined over this few samples."""
         rows = self.probe.rows(self.model, self.probe.batch)
         try:
             return self.probe.workload.metrics(rows)
@@ -342,7 +342,7 @@ class Rehearsal:
         return losses
 
     def _learn(self, model: nn.Module, optimizer: Optimizer) -> list[float]:
-        """Train until the batch is known or time is up; return the loss before every step."""
+        """Train until the batch is overfitted or time is up; return the loss before every step."""
         losses: list[float] = []
         deadline = time.monotonic() + MAX_SECONDS
         with without_dropout(model):
@@ -362,11 +362,11 @@ class Rehearsal:
 
     @property
     def has_learned(self) -> bool:
-        """Whether the batch is known by heart."""
+        """Whether the batch is overfitted."""
         return not self.probe.has_several_turns and self._has_learned(self.losses)
 
     def _has_learned(self, losses: Sequence[float]) -> bool:
-        """Return whether the last loss is near the lowest that there can be, seen from the start."""
+        """Return whether the last loss is near its lower bound, relative to the first loss."""
         floor = self.probe.calls[-1].floor if self.probe.calls else 0.0
         return losses[-1] - floor <= LEARNED * (losses[0] - floor)
 
@@ -381,7 +381,7 @@ def _with_gradients(model: nn.Module) -> list[str]:
 
 
 def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> Outcome:
-    """Check that a small batch can be learned by heart."""
+    """Check that the model can overfit a small batch."""
     losses = rehearsal.losses
     steps = len(losses) - 1
     course = f"the loss of {len(probe.batch[0])} samples goes from {losses[0]:.3g} to {losses[-1]:.3g} in {steps} steps"
@@ -401,8 +401,8 @@ def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> Outcome:
         )
     return problem(
         course,
-        "a model that can't learn a few samples by heart will learn nothing: check labels against"
-        " inputs, the loss, and what is cut off from the gradient",
+        "a model that can't overfit a few samples will learn nothing: check labels against inputs,"
+        " the loss, and what is detached from the gradient",
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of a model as it was built: what it registers, where it computes, and on what it depends."""
+"""Checks of a new model: what it registers, where it computes, and what its outputs depend on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_registered(probe: Probe) -> Outcome:
 
 
 def _unregistered(model: nn.Module) -> Iterator[str]:
-    """Yield the attributes that hold modules or parameters which the model does not know of."""
+    """Yield the attributes that hold modules or parameters which the model does not register."""
     registered = {id(member) for member in (*model.modules(), *model.parameters())}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
@@ -77,7 +77,7 @@ def _unregistered(model: nn.Module) -> Iterator[str]:
 
 
 def _items(value: object) -> list[object]:
-    """Return what a container holds, or nothing for any other value."""
+    """Return the items of a container, none for any other value."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list | tuple | set):
@@ -92,8 +92,8 @@ class DeviceMismatch(RuntimeError):
 class DeviceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises DeviceMismatch for an operation on tensors of two devices.
 
-    Kernels of the device `meta`, which compute shapes only, do not all do so themselves. Scalars
-    may be of any device, and copies are what brings tensors to another one.
+    Kernels of the device `meta`, which compute shapes only, do not all raise an error. Scalars may be
+    of any device, and copies may cross devices.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,15 +122,15 @@ def check_devices(probe: Probe) -> Outcome:
             f"the model makes tensors that stay on the CPU: {error}".replace("meta", "the GPU"),
             USE_DEVICE_OF_INPUTS,
         )
-    except Exception as error:  # values that are looked at, which `meta` does not have
+    except Exception as error:  # the code reads values, which `meta` does not have
         return skipped(f"the loss depends on values: {describe(error)}")
     return passed("everything is computed where the inputs are")
 
 
 def check_layout(probe: Probe) -> Outcome:
-    """Check that samples may lie in memory in any layout.
+    """Check that samples may have any layout in memory.
 
-    A sliced or transposed batch has gaps between its rows, over which `view` can't join them.
+    A sliced or transposed batch has gaps between its rows, which `view` does not support.
     """
     model = probe.build()
     strided = tuple(functional.pad(tensor, (0, 1))[..., :-1] for tensor in probe.batch)
@@ -142,9 +142,9 @@ def check_layout(probe: Probe) -> Outcome:
 
 
 def check_independence(probe: Probe) -> Outcome:
-    """Check that what the model says of a sample does not depend on the others in its batch.
+    """Check that the output for a sample does not depend on the others in its batch.
 
-    It does where dimensions are mixed up, as by a `view` that takes samples for features. Batch norm
+    It does where dimensions are confused, as by a `view` that takes samples for features. Batch norm
     uses the whole batch too, but not in evaluation.
     """
     model = probe.build()

@@ -115,9 +115,9 @@ class Probe:
         return list(zip(*(tensor.tensor_split(parts) for tensor in self.batch), strict=True))
 
     def fetched_parts(self) -> list[Batch]:
-        """Return the same parts as ranks fetch them, each by itself.
+        """Return the same parts as ranks fetch them, each separately.
 
-        There are none where samples are drawn anew whenever they are fetched, as by augmentation.
+        There are none where every fetch draws samples again, as augmentation does.
         """
         seed_everything(self.seed, 1)
         again = self._fetch(self.indices)

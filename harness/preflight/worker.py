@@ -1,13 +1,15 @@
-"""The process that examines one workload.
+"""Examines one workload: runs all checks, in their order. To add a check, add a row to a table.
 
 Started as `harness.training.worker` is, with the same FOLDER, by one rank. It reads
-FOLDER/trial.json and leaves FOLDER/checks.json besides its result.
+FOLDER/trial.json and writes FOLDER/checks.json in addition to its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from harness.core.processes import end_process
@@ -16,18 +18,57 @@ from harness.training.entry import before_torch
 if __name__ == "__main__":
     before_torch()
 
+import torch
+
 from harness.core.import_path import ROOT
 from harness.core.paths import TrialFolder
-from harness.preflight.examination import examine
+from harness.preflight import data_checks, learning_checks, model_checks
+from harness.preflight.advice import advise, describe
+from harness.preflight.learning_checks import Rehearsal, parameter_norms
+from harness.preflight.outcome import Outcome, problem
+from harness.preflight.probe import Probe
 from harness.preflight.reads import OpenedFiles, check_reads
-from harness.preflight.report import write_checks
+from harness.preflight.report import CheckFinding, ParameterNorms, WorkloadReport, write_checks
 from harness.records.record import RankResult
+from harness.spec.axes import Axes
 from harness.training import worker
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
+from workloads.base import Workload
 from workloads.catalog import find_source
 
 CHECKS_FILE = "checks.json"
+Check = Callable[[Probe], Outcome]
+
+# Without a batch or a loss, the later checks cannot run.
+REQUIRED: dict[str, Check] = {
+    "indices": data_checks.check_indices,
+    "finite samples": data_checks.check_finite_samples,
+    "loss": model_checks.check_forward,
+}
+FURTHER: dict[str, Check] = {
+    "labels": data_checks.check_labels,
+    "repeatable": data_checks.check_repeatable,
+    "split": data_checks.check_split,
+    "layers": model_checks.check_registered,
+    "device": model_checks.check_devices,
+    "layout": model_checks.check_layout,
+    "independence": model_checks.check_independence,
+    "evaluation": model_checks.check_evaluation,
+    "metrics": model_checks.check_metrics,
+    "training mode": model_checks.check_mode,
+    "logits": learning_checks.check_softmax,
+    "start": learning_checks.check_start,
+    "mean loss": learning_checks.check_mean,
+    "gradients": learning_checks.check_gradients,
+    "optimizer": learning_checks.check_optimizer,
+}
+# These check a model that overfits one batch.
+REHEARSED: dict[str, Callable[[Probe, Rehearsal], Outcome]] = {
+    "one batch": learning_checks.check_one_batch,
+    "reach": learning_checks.check_reach,
+    "direction": learning_checks.check_direction,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def examine_workload(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
-    """Write what the checks have found out; return a result without measurements."""
+    """Write the findings of all checks; return a result without measurements."""
     with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
         cell = assignment.trial.cell
         base_folder = Path(assignment.base_folder)
@@ -52,6 +93,55 @@ def examine_workload(
     report = replace(report, findings=[*report.findings, reads])
     write_checks(folder.path / CHECKS_FILE, report)
     return entered
+
+
+def examine(
+    label: str, workload: Workload, axes: Axes, seed: int, device: torch.device
+) -> WorkloadReport:
+    """Run all checks on a workload.
+
+    An exception in one check is reported as a problem of the workload, and the other checks still run.
+    Only a problem with the loss ends the examination.
+    """
+    started = time.monotonic()
+    seed_everything(seed)
+    probe = Probe(workload=workload, splits=workload.splits(), axes=axes, device=device, seed=seed)
+    findings: list[CheckFinding] = []
+    for name, check in REQUIRED.items():
+        finding = _run(name, partial(check, probe))
+        # Unreadable samples fail all of these in the same way, which is reported once.
+        if all(finding.measured != earlier.measured for earlier in findings):
+            findings.append(finding)
+    norms: list[ParameterNorms] = []
+    if findings[-1].status == "passed":
+        findings += [_run(name, partial(check, probe)) for name, check in FURTHER.items()]
+        findings += _rehearse(probe)
+        norms = parameter_norms(probe)
+    return WorkloadReport(
+        label=label,
+        seed=seed,
+        device=str(device),
+        seconds=time.monotonic() - started,
+        findings=findings,
+        norms=norms,
+    )
+
+
+def _run(name: str, check: Callable[[], Outcome]) -> CheckFinding:
+    """Run one check."""
+    try:
+        return check().finding(name)
+    except Exception as error:  # of the user's code, which is examined
+        return problem(describe(error), advise(error)).finding(name)
+
+
+def _rehearse(probe: Probe) -> list[CheckFinding]:
+    """Let a model overfit one batch, and run the checks of it."""
+    try:
+        rehearsal = Rehearsal(probe=probe)
+    except Exception as error:
+        return [problem(describe(error), advise(error)).finding("one batch")]
+    return [_run(name, partial(check, probe, rehearsal)) for name, check in REHEARSED.items()]
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
 from harness.preflight import data_checks
-from harness.preflight.examination import FURTHER, REHEARSED, REQUIRED, examine
 from harness.preflight.report import CheckFinding, WorkloadReport
+from harness.preflight.worker import FURTHER, REHEARSED, REQUIRED, examine
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
@@ -488,7 +488,7 @@ def mean_loss_finding(workload_class: type[Unweighted], **options: Any) -> Check
     [
         (Unweighted, {}, "mean, weighted by samples", "define loss_weight(batch)"),
         (Weighted, {"weight": "wrong"}, "weighted by what loss_weight() counts", "divides its sum"),
-        (LongSentences, {}, "if each part is padded by itself", "leave out padding"),
+        (LongSentences, {}, "if each part is padded separately", "leave out padding"),
         (VectorOfWeights, {}, "loss_weight() returned [", "divides its sum by"),
     ],
 )
@@ -563,7 +563,7 @@ def test_turns_that_leave_out_a_network_or_share_one_are_named() -> None:
             return super().turns(model)[1:]
 
     for workload, text in (
-        (WithoutCritic(GanOptions(), Settings()), "the optimizer has not got critic.0.weight"),
+        (WithoutCritic(GanOptions(), Settings()), "the optimizer is missing critic.0.weight"),
         (Gan(GanOptions(shared=True), Settings()), "train the same parameter"),
     ):
         report = examine("gan", workload, Axes(batch_size=32), 0, CPU)
