@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -51,7 +51,7 @@ class ArchivedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class ArchiveManifest:
     """What an archive holds."""
 
     schema: str = SCHEMA
@@ -61,7 +61,7 @@ class Manifest:
     files: Sequence[ArchivedFile]
 
 
-def archive(folder: SweepFolder, path: Path) -> Manifest:
+def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
     """Write a sweep into an archive and return its manifest.
 
     The file appears when it is complete. Raises BadInput for a path that exists, and for a sweep that
@@ -72,13 +72,16 @@ def archive(folder: SweepFolder, path: Path) -> Manifest:
     with held(folder):
         name = read_spec_content(folder.spec_path)["name"]
         files = _files(folder)
-        manifest = Manifest(
+        manifest = ArchiveManifest(
             sweep=name,
             version=harness.__version__,
             created=int(time.time()),
             files=[_describe(folder, file) for file in files],
         )
-        mode = _shared_mode(files)
+        mode = 0o644  # readable by those who can read all of its files
+        for file in files:
+            mode &= file.stat().st_mode
+        mode |= FILE_MODE
         write_atomically_by(path, lambda file: _write(file, folder, manifest), mode=mode)
     return manifest
 
@@ -99,14 +102,6 @@ def _files(folder: SweepFolder) -> list[Path]:
     return files
 
 
-def _shared_mode(files: Sequence[Path]) -> int:
-    """Return the permissions of an archive: it is readable by those who can read all of its files."""
-    mode = 0o644
-    for path in files:
-        mode &= path.stat().st_mode
-    return mode | FILE_MODE
-
-
 def _describe(folder: SweepFolder, path: Path) -> ArchivedFile:
     """Return the entry of a file in the manifest."""
     with path.open("rb") as file:
@@ -115,7 +110,7 @@ def _describe(folder: SweepFolder, path: Path) -> ArchivedFile:
     return ArchivedFile(path=relative, bytes=path.stat().st_size, sha256=digest)
 
 
-def _write(file: BinaryIO, folder: SweepFolder, manifest: Manifest) -> None:
+def _write(file: BinaryIO, folder: SweepFolder, manifest: ArchiveManifest) -> None:
     """Write the archive into an open file."""
     text = sealed_text(asdict(manifest)).encode()
     with tarfile.open(
@@ -128,7 +123,7 @@ def _write(file: BinaryIO, folder: SweepFolder, manifest: Manifest) -> None:
             tar.add(folder.path / entry.path, arcname=entry.path, recursive=False)
 
 
-def restore(results: Results, path: Path) -> Manifest:
+def restore(results: Results, path: Path) -> ArchiveManifest:
     """Bring back the sweep of an archive, each file checked, and return the manifest.
 
     The sweep appears when all of it is there. Raises BadInput for a file that is no archive, is
@@ -155,13 +150,13 @@ def restore(results: Results, path: Path) -> Manifest:
     return manifest
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path) -> ArchiveManifest:
     """Read an archive to its end, check each file, and return the manifest; raises BadInput."""
     with tempfile.TemporaryDirectory(prefix="harness-archive-") as folder:
         return _extract(path, Path(folder))
 
 
-def _extract(path: Path, folder: Path) -> Manifest:
+def _extract(path: Path, folder: Path) -> ArchiveManifest:
     """Write the files of an archive into a folder, each checked; raises BadInput."""
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz") as tar:
@@ -172,34 +167,37 @@ def _extract(path: Path, folder: Path) -> Manifest:
                 entry = missing.pop(member.name, None)
                 content = tar.extractfile(member) if member.isfile() else None
                 if entry is None or content is None:
-                    raise _problem(path, f"{member.name}: found a file that its manifest has not")
+                    raise ARCHIVE_FORMAT.invalid(
+                        path, f"{member.name}: found a file that its manifest has not"
+                    )
                 _write_checked(content, entry, folder, path)  # type: ignore[arg-type]
                 (folder / entry.path).chmod(member.mode & 0o644 | FILE_MODE)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise _problem(path, one_line(error)) from None
+        raise ARCHIVE_FORMAT.invalid(path, one_line(error)) from None
     if missing:
-        raise _problem(path, f"found no {min(missing)}, one of {len(missing)} that are missing")
+        raise ARCHIVE_FORMAT.invalid(
+            path, f"found no {min(missing)}, one of {len(missing)} that are missing"
+        )
     return manifest
 
 
-def _problem(path: Path, problem: str) -> BadInput:
-    """Return the error for an archive that can't be used."""
-    return ARCHIVE_FORMAT.error(path, f"not a valid archive: {problem}")
-
-
-def _read_manifest(tar: tarfile.TarFile, member: tarfile.TarInfo | None, path: Path) -> Manifest:
+def _read_manifest(
+    tar: tarfile.TarFile, member: tarfile.TarInfo | None, path: Path
+) -> ArchiveManifest:
     """Return the manifest, the first member of an archive; raises BadInput."""
     content = None
     if member is not None and member.name == MANIFEST and member.size <= MAX_MANIFEST:
         content = tar.extractfile(member)
     if content is None:
-        raise _problem(path, f"found no {MANIFEST} at its beginning")
-    manifest = decode_text(Manifest, content.read(), str(path), ARCHIVE_FORMAT)
+        raise ARCHIVE_FORMAT.invalid(path, f"found no {MANIFEST} at its beginning")
+    manifest = decode_text(ArchiveManifest, content.read(), str(path), ARCHIVE_FORMAT)
     for entry in manifest.files:
         parts = PurePosixPath(entry.path).parts
         if not parts or entry.path.startswith("/") or ".." in parts or "\\" in entry.path:
             shown = json.dumps(entry.path)
-            raise _problem(path, f"files: found {shown}; allowed: paths inside the sweep's folder")
+            raise ARCHIVE_FORMAT.invalid(
+                path, f"files: found {shown}; allowed: paths inside the sweep's folder"
+            )
     return manifest
 
 
@@ -210,17 +208,13 @@ def _write_checked(content: BinaryIO, entry: ArchivedFile, folder: Path, path: P
     digest = hashlib.sha256()
     size = 0
     with target.open("wb") as file:
-        for block in _blocks(content):
+        while block := content.read(BLOCK):
             size += len(block)
             if size > entry.bytes:
                 break
             digest.update(block)
             file.write(block)
     if size != entry.bytes or digest.hexdigest() != entry.sha256:
-        raise _problem(path, f"{entry.path}: found other content than its manifest says")
-
-
-def _blocks(content: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of an open file in blocks."""
-    while block := content.read(BLOCK):
-        yield block
+        raise ARCHIVE_FORMAT.invalid(
+            path, f"{entry.path}: found other content than its manifest says"
+        )

@@ -34,7 +34,10 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
     """
     target = results.sweep_folder(name)
     folders = [target, *sources] if target.spec_path.exists() else list(sources)
-    sweeps = [_read_sweep(folder) for folder in folders]
+    sweeps = []
+    for folder in folders:
+        results_of_folder = Results(folder.path.absolute().parent.parent)
+        sweeps.append(read_recorded_spec(results_of_folder, folder.path.name))
     merged = _merged(sweeps, name)
     with ExitStack() as stack:
         for folder in dict.fromkeys(folders):
@@ -52,11 +55,6 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
             _copy_missing(folder.path / "environments", target.path / "environments")
         write_spec(merged, target)
     return added
-
-
-def _read_sweep(folder: SweepFolder) -> Sweep:
-    """Return the sweep in a folder below some results folder."""
-    return read_recorded_spec(Results(folder.path.absolute().parent.parent), folder.path.name)
 
 
 def _merged(sweeps: Sequence[Sweep], name: str) -> Sweep:

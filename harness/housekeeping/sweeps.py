@@ -45,7 +45,7 @@ class StoredSweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """A folder that is to be removed, and why."""
+    """A folder to remove, and why."""
 
     path: Path
     reason: str
@@ -76,7 +76,7 @@ def list_sweeps(results: Results) -> list[StoredSweep]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; files that vanish meanwhile do not count."""
+    """Return the bytes of all files below a folder; files that vanish while it runs do not count."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -124,12 +124,16 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
         raise BadInput(f"new name: {problem}")
     before, after = results.sweep_folder(old), results.sweep_folder(new)
     preflight_path = results.preflight_path(old)
-    is_cut_off = not before.path.exists() and _name_in(after) == old
+    is_cut_off = (
+        not before.path.exists()
+        and after.spec_path.exists()
+        and read_spec_content(after.spec_path)["name"] == old
+    )
     if not is_cut_off:
         before = recorded_folder(results, old)
         if after.path.exists():
             raise BadInput(f"{new}: {after.path} exists; allowed: a name that no sweep has")
-        # A file that was changed is refused before anything is renamed, as it can't be sealed anew.
+        # A file that was changed is refused before anything is renamed, as it can't be sealed again.
         _read_sealed(before.parity_path, PARITY_FORMAT)
         _read_sealed(before.rates_path, SEARCH_FORMAT)
         _read_sealed(preflight_path, REPORT_FORMAT)
@@ -146,14 +150,6 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
     # Last: it is by this file that a renaming which was cut off is known.
     _replace_value(after.spec_path, SWEEP_FORMAT, "name", new)
     return after
-
-
-def _name_in(folder: SweepFolder) -> str | None:
-    """Return the name that a folder's sweep.json has, None where there is none."""
-    if not folder.spec_path.exists():
-        return None
-    name: str | None = read_spec_content(folder.spec_path).get("name")
-    return name
 
 
 def _read_sealed(path: Path, file_format: FileFormat) -> Any:

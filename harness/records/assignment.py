@@ -22,7 +22,7 @@ SCHEMA = "1.8"  # a gate's arm may run a worker of another revision than writes 
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
-    remedy="harness run --force writes it anew",
+    remedy="harness run --force writes it again",
     is_sealed=True,
 )
 
@@ -49,7 +49,7 @@ class Assignment:
     # What the interpreter of the cell's stack calls itself; None: it is not checked.
     interpreter: str | None = None
     lane: Lane = field(default_factory=Lane)  # what the ranks have for themselves of the machine
-    packages: Sequence[str] = ()  # distributions that the workload imports, beside the usual ones
+    packages: Sequence[str] = ()  # distributions that the workload imports, besides the usual ones
 
 
 def write_assignment(path: Path, assignment: Assignment) -> None:

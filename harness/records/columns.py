@@ -1,6 +1,6 @@
-"""The file of columns beside a record: every step's numbers of every rank, in NumPy's .npz format.
+"""The file of columns next to a record: every step's numbers of every rank, in NumPy's .npz format.
 
-A record is a small JSON header that commands read. Its numbers lie in a file beside it, of which
+A record is a small JSON header that commands read. Its numbers are in a file next to it, of which
 the header has the name and for each column the type, the number of values and the SHA-256 of their
 bytes. `numpy.load` opens the file. The values of a column are those of rank 0, then those of rank
 1, and so on: shape (ranks, steps) where all ranks have equally many, else one row.
@@ -49,9 +49,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFile:
-    """What a header says of the file of columns beside it."""
+    """What a header says of the file of columns next to it."""
 
-    file: str  # its name; it lies in the header's folder
+    file: str  # its name; it is in the header's folder
     columns: Mapping[str, Column]
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class ColumnFile:
 def describe_columns(
     header_path: Path, columns: Mapping[str, Numbers | list[Numbers]]
 ) -> ColumnFile:
-    """Return what the record that will lie at `header_path` says of its columns.
+    """Return what the header at `header_path` says of its columns.
 
     A column is an array, or a list of arrays, one a rank. Raises ValueError for ranks of unlike
     types.
@@ -142,7 +142,7 @@ def read_columns(
             with zipfile.ZipFile(file) as archive:
                 for name in names:
                     columns[name] = _read_column(archive, name, described.columns[name])
-        # All that zipfile raises for a damaged file; it has no error of its own for each of them.
+        # All that zipfile raises for a damaged file.
         except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
             raise ValueError(f"can't be read as columns: {error}") from None
     return columns
@@ -174,8 +174,8 @@ def _read_column(archive: zipfile.ZipFile, name: str, column: Column) -> Numbers
     return np.frombuffer(values, dtype=dtype)
 
 
-def beside(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) -> Opener:
-    """Return what opens the files beside a header, of which it reads so many bytes at once."""
+def next_to(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) -> Opener:
+    """Return what opens the files next to a header, reading `buffer_bytes` at once."""
     return lambda name: header_path.with_name(name).open("rb", buffer_bytes)
 
 

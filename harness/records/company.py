@@ -1,4 +1,4 @@
-"""Says what a trial shared a machine with: its lane, and the trials that ran beside it."""
+"""Says what a trial shared a machine with: its lane, and the trials that ran at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from harness.records.checks import Number, Ordinal, Share
 
 # Blocks that are shuffled together, for each lane. Of a single one each, two cells in two lanes would
-# run beside each other twice as often as beside themselves; of two, 4 times for every 3.
+# run next to each other twice as often as next to themselves; with two, 4 times for every 3.
 BLOCKS_PER_LANE = 2
 ALONE = "alone"  # the company of a trial that had the machine for itself
 # Share of a trial's time for which all lanes must have had a trial, or else it had less company than
@@ -31,7 +31,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Company:
-    """The trials that ran beside a trial."""
+    """The trials that ran on the same machine at the same time as a trial."""
 
     lane: Lane  # that it ran in
     # Trial -> share of this trial's time for which it ran too.

@@ -278,9 +278,7 @@ def _loss_problem(record: Record) -> str | None:
     losses = record.loss.unpack()
     of_ranks = [result.loss.unpack() for result in record.ranks if result.loss is not None]
     means = np.stack(of_ranks).mean(axis=0, dtype=np.float64)
-    # Most often they are equal to the last bit, which is seen ten times as fast.
-    is_equal = np.array_equal(losses, means)
-    if not is_equal and not np.allclose(losses, means, rtol=TOLERANCE, atol=0, equal_nan=True):
+    if not np.allclose(losses, means, rtol=TOLERANCE, atol=0, equal_nan=True):
         return "loss: found other numbers than the means of its ranks' losses"
     if not len(losses):
         return None
@@ -322,11 +320,11 @@ def _window_problem(record: Record) -> str | None:
         allowed = f"all {len(window)} that were timed, up to the last step, {record.loss.count}"
         return f"summary.window_steps: {found}; allowed: {allowed}"
     seconds = _window_seconds([result.step_seconds for result in record.ranks], window)
-    for check in (_figure_problem, _share_problem, _trace_problem):
-        problem = check(record, window, seconds)
-        if problem is not None:
-            return problem
-    return None
+    return (
+        _first_difference(summary, _window_figures(record, seconds))
+        or _share_problem(record, window, seconds)
+        or _trace_problem(record, seconds)
+    )
 
 
 def _timed_steps(record: Record, start: int) -> Numbers:
@@ -341,23 +339,14 @@ def _timed_steps(record: Record, start: int) -> Numbers:
     return np.setdiff1d(steps, fingerprinted)
 
 
-def _figure_problem(record: Record, window: Numbers, seconds: Numbers) -> str | None:
-    """Return which figure is not that of the steps of a window.
-
-    `seconds` are those of each of the steps, shape (ranks, steps), here and below.
-    """
-    assert record.summary is not None
-    return _first_difference(record.summary, _window_figures(record, seconds))
-
-
 def _window_figures(record: Record, seconds: Numbers) -> dict[str, float | None]:
-    """Return the figures of the steps of a window, by their names in the summary."""
+    """Return the figures of the steps of a window, by their names in the summary.
+
+    `seconds` are those of each step, shape (ranks, steps), here and below.
+    """
     import numpy as np
 
-    ordered = np.sort(seconds.max(axis=0))
-    # As np.percentile has them, in a third of its time.
-    positions = np.array((0.5, 0.9, 0.99)) * (len(ordered) - 1)
-    percentiles = np.interp(positions, np.arange(len(ordered)), ordered)
+    percentiles = np.percentile(seconds.max(axis=0), (50, 90, 99))
     samples = seconds.shape[1] * record.trial.cell.axes.batch_size
     figures = (samples / seconds.sum(axis=1).max(), *percentiles)
     return {name: float(figure) for name, figure in zip(WINDOW_FIGURES, figures, strict=True)}
@@ -382,7 +371,7 @@ def _share_problem(record: Record, window: Numbers, seconds: Numbers) -> str | N
     return None
 
 
-def _trace_problem(record: Record, window: Numbers, seconds: Numbers) -> str | None:
+def _trace_problem(record: Record, seconds: Numbers) -> str | None:
     """Return whether the means of batches of steps are not those of the rank that took longest."""
     import numpy as np
 
@@ -390,14 +379,11 @@ def _trace_problem(record: Record, window: Numbers, seconds: Numbers) -> str | N
 
     assert record.summary is not None
     recorded = record.summary.batch_seconds
-    if recorded is None:  # before schema 6.0
-        return None
     slowest = seconds[seconds.sum(axis=1).argmax()]
     expected = trial_batches(slowest)
-    # Not by np.allclose, which takes longer than to compute the means.
-    if len(recorded) != len(expected) or not np.all(
-        np.abs(np.subtract(recorded, expected)) <= TOLERANCE * np.abs(expected)
-    ):
+    if recorded is None or len(recorded) != len(expected):
+        return "summary.batch_seconds: found another number than of its batches of steps"
+    if not np.allclose(recorded, expected, rtol=TOLERANCE, atol=0):
         return "summary.batch_seconds: found other numbers than the means of its steps"
     return _first_difference(record.summary, {"relative_error": relative_error(slowest)})
 

@@ -125,7 +125,7 @@ def read_json(path: Path, file_format: FileFormat) -> Any:
     """Return the JSON value in a file; raises BadFile if there is no file or if it is no JSON."""
     try:
         with path.open("rb") as file:
-            # Python makes room for all that it is told to read, so it is told what there is.
+            # Python allocates as many bytes as it is asked to read, so it is asked for the file's size.
             size = min(os.fstat(file.fileno()).st_size, MAX_BYTES)
             text = file.read(size + 1)
     except OSError as error:

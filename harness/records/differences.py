@@ -149,13 +149,13 @@ def environment_fields(environment: Environment) -> dict[str, Value]:
     """Return an environment as a flat table.
 
     Without variables that are another's at every trial, such as the number of a Slurm job, and
-    without those that only say where something lies.
+    without those that only say where something is.
     """
     content = asdict(environment)
     content["variables"] = {
         name: value for name, value in environment.variables.items() if not is_incidental(name)
     }
-    del content["interpreter"]  # where it lies; its version and its packages say what it is
+    del content["interpreter"]  # a path; its version and its packages say what it is
     content["hardware"]["gpus"] = [gpu.name for gpu in environment.hardware.gpus]
     named = {SECTIONS.get(name, name): section for name, section in content.items()}
     return _without_unknown(flatten(named))

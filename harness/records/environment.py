@@ -138,7 +138,7 @@ def describe_environment(
 ) -> Environment:
     """Describe the environment as this process sees it; loads torch.
 
-    `packages` are distributions whose versions are wanted beside those of PACKAGES; `axes` and
+    `packages` are distributions whose versions are wanted besides those of PACKAGES; `axes` and
     `read` are as in `relevant_variables`. What only a launcher knows is left out: ranks need
     neither git nor MLflow.
     """
@@ -152,7 +152,7 @@ def describe_environment(
 
 
 def describe_software(more: Sequence[str] = ()) -> Software:
-    """Describe Python, torch and the packages beside it, and `more` of them; loads torch.
+    """Describe Python, torch and its companion packages, and `more` of them; loads torch.
 
     Packages that are not installed are left out.
     """
@@ -184,7 +184,7 @@ def describe_packages(more: Sequence[str] = ()) -> dict[str, str]:
 
 
 def look_up_software() -> None:
-    """Look up what `describe_software` says of each process: for one that is to be forked.
+    """Look up what `describe_software` says of each process, in one that others are forked from.
 
     Python starts a program to describe the platform, and to look up versions takes milliseconds.
     Two questions are left to the rank: who asks for CUDA can't be forked any more, and who asks

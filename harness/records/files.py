@@ -1,6 +1,6 @@
 """Writes records and reads them back, checked.
 
-A record is a JSON header and a file of columns beside it (`harness.records.columns`). The columns
+A record is a JSON header and a file of columns next to it (`harness.records.columns`). The columns
 are written first, and read when they are first looked at.
 """
 
@@ -21,9 +21,9 @@ from harness.records.columns import (
     Column,
     ColumnFile,
     Opener,
-    beside,
     describe_columns,
     in_memory,
+    next_to,
     put_series,
     read_columns,
     take_series,
@@ -57,14 +57,14 @@ RANK_BUFFER_BYTES = 2**18
 RECORD_FILE = TrialFolder(Path()).record_path.name
 TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
 
-# Columns beside those of `take_series`.
+# Columns besides those of `take_series`.
 MEAN_LOSS = "mean_loss"  # over ranks, of each step
 RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnParts:
-    """What the header of a record says of what lies in its columns."""
+    """What the header of a record says of its columns."""
 
     ranks: AcrossRanks
     columns: ColumnFile | None = None  # None where there are none
@@ -105,7 +105,7 @@ def read_record(path: Path) -> Record:
     another trial than its folder is named after. Ranks and losses raise it then for columns that
     are missing or other than the header says, and for figures that they contradict.
     """
-    return _record_of(read_json(path, RECORD_FORMAT), path, beside(path))
+    return _record_of(read_json(path, RECORD_FORMAT), path, next_to(path))
 
 
 def read_record_if_exists(path: Path) -> Record | None:
@@ -118,7 +118,7 @@ def read_record_if_exists(path: Path) -> Record | None:
 def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) -> Record:
     """Decode the header of a record, such as one from MLflow; raises BadFile as `read_record` does.
 
-    `source` is what errors call the text. `fetch` returns the content of a file beside it, by its
+    `source` is what errors call the text. `fetch` returns the content of a file next to it, by its
     name, when the columns are needed; it may raise OSError.
     """
     return _record_of(parse_json(text, source, RECORD_FORMAT), source, in_memory(fetch))
@@ -145,7 +145,7 @@ def _record_of(content: Any, source: Path | str, open_file: Opener) -> Record:
 
 
 class _Columns:
-    """The columns beside the header of one record, each read when it is needed."""
+    """The columns of one record, each read when it is needed."""
 
     def __init__(
         self,
@@ -205,16 +205,16 @@ def _location(source: Path | str, described: ColumnFile) -> str:
 
 
 def _misplacement(trial: Trial, source: Path | str) -> str | None:
-    """Return whether the record of a trial lies in the folder of another one, None if not.
+    """Return how the record of a trial is in the folder of another one, None if it is not.
 
-    A record may lie anywhere else, as in a folder of records that somebody has collected.
+    A record may be anywhere else, as in a folder of records that somebody has collected.
     """
     if not isinstance(source, Path) or source.name != RECORD_FILE:
         return None
     folder = source.absolute().parent.name
     if folder == trial.id or not TRIAL_ID.fullmatch(folder):
         return None
-    return f"trial: found {trial.id}; allowed: {folder}, whose folder it lies in"
+    return f"trial: found {trial.id}; allowed: {folder}, whose folder it is in"
 
 
 def read_rank_result(path: Path) -> RankResult:
@@ -228,7 +228,7 @@ def read_rank_result(path: Path) -> RankResult:
             raise ValueError("found no keys; allowed: keys")
         described: ColumnFile | None = decode_value(ColumnFile | None, content.pop("columns", None))
         if described is not None:
-            open_file = beside(path, buffer_bytes=RANK_BUFFER_BYTES)
+            open_file = next_to(path, buffer_bytes=RANK_BUFFER_BYTES)
             put_series([content], read_columns(open_file, described, described.columns))
         result: RankResult = decode_value(RankResult, content)
         problem = rank_problem(result)
@@ -253,7 +253,7 @@ def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
     if content.get("columns") is not None:
         described = decode_value(ColumnFile, content["columns"])
         if RANKS in described.columns:
-            ranks = read_columns(beside(path), described, [RANKS])[RANKS]
+            ranks = read_columns(next_to(path), described, [RANKS])[RANKS]
             texts += ranks.tobytes().decode("utf-8")
     if clean(texts) == texts:
         for name in (path.name, *([described.file] if described else [])):

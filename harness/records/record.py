@@ -5,7 +5,7 @@ trial's Record (`harness.launch.assemble`), which is written before any tracker 
 samples of every step are kept, as Series, so that every figure can be computed again.
 
 A record on disk is a JSON header of some kilobytes, which commands read, and a file of columns
-beside it, which has what grows with ranks and steps (`harness.records.columns`). The seal of the
+next to it, which has what grows with ranks and steps (`harness.records.columns`). The seal of the
 header covers the digests of all columns. What the header says of its columns is checked where they
 are read, and by `harness verify`; what it says of itself wherever it is read
 (`harness.records.consistency`).
@@ -29,13 +29,11 @@ from harness.records.environment import Environment
 from harness.records.series import Series
 from harness.spec.cell import Fingerprints, Profiling, Trial
 
-# MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema from 5.0
-# on has records in tests/records/schemas, which must always be readable. 5.1 has a seal, and 5.2
-# the workload's code, fingerprints and variables as axes. 5.3 has validation sets, rules for
-# stopping, confusions and collectives. Since 6.0 the numbers of ranks and steps lie in a file of columns.
-# 6.1 has the moments of a training, and the sizes of its data sets; 6.2 the order of samples and the
-# page cache; 6.3 the company of trials that ran side by side;
-# 6.4 a digest of the files of each setting, and of code without its comments.
+# MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema with this
+# major number has records in tests/records/schemas, which must always be readable. 6.1 has the moments
+# of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
+# company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
+# without its comments.
 SCHEMA = "6.4"
 RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
 
@@ -274,7 +272,7 @@ class LossScale:
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What was sampled beside training at one rank.
+    """What was sampled during training at one rank.
 
     It is of segments of nothing but training, after the warm-up. `sample_times` and `readings` are
     samples from within segments. `shares` come from counters that are read at both ends of every

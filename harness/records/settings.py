@@ -1,4 +1,4 @@
-"""Collects what a trial is run with beside its cell, for its record.
+"""Collects what a trial is run with besides its cell, for its record.
 
 It ends up in MLflow, where more people read it than may read the profile. Hence no values of
 variables that are not known to be public. But a profile can change what trials compute, and is no

@@ -219,7 +219,7 @@ def trials_of_other_code(
     """Return the recorded trials that have the settings of one of these cells and other code.
 
     `recorded_ids` are the names of the folders that have a record. One record of each cell is read.
-    Records that can't be read count for nothing.
+    Records that can't be read are skipped.
     """
     cells = list(cells)
     present_ids = {cell.id for cell in cells}

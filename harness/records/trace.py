@@ -86,8 +86,8 @@ class Recording:
 
     last_step: int
     steps: Sequence[int] = ()  # counted from 1
-    every: int | None = None  # and every so many steps
-    tensors: bool = True  # whether each tensor has a mark of its own, or all of a moment one
+    every: int | None = None  # and every N steps
+    tensors: bool = True  # whether each tensor has a mark, or all tensors of a moment share one
     values: bool = False  # whether the tensors themselves are kept, of the last step
     snapshots: bool = False  # whether rank 0 keeps parameters and buffers at a few steps
     left_out: Sequence[str] = ()  # tensors of no mark, each as `Mark.tensor` calls it

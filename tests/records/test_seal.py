@@ -127,7 +127,7 @@ def test_record_of_another_trial_is_refused(tmp_path: Path) -> None:
         read_record(path)
     assert str(raised.value) == (
         f"{path}: not a valid record: trial: found {copied.trial.id}; allowed:"
-        f" {replaced.trial.id}, whose folder it lies in; {REMEDY}"
+        f" {replaced.trial.id}, whose folder it is in; {REMEDY}"
     )
 
 
