@@ -21,11 +21,11 @@ from harness.records.record import (
     Failure,
     Rank0Report,
     RankResult,
-    Ranks,
+    RankResults,
     Record,
     Status,
     StopOutcome,
-    Target,
+    TargetMetric,
 )
 from harness.records.seal import sealed_text
 from harness.records.series import Series
@@ -128,7 +128,7 @@ def make_record(
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
-        ranks=Ranks.of(ranks),
+        ranks=RankResults.of(ranks),
         rank0=learned if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
@@ -149,7 +149,9 @@ def with_throughput(record: Record, throughput: float) -> Record:
     cell = record.trial.cell
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
     # Without the rounding errors of the series.
-    return replace(record, ranks=Ranks.of(ranks), summary=replace(summary, throughput=throughput))
+    return replace(
+        record, ranks=RankResults.of(ranks), summary=replace(summary, throughput=throughput)
+    )
 
 
 def _scaled(series: Series, factor: float) -> Series:
@@ -249,13 +251,13 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
         stop = StopOutcome(
             reason="patience",
             step=steps,
-            metric=Target(name="loss", higher_is_better=False),
+            metric=TargetMetric(name="loss", higher_is_better=False),
             restored=cell.stop.restore_best,
         )
     return Rank0Report(
         stop=stop,
         confusions=CONFUSIONS,
-        target=Target(name="accuracy", higher_is_better=True),
+        target=TargetMetric(name="accuracy", higher_is_better=True),
         steps_per_epoch=10,
         parameter_count=235_146,
         flops_per_sample=1_007_104.0,

@@ -15,14 +15,14 @@ from statistics import fmean
 
 from harness.analysis.questions import MetricDifference, are_identical, with_smallest_step
 from harness.analysis.result import CellResult, TrialResult
-from harness.records.record import Target
+from harness.records.record import TargetMetric
 from harness.statistics.estimate import Estimate, paired
 from harness.statistics.verdict import Metric, Question
 
 STEPS_MARGIN = 0.1  # the smallest change of steps that matters, a fraction
 
 
-def convergence_metric(target: Target, goal: float, margin: float) -> Metric:
+def convergence_metric(target: TargetMetric, goal: float, margin: float) -> Metric:
     """Return the metric of the steps to a goal; `margin` is a fraction of them."""
     return Metric(
         name=f"steps to {target.name} {goal:g}",

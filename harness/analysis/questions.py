@@ -16,7 +16,7 @@ from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.records.company import BLOCKS_PER_LANE
-from harness.records.record import Target
+from harness.records.record import TargetMetric
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.trials import independent_values
 from harness.statistics.verdict import Metric, Question
@@ -178,7 +178,7 @@ def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDiff
     )
 
 
-def _target_metric(target: Target, margin: float) -> Metric:
+def _target_metric(target: TargetMetric, margin: float) -> Metric:
     """Return the target metric of a workload, with the difference that matters."""
     return Metric(
         name=target.name,

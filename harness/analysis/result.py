@@ -23,7 +23,7 @@ from harness.records.code import Code
 from harness.records.company import ALONE
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
-from harness.records.record import Rank0Report, Record, Target
+from harness.records.record import Rank0Report, Record, TargetMetric
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
@@ -85,7 +85,7 @@ class CellResult:
     """
 
     cell: Cell  # the workload with every axis set
-    target: Target | None  # None where no trial is done
+    target: TargetMetric | None  # None where no trial is done
     conditions: Mapping[str, Sequence[str]]  # each value of hardware, code and software once
     trials: Sequence[TrialResult]  # those that are done
     left_out: Mapping[str, Number]  # the number of trials that are not done, by status

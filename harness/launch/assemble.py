@@ -18,7 +18,15 @@ from harness.measure.validity import violations
 from harness.records.assignment import Assignment
 from harness.records.company import Company
 from harness.records.files import read_rank_result
-from harness.records.record import Failure, Rank0Report, RankResult, Ranks, Record, Status, Summary
+from harness.records.record import (
+    Failure,
+    Rank0Report,
+    RankResult,
+    RankResults,
+    Record,
+    Status,
+    Summary,
+)
 from harness.records.series import Series
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
@@ -104,7 +112,7 @@ def assemble(
         summary=summary,
         loss=loss,
         order_digest=order_digest,
-        ranks=Ranks.of(ranks),
+        ranks=RankResults.of(ranks),
         rank0=files.rank0,
         phases=phase_seconds(ranks, started, summary),
         company=company,

@@ -37,7 +37,7 @@ from harness.records.files import (
     remove_unused_columns,
     write_record,
 )
-from harness.records.record import Failure, Ranks, Record
+from harness.records.record import Failure, RankResults, Record
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
 from harness.records.store import comparison_key
@@ -489,7 +489,9 @@ def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
     ranks = [
         replace(result, failure=_clean_failure(result.failure, secrets)) for result in record.ranks
     ]
-    return replace(record, failure=_clean_failure(record.failure, secrets), ranks=Ranks.of(ranks))
+    return replace(
+        record, failure=_clean_failure(record.failure, secrets), ranks=RankResults.of(ranks)
+    )
 
 
 def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure | None:

@@ -38,7 +38,7 @@ from harness.records.decode import (
     parse_json,
     read_json,
 )
-from harness.records.record import SCHEMA, AcrossRanks, RankResult, Ranks, Record
+from harness.records.record import SCHEMA, AcrossRanks, RankResult, RankResults, Record
 from harness.records.series import Numbers, Series
 from harness.spec.cell import Trial
 
@@ -102,7 +102,7 @@ def read_record(path: Path) -> Record:
 
     Raises BadFile for a file that is missing, incomplete, of a major schema that can't be read or
     changed after it was written, for a header that contradicts itself, and for the record of
-    another trial than its folder is named after. Ranks and losses raise it then for columns that
+    another trial than its folder is named after. RankResults and losses raise it then for columns that
     are missing or other than the header says, and for figures that they contradict.
     """
     return _record_of(read_json(path, RECORD_FORMAT), path, next_to(path))
@@ -133,7 +133,7 @@ def _record_of(content: Any, source: Path | str, open_file: Opener) -> Record:
     try:
         parts: ColumnParts = decode_value(ColumnParts, content)
         columns = _Columns(parts.columns, source, open_file)
-        content["ranks"] = Ranks(lambda: columns.rank_results(record), parts.ranks)
+        content["ranks"] = RankResults(lambda: columns.rank_results(record), parts.ranks)
         content["loss"] = columns.mean_loss()
         record: Record = decode_value(Record, content)
     except ValueError as error:
@@ -262,7 +262,7 @@ def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
     record = read_record(path)
     results = seal.cleaned([asdict(result) for result in record.ranks], clean)
     header: Record = decode_value(Record, seal.cleaned(asdict(record), clean))
-    ranks_without_secrets = Ranks.of(decode_value(list[RankResult], results))
+    ranks_without_secrets = RankResults.of(decode_value(list[RankResult], results))
     write_record(folder / path.name, replace(header, ranks=ranks_without_secrets))
 
 

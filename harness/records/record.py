@@ -111,7 +111,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class TargetMetric:
     """A metric that a workload is trained towards, or that evaluations are chosen by."""
 
     name: str  # of a metric of the evaluations
@@ -135,7 +135,7 @@ class StopOutcome:
     # patience, goal: what of the rule ended it; length: it trained for its whole length
     reason: Literal["patience", "goal", "length"]
     step: Number  # optimizer steps that were trained
-    metric: Target  # that the rule looked at
+    metric: TargetMetric  # that the rule looked at
     restored: bool  # whether the parameters at the end are those of the best evaluation
 
 
@@ -197,7 +197,7 @@ class PageCache:
 class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
-    target: Target
+    target: TargetMetric
     steps_per_epoch: Number  # optimizer steps
     parameter_count: Number  # of the whole model, also where ranks hold shards
     flops_per_sample: Amount  # of forward and backward, as the workload states them
@@ -406,7 +406,7 @@ class AcrossRanks:
     telemetry: TelemetryAcross | None  # None unless every rank has some
 
 
-class Ranks(Sequence[RankResult]):
+class RankResults(Sequence[RankResult]):
     """The results of a trial's ranks, in their order; ranks that left nothing readable are missing.
 
     Those of a record on disk are read when one is first looked at, which raises BadFile where they
@@ -414,7 +414,7 @@ class Ranks(Sequence[RankResult]):
     and the length need none of them.
     """
 
-    _recent: ClassVar[deque[Ranks]] = deque()  # that were read, the earliest first
+    _recent: ClassVar[deque[RankResults]] = deque()  # that were read, the earliest first
 
     def __init__(self, load: Callable[[], Sequence[RankResult]], across: AcrossRanks) -> None:
         self.across = across
@@ -422,9 +422,9 @@ class Ranks(Sequence[RankResult]):
         self._results: Sequence[RankResult] | None = None
 
     @staticmethod
-    def of(results: Sequence[RankResult]) -> Ranks:
+    def of(results: Sequence[RankResult]) -> RankResults:
         """Return ranks whose results are in memory."""
-        ranks = Ranks(lambda: results, across_ranks(results))
+        ranks = RankResults(lambda: results, across_ranks(results))
         ranks._results = results
         return ranks
 
@@ -432,9 +432,9 @@ class Ranks(Sequence[RankResult]):
         """Return the results, read if they are not in memory; raises BadFile."""
         if self._results is None:
             self._results = self._load()
-            Ranks._recent.append(self)
-            if len(Ranks._recent) > RECENT_RANKS:
-                Ranks._recent.popleft()._results = None
+            RankResults._recent.append(self)
+            if len(RankResults._recent) > RECENT_RANKS:
+                RankResults._recent.popleft()._results = None
         return self._results
 
     def __len__(self) -> int:
@@ -451,16 +451,16 @@ class Ranks(Sequence[RankResult]):
         return iter(self._read())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ranks):
+        if not isinstance(other, RankResults):
             return NotImplemented
         return list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Ranks(count={len(self)})"
+        return f"RankResults(count={len(self)})"
 
-    def __deepcopy__(self, memo: object) -> Ranks:
+    def __deepcopy__(self, memo: object) -> RankResults:
         """Return the ranks themselves, as nothing can change them."""
         return self
 
@@ -721,7 +721,7 @@ class Record:
     summary: Summary | None
     loss: Series | None  # mean over ranks at each step
     order_digest: str | None  # of the samples that all ranks saw, in their order
-    ranks: Ranks
+    ranks: RankResults
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     settings: RunSettings | None = None  # the runner adds them to the assembled record

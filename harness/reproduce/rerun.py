@@ -28,7 +28,7 @@ from harness.launch.torchrun import Torchrun
 from harness.records.code import Code, describe_code
 from harness.records.differences import Difference, trial_differences
 from harness.records.environment import Environment
-from harness.records.record import Record, RunSettings, Target
+from harness.records.record import Record, RunSettings, TargetMetric
 from harness.records.store import lock, write_spec
 from harness.reproduce.conditions import (
     HARDWARE,
@@ -69,7 +69,7 @@ class Original:
 
     trial: Trial
     evidence: Evidence
-    target: Target | None
+    target: TargetMetric | None
     sweep: str  # the name of its sweep
     record: Record | None = None  # None for a trial of a baseline
     result: TrialResult | None = None  # of a baseline's trial

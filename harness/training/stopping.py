@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from harness.core.errors import BadInput
-from harness.records.record import Evaluation, Target
+from harness.records.record import Evaluation, TargetMetric
 from harness.spec.cell import StopRule
 from workloads.base import Splits, Workload
 
-LOSS = Target(name="loss", higher_is_better=False)
+LOSS = TargetMetric(name="loss", higher_is_better=False)
 
 
-def selection_metric(rule: StopRule | None, target: Target) -> Target:
+def selection_metric(rule: StopRule | None, target: TargetMetric) -> TargetMetric:
     """Return the metric by which the best evaluation of a trial is chosen."""
     if rule is not None and rule.metric == "loss":
         return LOSS
@@ -26,7 +26,7 @@ def selection_metric(rule: StopRule | None, target: Target) -> Target:
 
 
 def find_stop_reason(
-    rule: StopRule, target: Target, evaluations: Sequence[Evaluation]
+    rule: StopRule, target: TargetMetric, evaluations: Sequence[Evaluation]
 ) -> Literal["patience", "goal"] | None:
     """Return why a trial ends after its last evaluation, None if it continues.
 

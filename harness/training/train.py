@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.measure.clock import Phase, SegmentTimes
-from harness.records.record import Evaluation, StopOutcome, Target
+from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
 from harness.training.evaluate import Scores, evaluate
 from harness.training.fingerprint import digest_parameters
@@ -110,7 +110,7 @@ class Trainer:
         self.state = state  # of the attempts before this one, and filled by it
         self.hooks = hooks or Hooks()
         self.telemetry = parts.telemetry
-        self.target = Target(**asdict(parts.workload.target))
+        self.target = TargetMetric(**asdict(parts.workload.target))
         self.stop_rule = parts.assignment.trial.cell.stop
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)

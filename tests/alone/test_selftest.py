@@ -14,7 +14,7 @@ from harness.core.paths import Results
 from harness.launch import selftest
 from harness.measure.selftest import check_record
 from harness.measure.summary import summarize, unpack
-from harness.records.record import RankResult, Ranks, Record
+from harness.records.record import RankResult, RankResults, Record
 from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.cluster import Profile
@@ -118,7 +118,9 @@ def _moved(record: Record, source: str, target: str) -> Record:
     ranks = [move(rank) for rank in record.ranks]
     assert record.rank0 is not None
     return replace(
-        record, ranks=Ranks.of(ranks), summary=summarize(ranks, record.rank0, batch(record), 0)
+        record,
+        ranks=RankResults.of(ranks),
+        summary=summarize(ranks, record.rank0, batch(record), 0),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.compare import Rules, Side, compare_by
 from harness.analysis.convergence import convergence_difference, obstacles, steps_by_seed
 from harness.analysis.result import CellResult, of_trial
-from harness.records.record import Evaluation, Target
+from harness.records.record import Evaluation, TargetMetric
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 
@@ -85,7 +85,7 @@ def test_steps_are_the_mean_of_a_seeds_repeats() -> None:
 
 
 def test_a_target_that_falls_is_reached_from_above() -> None:
-    target = Target(name="loss", higher_is_better=False)
+    target = TargetMetric(name="loss", higher_is_better=False)
     cell = make_result([100.0], courses=[[(10, 2.0), (20, 0.4)]])
     assert steps_by_seed(replace(cell, target=target), 0.5) == {0: 20.0}
 
@@ -100,7 +100,7 @@ def test_what_has_nothing_in_common_says_so() -> None:
     assert obstacles(reaching([400]), other_seed, GOAL) == [
         "steps to accuracy 0.9: no seed that both sides have evaluated"
     ]
-    other_target = replace(reaching([400]), target=Target(name="f1", higher_is_better=True))
+    other_target = replace(reaching([400]), target=TargetMetric(name="f1", higher_is_better=True))
     assert obstacles(reaching([400]), other_target, GOAL) == [
         "no target metric that both sides have"
     ]

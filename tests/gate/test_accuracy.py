@@ -13,7 +13,7 @@ from harness.analysis.result import CellResult, aggregate
 from harness.gate.accuracy import TrainedCell, choose_seeds, judge_accuracy
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
-from harness.records.record import Target
+from harness.records.record import TargetMetric
 from harness.render.terminal import gate as view
 from tests.factories import make_cell, make_record
 
@@ -29,7 +29,7 @@ def learned(metrics: Sequence[float], name: str, target: str = "accuracy") -> Ce
         digest = f"{name}{trial.seed}"
         trials.append(replace(trial, metric=metric, parameter_digest=digest))
     higher_is_better = target != "loss"
-    chosen = Target(name=target, higher_is_better=higher_is_better)
+    chosen = TargetMetric(name=target, higher_is_better=higher_is_better)
     return replace(result, target=chosen, trials=trials)
 
 

@@ -19,7 +19,7 @@ from harness.mllog import checker
 from harness.mllog.log import PREFIX, Line, log_lines
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
-from harness.records.record import Collective, RankResult, Record, StopOutcome, Target
+from harness.records.record import Collective, RankResult, Record, StopOutcome, TargetMetric
 from harness.spec import sweep as spec
 from harness.spec.cell import StopRule
 from harness.spec.validity import ValidityRules
@@ -171,7 +171,7 @@ def test_a_run_without_its_goal_is_aborted(goal: float | None, reason: Any, stat
     cell = replace(make_cell(), stop=StopRule(goal=goal, patience=2))
     record = make_record(cell)
     assert record.rank0
-    loss = Target(name="loss", higher_is_better=False)
+    loss = TargetMetric(name="loss", higher_is_better=False)
     stop = StopOutcome(reason=reason, step=10, metric=loss, restored=False)
     lines = log_lines(replace(record, rank0=replace(record.rank0, stop=stop)))
     assert (lines[-1].key, lines[-1].metadata["status"]) == ("run_stop", status)

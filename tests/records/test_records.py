@@ -20,7 +20,7 @@ from harness.analysis.result import aggregate
 from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, safe_folder_name, write_atomically
 from harness.records import files
-from harness.records.record import SCHEMA, Evaluation, RankResult, Ranks, Target
+from harness.records.record import SCHEMA, Evaluation, RankResult, RankResults, TargetMetric
 from harness.records.seal import sealed_text
 from harness.records.series import Numbers, Series
 from harness.spec.cell import Length
@@ -151,7 +151,7 @@ def normal(value: Any) -> Any:
     """Lists for tuples, which JSON does not tell apart."""
 
     def rows(kind: object) -> object:
-        if isinstance(kind, Ranks):
+        if isinstance(kind, RankResults):
             return list(kind)
         assert isinstance(kind, Series)
         return [kind.dtype, kind.unpack().tobytes()]
@@ -165,13 +165,13 @@ def test_best_evaluation_is_the_earliest_among_equals(higher: bool, step: int) -
         Evaluation(step=step, epoch=step / 10, metrics={"score": score}, seconds=0.1)
         for step, score in ((10, 0.1), (20, 0.9), (30, 0.9), (40, 0.1))
     ]
-    best = Target(name="score", higher_is_better=higher).best(found)
+    best = TargetMetric(name="score", higher_is_better=higher).best(found)
     assert best is not None
     assert best.step == step
 
 
 def test_best_evaluation_of_none() -> None:
-    assert Target(name="score", higher_is_better=True).best([]) is None
+    assert TargetMetric(name="score", higher_is_better=True).best([]) is None
 
 
 class TestWriteWhole:
@@ -250,7 +250,7 @@ def test_ranks_that_stopped_at_different_steps_come_back_equal(path: Path) -> No
     first, second = record.ranks
     early = replace(first, loss=Series.pack(np.arange(3.0)))
     late = replace(second, loss=Series.pack(np.arange(5.0)), step_seconds=Series.pack(np.zeros(4)))
-    files.write_record(path, replace(record, ranks=Ranks.of([early, late])))
+    files.write_record(path, replace(record, ranks=RankResults.of([early, late])))
     assert normal(files.read_record(path).ranks) == normal([early, late])
 
 
@@ -264,7 +264,7 @@ def test_header_does_not_grow_with_ranks_and_steps(path: Path) -> None:
     files.write_record(path, one)
     small = path.stat().st_size
     trial = replace(one.trial, cell=replace(one.trial.cell, axes=axes))
-    files.write_record(path, replace(one, trial=trial, ranks=Ranks.of(many)))
+    files.write_record(path, replace(one, trial=trial, ranks=RankResults.of(many)))
     assert path.stat().st_size < small + 1000 < 20_000
 
 
@@ -315,7 +315,7 @@ def test_record_that_is_not_replaced_keeps_its_columns(
 def test_copy_has_no_secrets_and_all_numbers(path: Path, tmp_path: Path) -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
     first, second = record.ranks
-    record = replace(record, ranks=Ranks.of([first, replace(second, host="hunter2")]))
+    record = replace(record, ranks=RankResults.of([first, replace(second, host="hunter2")]))
     files.write_record(path, record)
     same, clean = tmp_path / "same", tmp_path / "clean"
     same.mkdir()

@@ -12,7 +12,7 @@ import pytest
 from harness.core.paths import Results, SweepFolder
 from harness.interface.delivery import RunDelivery
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.record import Interruption, Ranks, Record
+from harness.records.record import Interruption, RankResults, Record
 from harness.render.format import interruption_note
 from harness.render.results import show_results
 from harness.render.terminal.console import TerminalConsole
@@ -159,7 +159,7 @@ def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Resu
     record = records(sweep.cells[0])[0]
     interruption = Interruption(step=8, at=0.0, signal=None, lost_seconds=1.5)
     record = replace(
-        record, ranks=Ranks.of([replace(record.ranks[0], interruptions=[interruption])])
+        record, ranks=RankResults.of([replace(record.ranks[0], interruptions=[interruption])])
     )
     folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
     note = "ended without a signal after step 8: 1.5 s lost"

@@ -15,7 +15,13 @@ import pytest
 from harness.core.errors import BadFile
 from harness.measure.summary import summarize
 from harness.records.files import write_record
-from harness.records.record import Evaluation, RankFingerprints, Ranks, Record, StepFingerprint
+from harness.records.record import (
+    Evaluation,
+    RankFingerprints,
+    RankResults,
+    Record,
+    StepFingerprint,
+)
 from harness.records.series import Series
 from harness.records.trace import PHASES, Mark, combine, encode, phase_digests
 from harness.reproduce.recorded import RecordedTrial, find_bounds, unlike_record
@@ -52,7 +58,7 @@ def recorded(
     assert record.rank0 is not None
     summary = summarize(ranks, record.rank0, axes.batch_size, record.trial.cell.warmup)
     return RecordedTrial(
-        record=replace(record, ranks=Ranks.of(ranks), summary=summary), folder=folder
+        record=replace(record, ranks=RankResults.of(ranks), summary=summary), folder=folder
     )
 
 
@@ -96,7 +102,9 @@ def changed_loss(record: Record, step: int) -> Record:
     assert first.loss is not None
     losses = first.loss.unpack().copy()
     losses[step - 1] = np.nextafter(losses[step - 1], np.inf)
-    return replace(record, ranks=Ranks.of([replace(first, loss=Series.pack(losses)), *others]))
+    return replace(
+        record, ranks=RankResults.of([replace(first, loss=Series.pack(losses)), *others])
+    )
 
 
 def test_equal_records_are_the_same_up_to_the_end(tmp_path: Path) -> None:

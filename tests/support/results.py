@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.analysis.result import CellResult, MetricPoint, TrialResult
-from harness.records.record import Target
+from harness.records.record import TargetMetric
 from harness.spec.cell import Cell
 from tests.factories import BEGUN, make_cell
 
-TARGET = Target(name="accuracy", higher_is_better=True)
+TARGET = TargetMetric(name="accuracy", higher_is_better=True)
 CONDITIONS = {
     "hardware": ["Test-CPU-2-cores"],
     "code": ["0.1.0 c0ffee"],

@@ -29,7 +29,7 @@ from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_rank_result, write_record
-from harness.records.record import Failure, LossScale, RankResult, Record, StopOutcome, Target
+from harness.records.record import Failure, LossScale, RankResult, Record, StopOutcome, TargetMetric
 from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules
@@ -249,7 +249,7 @@ def test_a_stopped_trial_that_was_interrupted_ends_with_the_same_bits(tmp_path: 
     assert whole.stop == StopOutcome(
         reason="patience",
         step=STOPPED_AT,
-        metric=Target(name="error", higher_is_better=True),
+        metric=TargetMetric(name="error", higher_is_better=True),
         restored=True,
     )
     best_only, _ = run_trial(tmp_path / "best", STOPPED | {"length": {"steps": 5}})

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput
-from harness.records.record import Evaluation, Target
+from harness.records.record import Evaluation, TargetMetric
 from harness.spec.cell import StopRule
 from harness.training.stopping import find_stop_reason
 from tests.support.line import LineFit, Options, Unlearning
 from tests.support.training import make_assignment, make_trainer
 from workloads.options import Settings
 
-ACCURACY = Target(name="accuracy", higher_is_better=True)
+ACCURACY = TargetMetric(name="accuracy", higher_is_better=True)
 
 
 def evaluations(values: Sequence[float], name: str) -> list[Evaluation]:
