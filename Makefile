@@ -86,7 +86,7 @@ bench-scale: setup-test
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.perf.gate
-	@$(BIN)/harness certify --anew
+	@$(BIN)/harness gate certify --anew
 
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
@@ -106,7 +106,7 @@ tables: setup-test
 		seed,activation_checkpointing,grad_accum_steps,throughput_samples_per_s,memory_training_mib
 	@echo "==> Optimizers and schedules: curves in the report"
 	@$(BIN)/harness run optimizers --results build/tables
-	@$(BIN)/harness report optimizers --results build/tables
+	@$(BIN)/harness results report optimizers --results build/tables
 
 lint: $(VENV)/.installed-test
 	@echo "==> ruff and mypy"

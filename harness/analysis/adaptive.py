@@ -1,6 +1,6 @@
 """Repeats a sweep until every cell is measured precisely enough, or time is up.
 
-`harness run --until 2% --budget 30` gives each cell as many repeats as its noise needs, instead of
+`harness run --until 2% --budget 30m` gives each cell as many repeats as its noise needs, instead of
 a number that somebody has to guess beforehand.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.core.errors import BadInput, parse_percentage
-from harness.core.text import counted
+from harness.core.text import counted, parse_duration
 from harness.records.record import Record
 from harness.spec.sweep import MAX_REPEATS, Sweep
 from harness.statistics.sequential import confidence_sequence
@@ -34,16 +34,18 @@ class Goal:
     budget: float | None = None  # seconds; None for any time
 
 
-def goal(until: str, budget: float | None) -> Goal | None:
-    """Return the goal of `--until` and of `--budget` in minutes, None without them.
+def goal(until: str, budget: str) -> Goal | None:
+    """Return the goal of `--until` and of `--budget` such as `30m`, None without them.
 
-    Raises BadInput for no percentage, and for a budget without a goal.
+    Raises BadInput for no percentage, no duration, and a budget without a goal.
     """
     if until:
-        seconds = None if budget is None else budget * 60
+        seconds = parse_duration(budget, "--budget") if budget else None
         return Goal(half_width=parse_percentage(until, "--until"), budget=seconds)
-    if budget is not None:
-        raise BadInput("--budget: found without --until; allowed: --until PERCENT --budget MINUTES")
+    if budget:
+        raise BadInput(
+            "--budget: found without --until; allowed: --until PERCENT --budget DURATION"
+        )
     return None
 
 

@@ -26,7 +26,7 @@ SCHEMA = "2.6"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
-    remedy="harness baseline save writes it anew",
+    remedy="harness gate baseline save writes it anew",
     is_sealed=True,
 )
 NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
@@ -121,7 +121,7 @@ def parse(content: Any, path: Path) -> CellResult:
     """Return the result in the JSON of a baseline, read from `path`; raises BadInput."""
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise BadFile(
-            f"{path}: kind: found no {KIND!r}; allowed: what harness baseline save writes"
+            f"{path}: kind: found no {KIND!r}; allowed: what harness gate baseline save writes"
         )
     content = checked_content(content, path, BASELINE_FORMAT)
     cell_id = content.get("id")

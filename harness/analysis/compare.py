@@ -686,7 +686,7 @@ def _not_interleaved(drift: Sequence[Drift]) -> str:
     if not drift:
         return (
             "not interleaved: what the machine did between the two counts as a difference of them;"
-            " harness certify measures how much that can be"
+            " harness gate certify measures how much that can be"
         )
     moved = math.expm1(math.hypot(*(part.deviation for part in drift)))
     return (

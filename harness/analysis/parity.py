@@ -27,7 +27,7 @@ SCHEMA = "2.0"
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
-    remedy="harness parity measures it again",
+    remedy="harness diff parity measures it again",
     is_sealed=True,
 )
 # The rungs that tensors decide; below them, seeds do.
@@ -113,7 +113,7 @@ class CellParity:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepParity:
-    """The parity of a sweep, as `harness parity` has measured it."""
+    """The parity of a sweep, as `harness diff parity` has measured it."""
 
     schema: str = SCHEMA
     sweep: str

@@ -1,6 +1,6 @@
 """From a name on the command line to the results that it stands for.
 
-`harness compare`, `harness baseline` and `harness report --against` take names in any of `FORMS`.
+`harness compare`, `harness gate baseline` and `harness results report --against` take names in any of `FORMS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.records.store import (
     recorded_sweep_names,
     trials_of_other_code,
 )
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Cell, Trial, is_named
 from harness.spec.sweep import Sweep
 
 BASELINE = "baseline"
@@ -243,9 +243,9 @@ def _unknown_name(
 
 
 def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
-    """Return the cell with this id or label, and the one recorded sweep that has it.
+    """Return the cell that `is_named` so, and the one recorded sweep that has it.
 
-    Raises BadInput if none has it, or several have.
+    Raises BadInput if there is none, or several.
     """
     matching: list[tuple[Sweep, Cell]] = []
     cell_ids: set[str] = set()
@@ -253,7 +253,7 @@ def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
         sweep = read_recorded_spec(results, sweep_name)
         for cell in sweep.cells:
             cell_ids.add(cell.id)
-            if name in (cell.id, cell.label):
+            if is_named(cell, name):
                 matching.append((sweep, cell))
     if not matching:
         hint = did_you_mean(name, cell_ids)
@@ -261,9 +261,10 @@ def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
             f"--cell {name}: no such cell in {results.runs}; {hint}, or SWEEP to look in"
         )
     if len(matching) > 1:
-        sources = ", ".join(str(sweep.source) for sweep, _ in matching)
+        found = ", ".join(f"{cell.id} of {sweep.source}" for sweep, cell in matching[:10])
         raise BadInput(
-            f"--cell {name}: found in several sweeps; allowed: with one of them as SWEEP: {sources}"
+            f"--cell {name}: names {len(matching)} cells; allowed: one, also with its sweep as SWEEP:"
+            f" {found}"
         )
     return matching[0]
 
@@ -311,5 +312,5 @@ def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResul
     kinds = sorted({path.parent.name for path in baseline.files(results)})
     raise BadInput(
         f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'};"
-        f" allowed: {', '.join(kinds) or 'nothing'}; harness baseline save SWEEP makes one"
+        f" allowed: {', '.join(kinds) or 'nothing'}; harness gate baseline save SWEEP makes one"
     )

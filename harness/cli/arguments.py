@@ -84,8 +84,9 @@ CellsOption = Annotated[
     list[str],
     typer.Option(
         "--cell",
-        metavar="ID",
-        help="Only trials of this cell: its id, the beginning of it, or its label. Repeatable.",
+        metavar="CELL",
+        help="Only trials of this cell: its id, the start of it, its label, or settings that only it has"
+        " (strategy=ddp,precision=bf16). Repeatable.",
     ),
 ]
 ClusterOption = Annotated[

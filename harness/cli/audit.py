@@ -1,4 +1,4 @@
-"""Defines `harness audit`: what is deterministic on this machine, and what that costs."""
+"""Defines `harness diff audit`: what is deterministic on this machine, and what that costs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        "harness audit",
-        "harness audit --workload mlp --budget 0",
-        "harness audit --operations --workload cnn --all",
-        "harness audit my-audit.yaml --json",
+        "harness diff audit",
+        "harness diff audit --workload mlp --budget 0s",
+        "harness diff audit --operations --workload cnn --all",
+        "harness diff audit my-audit.yaml --json",
     )
 )
 def audit(
@@ -50,11 +50,13 @@ def audit(
         bool, typer.Option("--all", help="With --operations: show those that nothing changes too.")
     ] = False,
     budget: Annotated[
-        float,
+        str,
         typer.Option(
-            "--budget", min=0.0, metavar="SECONDS", help="Measure each cost this long; 0: none."
+            "--budget",
+            metavar="DURATION",
+            help="Measure each cost for this long, as in 1m; 0s: not at all.",
         ),
-    ] = 20.0,
+    ] = "20s",
     settings: SetOption = [],  # noqa: B006
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
@@ -73,8 +75,10 @@ def audit(
     import shutil
     import tempfile
 
+    from harness.core.text import parse_duration
     from harness.reproduce.audit import choose_workloads
 
+    seconds = parse_duration(budget, "--budget")
     loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
     check_launcher(cluster, profile, "torchrun")
     loaded = choose_workloads(loaded, workloads)
@@ -82,7 +86,7 @@ def audit(
     if operations:
         all_well = _audit_operations(loaded, profile, folder, every=every, as_json=as_json)
     else:
-        all_well = _audit_settings(loaded, profile, folder, budget, as_json=as_json)
+        all_well = _audit_settings(loaded, profile, folder, seconds, as_json=as_json)
     if all_well:
         shutil.rmtree(folder)  # otherwise it has the logs that errors name
     else:
@@ -109,7 +113,7 @@ def _audit_operations(
 
 
 def _audit_settings(
-    sweep: Sweep, profile: Profile, folder: Path, budget: float, *, as_json: bool
+    sweep: Sweep, profile: Profile, folder: Path, seconds: float, *, as_json: bool
 ) -> bool:
     """Print what the settings of a sweep change and cost; return whether all second runs repeat."""
     import json
@@ -135,7 +139,7 @@ def _audit_settings(
             margin=0.0,
             on_cell=lambda cell: None,
         )
-        for pair in taxed_pairs(plan) if budget else []:
+        for pair in taxed_pairs(plan) if seconds else []:
             status.update(f"measuring what {pair.setting} costs {pair.reference.label}")
             taxes.append(
                 measure_tax(
@@ -145,7 +149,7 @@ def _audit_settings(
                     seed=seed,
                     base=sweep.base_folder,
                     profile=profile,
-                    seconds=budget,
+                    seconds=seconds,
                     on_progress=lambda text: None,
                 )
             )

@@ -1,4 +1,4 @@
-"""Defines `harness baseline save`, `list`, `show` and `prune`.
+"""Defines `harness gate baseline save`, `show` and `prune`.
 
 A baseline is a file, `baselines/<hardware>/<cell id>.json` in the results folder. It is small and
 without paths of this machine, because it is meant to be committed. Only `save` and `prune` change
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Save, show and prune baselines for later runs.",
-    rich_markup_mode=None,  # as for the other commands
     no_args_is_help=True,
 )
 
 
-@app.command(epilog=examples("harness baseline save nightly"))
+@app.command(epilog=examples("harness gate baseline save nightly"))
 def save(
     sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
 ) -> None:
@@ -48,35 +47,39 @@ def save(
     show_saved(baseline.save(results_folder, side.cells))
 
 
-@app.command("list", epilog=examples("harness baseline list"))
-def list_baselines(results: ResultsOption = Path("results")) -> None:
-    """List the baselines.
-
-    Shows the hardware, the cell, the mean throughput and the code of each.
-    """
-    from harness.render.terminal.compare import show_baselines
-
-    show_baselines(_read_baselines(results))
-
-
-@app.command("show", epilog=examples("harness baseline show mlp-45dbdb38d5"))
-def show_baselines_of_cell(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id or label.")],
+@app.command(
+    epilog=examples("harness gate baseline show", "harness gate baseline show mlp-45dbdb38d5")
+)
+def show(
+    cell: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CELL]",
+            help="A cell: its id, the start of it, its label, or settings that it has. Default: a"
+            " list of all baselines.",
+        ),
+    ] = "",
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Show the contents of a cell's baselines.
+    """Show the baselines, or the contents of a cell's.
 
-    Prints the conditions that each was measured under, and a row for each of its trials.
+    The list has the hardware, the cell, the mean throughput and the code of each baseline. Of a
+    cell, shows the conditions that each was measured under, and a row for each of its trials.
     """
     from harness.core.errors import did_you_mean
-    from harness.render.terminal.compare import show_baseline
+    from harness.render.terminal.compare import show_baseline, show_baselines
+    from harness.spec.cell import is_named
 
+    baselines = _read_baselines(results)
+    if not cell:
+        show_baselines(baselines)
+        return
     # A cell has a baseline for each kind of hardware; all of them are shown.
     ids: set[str] = set()
     matching: list[tuple[Path, CellResult]] = []
-    for path, result in _read_baselines(results):
+    for path, result in baselines:
         ids.add(path.stem)
-        if cell in (result.cell.settings_id, result.cell.id, result.cell.label):
+        if path.stem.startswith(cell) or is_named(result.cell, cell):
             matching.append((path, result))
     if not matching:
         raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, ids)}")
@@ -84,7 +87,7 @@ def show_baselines_of_cell(
         show_baseline(path, result)
 
 
-@app.command(epilog=examples("harness baseline prune nightly --dry-run"))
+@app.command(epilog=examples("harness gate baseline prune nightly --dry-run"))
 def prune(
     sweeps: Annotated[
         list[str],
@@ -124,7 +127,7 @@ def prune(
 def _read_baselines(results: Path) -> list[tuple[Path, CellResult]]:
     """Return every baseline in the results folder, with its file.
 
-    Raises BadInput for one that can't be read; `harness baseline prune` removes it.
+    Raises BadInput for one that can't be read; `harness gate baseline prune` removes it.
     """
     from harness.analysis import baseline
     from harness.core.paths import Results

@@ -1,4 +1,4 @@
-"""Defines the commands about data sets: `harness data fetch`."""
+"""Defines `harness workloads fetch`, which downloads data sets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 
 from harness.cli.arguments import examples
 
-app = typer.Typer(help="Download data sets for the workloads.", rich_markup_mode=None)
+app = typer.Typer()
 
 
-@app.command(epilog=examples("harness data fetch fashion-mnist --to data/fashion"))
+@app.command(epilog=examples("harness workloads fetch fashion-mnist --to data/fashion"))
 def fetch(
     name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist", help="The data set.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for its files.")],

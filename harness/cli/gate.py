@@ -1,4 +1,4 @@
-"""Defines the commands that measure code in turn: `harness gate`, `bisect`, `certify`.
+"""Defines the commands that measure code in turn: `harness gate`, `gate bisect`, `gate certify`.
 
 All three compare two versions of the code that take turns in pairs of fresh processes, so that a
 drift of the machine meets both alike. They measure on this machine and leave no records of trials.
@@ -25,7 +25,9 @@ from harness.cli.arguments import (
     load_sweep,
     machine_held,
 )
+from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput, did_you_mean, parse_percentage
+from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
     from harness.gate.bisect import BisectOutcome
@@ -40,9 +42,9 @@ app = typer.Typer()
 # The options that `gate` and `bisect` share. The order of the two versions is random, so that
 # nothing periodic on the machine favors one of them; its seed is for repeating a measurement.
 BudgetOption = Annotated[
-    float,
+    str,
     typer.Option(
-        "--budget", min=1.0, metavar="SECONDS", help="Measure each cell for at most this long."
+        "--budget", metavar="DURATION", help="Measure each cell for at most this long, as in 2m."
     ),
 ]
 OrderOption = Annotated[
@@ -54,11 +56,12 @@ OrderOption = Annotated[
 
 
 @app.command(
+    cls=DefaultCommand,
     epilog=examples(
         "harness gate --against origin/main sweep.yaml",
         "harness gate --against v1.0 sweep.yaml --summary gate.md --junit gate.xml",
         "harness gate --against-stack torch-2.11 sweep.yaml",
-    )
+    ),
 )
 def gate(
     sweep: SweepArgument,
@@ -77,7 +80,7 @@ def gate(
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     min_effect: MinEffectOption = "1%",
-    budget: BudgetOption = 30.0,
+    budget: BudgetOption = "30s",
     bits: Annotated[
         bool, typer.Option("--bits", help="Also fail if the losses are not bitwise identical.")
     ] = False,
@@ -96,7 +99,7 @@ def gate(
     ] = False,
     accuracy_seeds: Annotated[
         int,
-        typer.Option("--accuracy-seeds", min=2, help="Train so many seeds for --accuracy."),
+        typer.Option("--accuracy-seeds", min=2, help="With --accuracy: train this many seeds."),
     ] = 5,
     accuracy_margin: Annotated[
         float,
@@ -141,8 +144,8 @@ def gate(
     With --against-stack, the files are the same, and each cell trains under its own stack and under
     that one.
 
-    Exit code 1 if the working tree is slower, learns less or its
-    sweep lost cells, 3 if the measurement is inconclusive.
+    Exit code 1 if the working tree is slower, learns less or its sweep lost cells, 3 if the
+    measurement is inconclusive.
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from harness.core.paths import Results, write_atomically
@@ -161,7 +164,7 @@ def gate(
         revision=against,
         stack=against_stack,
         min_effect=parse_percentage(min_effect, "--min-effect"),
-        budget_seconds=budget,
+        budget_seconds=parse_duration(budget, "--budget", at_least=1.0),
         compare_bits=bits,
         control=control,
         order_seed=order,
@@ -206,9 +209,9 @@ def gate(
 
 @app.command(
     epilog=examples(
-        "harness bisect v1.0 main sweep.yaml",
-        "harness bisect v1.0 main --cell mlp-45dbdb38d5",
-        "harness bisect torch-2.11 torch-2.13 sweep.yaml --stacks",
+        "harness gate bisect v1.0 main sweep.yaml",
+        "harness gate bisect v1.0 main --cell mlp-45dbdb38d5",
+        "harness gate bisect torch-2.11 torch-2.13 sweep.yaml --stacks",
     )
 )
 def bisect(
@@ -227,14 +230,19 @@ def bisect(
     ] = "",
     cell: Annotated[
         str,
-        typer.Option("--cell", metavar="ID", help="The cell to measure, if the sweep has several."),
+        typer.Option(
+            "--cell",
+            metavar="CELL",
+            help="The cell to measure, if the sweep has several: its id, the start of it, its label,"
+            " or settings that only it has.",
+        ),
     ] = "",
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     min_effect: MinEffectOption = "1%",
-    budget: BudgetOption = 30.0,
+    budget: BudgetOption = "30s",
     bits: Annotated[
         bool, typer.Option("--bits", help="Find the commit that changed the losses instead.")
     ] = False,
@@ -259,19 +267,20 @@ def bisect(
     measured once more against its parent. With --stacks, GOOD and BAD name stacks of the sweep, and
     those that it declares between them are searched in its order.
 
-    Exit code 0 if
-    the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if it is inconclusive.
+    Exit code 0 if the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if the
+    search is inconclusive.
     """
     from harness.gate.bisect import BisectOptions
     from harness.gate.bisect import bisect as search
     from harness.gate.bisect_stacks import bisect_stacks
     from harness.render.terminal import bisect as view
+    from harness.spec.selected import find_cell
 
     # The cell is one of a sweep file, or without SWEEP one that has run: then the recorded spec has
     # every setting, and --set and --data would make another cell of it.
     if sweep:
         loaded, profile = load_sweep(sweep, settings, data, cluster)
-        chosen = _choose_cell(loaded, cell)
+        chosen = find_cell(loaded, cell) if cell else _only_cell(loaded)
     else:
         if settings or data or not cell:
             raise BadInput(
@@ -283,7 +292,7 @@ def bisect(
         good=good,
         bad=bad,
         min_effect=parse_percentage(min_effect, "--min-effect"),
-        budget_seconds=budget,
+        budget_seconds=parse_duration(budget, "--budget", at_least=1.0),
         compare_bits=bits,
         first_parent=first_parent,
         order_seed=order,
@@ -308,7 +317,9 @@ def bisect(
 
 
 @app.command(
-    epilog=examples("harness certify", "harness certify sweep.yaml --seconds 10 --comparisons 50")
+    epilog=examples(
+        "harness gate certify", "harness gate certify sweep.yaml --budget 10s --comparisons 50"
+    )
 )
 def certify(
     sweep: SweepArgument = "quickstart",
@@ -319,10 +330,14 @@ def certify(
     comparisons: Annotated[
         int, typer.Option("--comparisons", min=1, help="The number of comparisons in all.")
     ] = 200,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", min=0.1, help="Measure each comparison for at most this long."),
-    ] = 0.5,
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            metavar="DURATION",
+            help="Measure each comparison for at most this long, as in 10s.",
+        ),
+    ] = "500ms",
     min_effect: MinEffectOption = "1%",
     anew: Annotated[
         bool, typer.Option("--anew", help="Start again instead of resuming an earlier run.")
@@ -335,8 +350,7 @@ def certify(
     a change. Later verdicts on this hardware cite the result, and allow for the drift that it has
     measured.
 
-    Exit code 1 if the rate of false
-    alarms is certainly above 5%.
+    Exit code 1 if the rate of false alarms is certainly above 5%.
     """
     from harness.core.paths import Results
     from harness.gate.certify import settings as certificate_settings
@@ -349,7 +363,9 @@ def certify(
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
     request = certificate_settings(
-        loaded.cells[0], seconds, parse_percentage(min_effect, "--min-effect")
+        loaded.cells[0],
+        parse_duration(budget, "--budget", at_least=0.1),
+        parse_percentage(min_effect, "--min-effect"),
     )
     results_folder = Results(results)
     with (
@@ -384,21 +400,11 @@ def _read_policy(text: str) -> Policy:
     raise BadInput(f"--inconclusive: found {text!r}; {did_you_mean(text, get_args(Policy))}")
 
 
-def _choose_cell(sweep: Sweep, cell: str) -> Cell:
-    """Return the cell of a sweep that has this id or label.
-
-    Without an id it is the only cell of the sweep. Raises BadInput for a cell that is not there,
-    and for a choice among several that was not made.
-    """
-    matching: list[Cell] = []
-    for candidate in sweep.cells:
-        if cell in (candidate.id, candidate.label, ""):  # without an id, every cell matches
-            matching.append(candidate)
-    if len(matching) == 1:
-        return matching[0]
-    ids = {candidate.id for candidate in sweep.cells}
-    if cell:
-        raise BadInput(f"--cell {cell}: no such cell in {sweep.source}; {did_you_mean(cell, ids)}")
+def _only_cell(sweep: Sweep) -> Cell:
+    """Return the cell of a sweep that has one; raises BadInput for a sweep of several."""
+    if len(sweep.cells) == 1:
+        return sweep.cells[0]
+    ids = {cell.id for cell in sweep.cells}
     raise BadInput(
         f"--cell is required because {sweep.source} has {len(ids)} cells; {did_you_mean('', ids)}"
     )
@@ -407,7 +413,7 @@ def _choose_cell(sweep: Sweep, cell: str) -> Cell:
 def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, Cell, Profile]:
     """Return a cell of a sweep that has run, with its sweep and the profile to measure it on.
 
-    `cell` is an id or a label. Raises BadInput for a cell that no sweep or several sweeps have, and
+    Raises BadInput for a cell that no sweep or several sweeps have, and
     for one that the profile can't run.
     """
     from harness.analysis.selection import planned_cell

@@ -1,4 +1,5 @@
-"""Defines the commands for sweeps in Slurm jobs: `harness submit`, `status`, `cancel`, `logs`.
+"""Defines the commands for sweeps in Slurm jobs: `harness submit`, `status` and its
+`cancel` and `logs`.
 
 Only `submit` and `cancel` change anything in Slurm. `status` and `logs` read the results folder, so
 they also show sweeps that `harness run` runs on this machine, and work from any machine that sees
@@ -31,6 +32,7 @@ from harness.cli.arguments import (
     load_sweep,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
+from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from harness.spec.sweep import Sweep
 
 app = typer.Typer()
+status_app = typer.Typer()
 
 
 @app.command(
@@ -112,7 +115,9 @@ def submit(
         console.print(f"\nnext  {command}", markup=False, soft_wrap=True)
 
 
-@app.command(epilog=examples("harness status", "harness status quickstart --watch"))
+@status_app.command(
+    cls=DefaultCommand, epilog=examples("harness status", "harness status quickstart --watch")
+)
 def status(
     sweep: Annotated[
         str | None,
@@ -220,7 +225,7 @@ def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput
         raise typer.Exit(BadInput.exit_code)
 
 
-@app.command(epilog=examples("harness cancel quickstart"))
+@status_app.command(epilog=examples("harness status cancel quickstart"))
 def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Cancel the jobs of a sweep.
 
@@ -239,10 +244,10 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     print(f"{counted(len(jobs), 'job')} cancelled{ids}")
 
 
-@app.command(
+@status_app.command(
     epilog=examples(
-        "harness logs mlp-45dbdb38d5-s0-r0",
-        "harness logs mlp-45dbdb38d5-s0-r0 --rank 1 --follow",
+        "harness status logs mlp-45dbdb38d5-s0-r0",
+        "harness status logs mlp-45dbdb38d5-s0-r0 --rank 1 --follow",
     )
 )
 def logs(

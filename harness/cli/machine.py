@@ -1,4 +1,4 @@
-"""Defines the commands about a machine: `harness doctor`, `selftest` and `peak`.
+"""Defines the commands about a machine: `harness machine doctor`, `selftest` and `peak`.
 
 `doctor` asks whether trials can run, `selftest` whether their measurements can be believed, and
 `peak` what the hardware can do at most.
@@ -21,26 +21,31 @@ from harness.cli.arguments import (
     machine_held,
 )
 from harness.core.errors import BadInput
+from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
     from harness.spec.cluster import Profile
 
-app = typer.Typer()
+app = typer.Typer(
+    help="Check a machine before it measures, and measure its peaks.", no_args_is_help=True
+)
 
 
-@app.command(epilog=examples("harness doctor", "harness doctor --cluster slurm --json"))
+@app.command(
+    epilog=examples("harness machine doctor", "harness machine doctor --cluster slurm --json")
+)
 def doctor(
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    patience: Annotated[
-        float,
+    timeout: Annotated[
+        str,
         typer.Option(
-            "--patience",
-            metavar="SECONDS",
-            help="How long its job may wait in Slurm's queue.",
+            "--timeout",
+            metavar="DURATION",
+            help="How long its job may be pending in Slurm's queue, as in 30m.",
         ),
-    ] = 600.0,
+    ] = "10m",
     all_nodes: Annotated[
         bool,
         typer.Option(
@@ -54,8 +59,8 @@ def doctor(
     """Check that trials can run where a cluster profile says.
 
     Checks Python, torch, the harness and the results folder; on a Slurm cluster also names, ports,
-    clocks and an all-reduce, by a small job on as many nodes as a job of the profile takes. Exit code 1 if a check
-    fails.
+    clocks and an all-reduce, by a small job on as many nodes as a job of the profile takes. Exit
+    code 1 if a check fails.
     """
     from harness.core.paths import Results
     from harness.interface.machine import examine_profile
@@ -69,7 +74,7 @@ def doctor(
         checks = examine_profile(
             profile,
             Results(results),
-            patience=patience,
+            patience=parse_duration(timeout, "--timeout"),
             all_nodes=all_nodes,
             on_progress=on_progress,
         )
@@ -79,7 +84,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("harness selftest --ranks 1,2"))
+@app.command(epilog=examples("harness machine selftest --ranks 1,2"))
 def selftest(
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="N[,N…]", help="Numbers of ranks, one trial each.")
@@ -99,7 +104,11 @@ def selftest(
 
 
 @app.command(
-    epilog=examples("harness peak", "harness peak --plot", "harness peak --ranks 4 --quick")
+    epilog=examples(
+        "harness machine peak",
+        "harness machine peak --plot",
+        "harness machine peak --ranks 4 --quick",
+    )
 )
 def peak(
     ranks: Annotated[

@@ -38,6 +38,7 @@ from harness.cli import (
     serving,
     stored,
 )
+from harness.cli.groups import DefaultGroup, MainGroup
 from harness.core.errors import (
     MAX_MESSAGE,
     BadInput,
@@ -58,15 +59,26 @@ LIMITS: Mapping[int | None, str] = {
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
 app = typer.Typer(
+    cls=MainGroup,
     epilog="\b\nStart with: harness run quickstart\nThe manual: harness guide",
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (guide, run, preflight, results, reproduce, audit, serving, gate, jobs, machine):
+for commands in (guide, run, preflight, jobs, results, serving, reproduce):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
-app.add_typer(baseline.app, name="baseline")
-app.add_typer(data.app, name="data")
+for group, part in (
+    (run.workloads_app, data.app),
+    (reproduce.diff_app, audit.app),
+    (stored.app, results.stored_app),
+):
+    group.add_typer(part)
+gate.app.add_typer(baseline.app, name="baseline")
+app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
+app.add_typer(jobs.status_app, name="status", cls=DefaultGroup)
 app.add_typer(stored.app, name="results")
+app.add_typer(gate.app, name="gate", cls=DefaultGroup)
+app.add_typer(reproduce.diff_app, name="diff", cls=DefaultGroup)
+app.add_typer(machine.app, name="machine")
 
 
 def _print_version(is_asked_for: bool) -> None:
@@ -160,7 +172,8 @@ def _drop_output() -> None:
 def _command_path(error: TyperException) -> str:
     """Return the command that an error of the command line is about, as in `harness run`."""
     context = getattr(error, "ctx", None)  # only usage errors have one
-    return "harness" if context is None else str(context.command_path)
+    # The default command of a group has no name of its own, which leaves a blank at the end.
+    return "harness" if context is None else str(context.command_path).strip()
 
 
 def _fail(message: str, code: int) -> int:

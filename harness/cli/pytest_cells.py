@@ -238,7 +238,7 @@ class SweepFile(pytest.File):
             if self.measured.hardware & set(hardware_keys(result)):
                 of_hardware.append(result)
         if not of_cells:
-            raise BadInput("the baseline has none of these cells: harness baseline save")
+            raise BadInput("the baseline has none of these cells: harness gate baseline save")
         # Without a baseline of this hardware, those of another are compared: that is refused with
         # a message that names both, unless the gate has `across: [hardware]`.
         return Side(name="baseline", cells=of_hardware or of_cells)
@@ -301,7 +301,7 @@ class SweepFile(pytest.File):
         benchmark.skipped = True  # there is nothing to measure
         text = (
             f"{cell.label}: in the baseline and not in the sweep;"
-            " if it was removed on purpose: harness baseline prune"
+            " if it was removed on purpose: harness gate baseline prune"
         )
         policy = self.gate.limits(cell).missing
         if policy == "fail":
@@ -369,7 +369,7 @@ class TrialReporter:
 def _announce_replacement(sweep: Sweep, results: Results, reporter: TrialReporter) -> None:
     """Print how many records the trials will replace, as MLflow keeps the old ones."""
     folder = results.sweep_folder(sweep.name)
-    command = f"harness collect {shlex.quote(sweep.name)}{results.flag}"
+    command = f"harness results collect {shlex.quote(sweep.name)}{results.flag}"
     count = 0
     for trial in sweep.trials():
         count += folder.trial_folder(trial.id).record_path.exists()
@@ -412,7 +412,7 @@ def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Ga
     if not baselines:
         raise BadInput(
             f"--harness-baseline: {folder}: found no baselines;"
-            " harness baseline save SWEEP makes them"
+            " harness gate baseline save SWEEP makes them"
         )
     if gate:
         return baselines, read_gate(Path(gate))

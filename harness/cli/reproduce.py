@@ -1,4 +1,4 @@
-"""Defines the commands about reproducing: `harness diff`, `parity` and `reproduce`."""
+"""Defines the commands about reproducing: `harness diff`, `diff parity`, `reproduce`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from harness.cli.arguments import (
     load_sweep,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
+from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -40,23 +41,25 @@ if TYPE_CHECKING:
     from harness.spec.sweep import Sweep
 
 app = typer.Typer()
+diff_app = typer.Typer()
 
 CellArgument = Annotated[
     str,
     typer.Argument(
         metavar="CELL",
-        help="A cell of the sweep: the start of its id, or settings that no other cell has"
+        help="A cell of the sweep: its id, the start of it, its label, or settings that only it has"
         " (strategy=ddp,precision=bf16).",
     ),
 ]
 
 
-@app.command(
+@diff_app.command(
+    cls=DefaultCommand,
     epilog=examples(
         "harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp",
         "harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20",
         "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0 --plot parting.png",
-    )
+    ),
 )
 def diff(
     sweep: Annotated[
@@ -180,11 +183,11 @@ def _recorded_trial(results: Results, name: str) -> RecordedTrial:
     return RecordedTrial(record=record, folder=folder)
 
 
-@app.command(
+@diff_app.command(
     epilog=examples(
-        "harness parity quickstart",
-        "harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
-        "harness parity nightly.yaml --at-least fp64 --json",
+        "harness diff parity quickstart",
+        "harness diff parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
+        "harness diff parity nightly.yaml --at-least fp64 --json",
     )
 )
 def parity(
@@ -263,12 +266,14 @@ def parity(
         view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)
         if loaded.whole() is loaded and sweep_folder.recorded_ids():
-            print(f"harness collect {loaded.name}{results_folder.flag} brings it to MLflow")
+            print(f"harness results collect {loaded.name}{results_folder.flag} brings it to MLflow")
     raise typer.Exit(measured.exit_code(rung))
 
 
 def _choose_cells(sweep: Sweep, a: str, b: str) -> tuple[Cell, Cell]:
     """Return the two cells to compare; raises BadInput."""
+    from harness.spec.selected import find_cell
+
     if not a and not b:
         if len(sweep.cells) != 2:
             raise BadInput(
@@ -278,25 +283,7 @@ def _choose_cells(sweep: Sweep, a: str, b: str) -> tuple[Cell, Cell]:
         return sweep.cells[0], sweep.cells[1]
     if not b:
         raise BadInput(f"CELL: found only {a!r}; allowed: two cells")
-    return _find_cell(sweep, a), _find_cell(sweep, b)
-
-
-def _find_cell(sweep: Sweep, name: str) -> Cell:
-    """Return the only cell that a name stands for; raises BadInput for none and for several."""
-    from harness.spec.cell import has_settings
-
-    matching = []
-    for cell in sweep.cells:
-        if cell.id.startswith(name) or has_settings(cell, name):
-            matching.append(cell)
-    if len(matching) == 1:
-        return matching[0]
-    listed = ", ".join(cell.id for cell in (matching or sweep.cells)[:10])
-    count = "no cell" if not matching else f"{len(matching)} cells"
-    raise BadInput(
-        f"{sweep.source}: CELL: {name!r} names {count}; allowed: the start of one id ({listed}) or"
-        " settings of one, such as strategy=ddp,workload=mlp"
-    )
+    return find_cell(sweep, a, "CELL"), find_cell(sweep, b, "CELL")
 
 
 @app.command(
@@ -342,7 +329,12 @@ def reproduce(
     ] = [],  # noqa: B006 - typer copies it
     cell: Annotated[
         str,
-        typer.Option("--cell", metavar="CELL", help="Of several trials, those of this cell."),
+        typer.Option(
+            "--cell",
+            metavar="CELL",
+            help="Of several trials, those of this cell: its id, the start of it, its label, or"
+            " settings that it has.",
+        ),
     ] = "",
     margin: AccuracyMarginOption = 0.01,
     data: DataOption = [],  # noqa: B006

@@ -1,4 +1,5 @@
-"""Defines the commands that show results: `harness show`, `compare`, `report`, `collect` and `ui`.
+"""Defines the commands that show results: `harness show`, `compare`, `ui`, and of `harness results`
+`report`, `collect`, `verify` and `mllog`.
 
 They read the records of trials and train nothing. Only `collect`, `ui` and a result that is named
 by the id of an MLflow run need MLflow.
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from harness.statistics.verdict import Correction
 
 app = typer.Typer()
+stored_app = typer.Typer()  # the part of `harness results` that is here
 
 
 @app.command(
     epilog=examples(
         "harness show mnist",
         "harness show mnist --phases",
-        "harness show mnist --across num_workers",
+        "harness show mnist --pivot num_workers",
         "harness show mnist --only 'precision in (bf16, fp16)'",
         "harness show mnist --format markdown",
         "harness show mnist --output trials.parquet",
@@ -62,10 +64,10 @@ def show(
             "--phases", help="Show where a step's time goes: data, forward, communication, …"
         ),
     ] = False,
-    across: Annotated[
+    pivot: Annotated[
         str | None,
         typer.Option(
-            "--across",
+            "--pivot",
             metavar="AXIS[,AXIS…]",
             help="Tabulate throughput with the values of these axes as columns.",
         ),
@@ -112,7 +114,7 @@ def show(
     from harness.render.terminal.plan import conflict_lines
 
     results_folder = Results(results)
-    is_export = _check_export(table_format, columns, output, is_view=phases or across is not None)
+    is_export = _check_export(table_format, columns, output, is_view=phases or pivot is not None)
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
     _print_left_out(recorded)
     if is_export:
@@ -123,10 +125,10 @@ def show(
         from harness.render.terminal.phases import show_phases
 
         show_phases(recorded.sweep, recorded.records)
-    elif across:
+    elif pivot:
         from harness.render.terminal.pivot import show_pivot
 
-        show_pivot(recorded.sweep, recorded.records, across.split(","))
+        show_pivot(recorded.sweep, recorded.records, pivot.split(","))
     else:
         for line in conflict_lines(recorded.sweep.whole()):
             print(line)
@@ -138,7 +140,7 @@ def _check_export(table_format: str, columns: str, output: Path | None, *, is_vi
     """Return whether trials are exported; raises BadInput for options that do not go together."""
     is_export = bool(table_format) or output is not None
     if is_export and is_view:
-        raise BadInput("--format, --output: found with --phases or --across; allowed: one of them")
+        raise BadInput("--format, --output: found with --phases or --pivot; allowed: one of them")
     if columns and not is_export:
         raise BadInput("--columns: found without --format; allowed: --format, or --output FILE")
     return is_export
@@ -321,15 +323,19 @@ def _show_effects(side: Side, *, as_json: bool) -> None:
     show_effects(effects(side), as_json=as_json)
 
 
-@app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
+@stored_app.command(
+    epilog=examples(
+        "harness results report matrix", "harness results report nightly --against baseline"
+    )
+)
 def report(
     sweep: NameArgument,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
-            "--out",
+            "--output",
             metavar="FILE.html",
-            help="The file to write. Default: report.html beside the records.",
+            help="The file to write. Default: report.html next to the records.",
         ),
     ] = None,
     against: Annotated[
@@ -362,7 +368,7 @@ def report(
 
         # The sweep is selected too because `baseline` means those of the hardware of the others.
         reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
-    path = out or results_folder.sweep_folder(recorded.sweep.name).report_path
+    path = output or results_folder.sweep_folder(recorded.sweep.name).report_path
     write_report(
         path,
         results_folder,
@@ -376,7 +382,9 @@ def report(
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
-@app.command(epilog=examples("harness collect quickstart --tracking-uri http://127.0.0.1:5000"))
+@stored_app.command(
+    epilog=examples("harness results collect quickstart --tracking-uri http://127.0.0.1:5000")
+)
 def collect(
     sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
 ) -> None:
@@ -402,7 +410,7 @@ def collect(
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 
 
-@app.command(epilog=examples("harness verify", "harness verify nightly"))
+@stored_app.command(epilog=examples("harness results verify", "harness results verify nightly"))
 def verify(
     sweeps: Annotated[
         list[str],
@@ -455,7 +463,9 @@ def verify(
     print("that is no proof against someone who can write to the folder: seals have no secret")
 
 
-@app.command(epilog=examples("harness mllog mnist", "harness mllog mnist --check"))
+@stored_app.command(
+    epilog=examples("harness results mllog mnist", "harness results mllog mnist --check")
+)
 def mllog(
     sweep: NameArgument,
     results: ResultsOption = Path("results"),

@@ -32,6 +32,7 @@ from harness.cli.arguments import (
     load_sweep,
 )
 from harness.cli.completion import complete_workloads
+from harness.cli.groups import DefaultCommand
 
 if TYPE_CHECKING:
     from harness.records.record import Record
@@ -40,6 +41,7 @@ FAILED = 1  # exit code: a trial failed or was interrupted
 INCONCLUSIVE = 3  # exit code: a trial stayed invalid, or --until was not reached
 
 app = typer.Typer()
+workloads_app = typer.Typer()
 
 # Of `run` and of `harness show`, which print the same table of results.
 VerboseOption = Annotated[
@@ -102,12 +104,13 @@ def axes() -> None:
     show()
 
 
-@app.command(
+@workloads_app.command(
+    cls=DefaultCommand,
     epilog=examples(
         "harness workloads",
         "harness workloads mlp",
         "harness workloads spiral.py:Spiral --json",
-    )
+    ),
 )
 def workloads(
     name: Annotated[
@@ -142,7 +145,7 @@ def workloads(
     epilog=examples(
         "harness run quickstart",
         "harness run mnist --data DIR --set seeds=0,1,2",
-        "harness run sweep.yaml --until 2% --budget 30",
+        "harness run sweep.yaml --until 2% --budget 30m",
         "harness run sweep.yaml --only 'strategy=ddp and precision!=fp16'",
         "harness run sweep.yaml --parallel auto",
     )
@@ -165,7 +168,7 @@ def run(
     ] = False,
     selftest_before: Annotated[
         bool,
-        typer.Option("--selftest", help="Run `harness selftest` before the sweep."),
+        typer.Option("--selftest", help="Run `harness machine selftest` before the sweep."),
     ] = False,
     until: Annotated[
         str,
@@ -176,14 +179,13 @@ def run(
         ),
     ] = "",
     budget: Annotated[
-        float | None,
+        str,
         typer.Option(
             "--budget",
-            min=0.0,
-            metavar="MINUTES",
-            help="With --until: start no repeat that would end later than this.",
+            metavar="DURATION",
+            help="With --until: start no repeat that would end later than this, as in 30m.",
         ),
-    ] = None,
+    ] = "",
     parallel: ParallelOption = "",
     no_wait: NoWaitOption = False,
     verbose: VerboseOption = False,
@@ -193,8 +195,8 @@ def run(
     Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
     record in the results folder, and MLflow shows it as a run. With --parallel, trials run side by
-    side, each on cores or GPUs of its own. With --only or --cell, the other
-    trials of the sweep stay as they are.
+    side, each on cores or GPUs of its own. With --only or --cell, the other trials of the sweep
+    stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
     """

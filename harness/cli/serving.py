@@ -19,6 +19,7 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_trials
 from harness.core.errors import BadInput
+from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
     from harness.core.paths import TrialFolder
@@ -82,15 +83,14 @@ def export(
             " 0: measure no latency.",
         ),
     ] = 500,
-    seconds: Annotated[
-        float,
+    budget: Annotated[
+        str,
         typer.Option(
-            "--seconds",
-            min=0.1,
-            max=3600,
-            help="When to stop calling, at each batch size and number of threads.",
+            "--budget",
+            metavar="DURATION",
+            help="Measure each batch size and number of threads for at most this long, as in 1m.",
         ),
-    ] = 30.0,
+    ] = "30s",
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -138,7 +138,7 @@ def export(
     formats = split_commas(to)
     check_formats(formats)
     table = _table_format(table_format, output)
-    plan = _plan(batch_sizes, threads, calls, seconds)
+    plan = _plan(batch_sizes, threads, calls, parse_duration(budget, "--budget", at_least=0.1))
     results_folder = Results(results)
     record, folder = find_trial(results_folder, trial)
     trial_folder = TrialFolder(folder)
@@ -162,7 +162,7 @@ def export(
         exported = _recorded_export(trial, trial_folder)
     _show(exported, trial_folder, table, output)
     if formats and table is None:
-        print(f"harness collect {record.sweep}{results_folder.flag} brings it to MLflow")
+        print(f"harness results collect {record.sweep}{results_folder.flag} brings it to MLflow")
 
 
 def _format_names(formats: Sequence[str]) -> Sequence[FormatName]:

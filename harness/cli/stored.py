@@ -17,8 +17,7 @@ from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
 
 app = typer.Typer(
-    help="List, rename, merge, prune and archive recorded sweeps.",
-    rich_markup_mode=None,  # as for the other commands
+    help="Manage recorded sweeps: report, verify, archive, prune and more.",
     no_args_is_help=True,
 )
 
@@ -106,7 +105,7 @@ def merge(
         return
     added = merge_sweeps(results_folder, folders, into)
     print(f"{counted(len(added), 'trial')} added to {results_folder.sweep_folder(into).path}")
-    print(f"harness collect {into}{results_folder.flag} brings them to MLflow")
+    print(f"harness results collect {into}{results_folder.flag} brings them to MLflow")
 
 
 @app.command(
@@ -172,7 +171,7 @@ def archive(
     """Write a recorded sweep into one file.
 
     It holds records, logs, checkpoints and traces, and a manifest by which `harness results restore`
-    checks each of them. Not in it: MLflow's runs, which `harness collect` makes anew.
+    checks each of them. Not in it: MLflow's runs, which `harness results collect` makes anew.
     """
     from harness.core.paths import Results
     from harness.core.text import counted
@@ -217,7 +216,7 @@ def restore(
     folder = results_folder.sweep_folder(manifest.sweep).path
     print(f"{verb} {counted(len(manifest.files), 'file')} of {manifest.sweep} to {folder}")
     if not dry_run:
-        print(f"harness collect {manifest.sweep}{results_folder.flag} brings it to MLflow")
+        print(f"harness results collect {manifest.sweep}{results_folder.flag} brings it to MLflow")
 
 
 def _confirm(action: str, *, yes: bool) -> None:

@@ -216,7 +216,7 @@ class SweepFolder:
 
     @property
     def parity_path(self) -> Path:
-        """Return where `harness parity` writes how alike the sweep's cells are."""
+        """Return where `harness diff parity` writes how alike the sweep's cells are."""
         return self.path / "parity.json"
 
     @property
@@ -226,7 +226,7 @@ class SweepFolder:
 
     @property
     def report_path(self) -> Path:
-        """Return where `harness report` writes the report, one file that needs no other."""
+        """Return where `harness results report` writes the report, one file that needs no other."""
         return self.path / "report.html"
 
     def recorded_ids(self, besides: Container[str] = ()) -> list[str]:

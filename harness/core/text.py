@@ -1,8 +1,13 @@
-"""Puts numbers into words, for messages of every package."""
+"""Puts numbers into words, for messages of every package, and reads durations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+
+from harness.core.errors import BadInput
+
+SECONDS_PER_UNIT: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def counted(count: int, noun: str) -> str:
@@ -21,3 +26,20 @@ def ranges(numbers: Iterable[int]) -> str:
             limits.append((number, number))
     texts = [str(start) if start == end else f"{start}-{end}" for start, end in limits]
     return ", ".join(texts)
+
+
+def parse_duration(text: str, option: str, *, at_least: float = 0.0) -> float:
+    """Return the seconds of `500ms`, `30s`, `10m` or `2h`; `option` is named in errors.
+
+    Raises BadInput for less than `at_least` seconds, and for a number without a unit, which could
+    be meant in seconds or in minutes.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
+    if match is None:
+        raise BadInput(
+            f"{option}: found {text!r}; allowed: a number with its unit, as in 30s, 10m or 2h"
+        )
+    seconds = float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    if seconds < at_least:
+        raise BadInput(f"{option}: found {text!r}; allowed: at least {at_least:g}s")
+    return seconds

@@ -9,7 +9,7 @@ revisions of a repository freshly against each other:
 * `contention` reads how much of a turn other programs took,
 * `paired` measures pairs of arms until the ratio of their throughputs is certain,
 * `against` does so for every cell of a sweep (`harness gate`), whose changes `sweep_changes` names
-  and whose learning `accuracy` compares, and `certify` for equal code (`harness certify`),
-* `bisect` searches the commits of a history (`harness bisect`), which `history` reads, `judge`
+  and whose learning `accuracy` compares, and `certify` for equal code (`harness gate certify`),
+* `bisect` searches the commits of a history (`harness gate bisect`), which `history` reads, `judge`
   judges and `classify` measures against both ends.
 """

@@ -50,7 +50,7 @@ def judge_cell(
     if match is None:
         return GateAnswer(
             outcome=OUTCOMES[limits.missing],
-            reasons=["no baseline of this cell: harness baseline save"],
+            reasons=["no baseline of this cell: harness gate baseline save"],
         )
     reasons = _judge_trials(match, expected_trials)
     for row in match.rows:

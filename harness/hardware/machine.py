@@ -19,7 +19,7 @@ SCHEMA = "2.2"
 MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,
-    remedy="harness peak makes a new one",
+    remedy="harness machine peak makes a new one",
     is_sealed=True,
 )
 
@@ -117,7 +117,7 @@ class TimedAllReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The record that `harness peak` writes."""
+    """The record that `harness machine peak` writes."""
 
     schema: str = SCHEMA
     device: Device

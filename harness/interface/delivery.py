@@ -142,7 +142,7 @@ class RunDelivery:
 class JobDelivery:
     """Delivers records that jobs left; a `harness run` on this machine delivers its own.
 
-    After the first failure it delivers nothing more: records are on disk, and `harness collect`
+    After the first failure it delivers nothing more: records are on disk, and `harness results collect`
     delivers them later.
     """
 

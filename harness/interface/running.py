@@ -105,7 +105,7 @@ def run(
     retry_failed: bool = True,
     fail_fast: bool = False,
     until: str = "",
-    budget: float | None = None,
+    budget: str = "",
     parallel: Parallel | None = None,
     wait: bool = True,
     progress: bool = True,
@@ -114,7 +114,7 @@ def run(
 
     The arguments are the options of `harness run`; `settings`, `data`, `only` and `cells` are those
     of `plan`, and what they leave out is not in the result either: `load` returns all of a sweep.
-    `budget` is in minutes, and `parallel` None for what the profile says. With `progress`, a bar and
+    `budget` is text such as `30m`, and `parallel` None for what the profile says. With `progress`, a bar and
     a line for each trial are printed. A trial that fails raises nothing: its `status` says so.
 
     Raises BadInput before anything starts for a mistake in any argument, and KeyboardInterrupt once

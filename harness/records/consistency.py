@@ -2,7 +2,7 @@
 
 A record with the right types and an intact seal may still contradict itself. `header_problem` needs
 only the header and is checked wherever a record is read, `ranks_problem` wherever its columns are:
-readers rely on what they check. `figures_problem` computes the figures again, for `harness verify`.
+readers rely on what they check. `figures_problem` computes the figures again, for `harness results verify`.
 All return the first contradiction as `KEY: found …; allowed: …`, None without any.
 """
 

@@ -7,7 +7,7 @@ samples of every step are kept, as Series, so that every figure can be computed 
 A record on disk is a JSON header of some kilobytes, which commands read, and a file of columns
 next to it, which has what grows with ranks and steps (`harness.records.columns`). The seal of the
 header covers the digests of all columns. What the header says of its columns is checked where they
-are read, and by `harness verify`; what it says of itself wherever it is read
+are read, and by `harness results verify`; what it says of itself wherever it is read
 (`harness.records.consistency`).
 
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
@@ -671,7 +671,7 @@ class Summary:
     best_metric: float | None  # and at the best evaluation
     # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
     mfu: Amount | None = None
-    mfu_measured: Amount | None = None  # the same of the peak that `harness peak` measured
+    mfu_measured: Amount | None = None  # the same of the peak that `harness machine peak` measured
     # Of the measured steps of the rank that took longest: the standard error of their mean over that
     # mean, and the means of consecutive equal batches of them, seconds. None before schema 6.0.
     relative_error: Amount | None = None

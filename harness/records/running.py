@@ -42,7 +42,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeProgress:
-    """What `harness peak` measures at the moment."""
+    """What `harness machine peak` measures at the moment."""
 
     now: str
 

@@ -284,7 +284,7 @@ def show_results(
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
     remarks += _steady_state_lines(records, verbose=verbose)
     if trouble:
-        command = escape(f"harness collect {shlex.quote(sweep.name)}{results.flag}")
+        command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
     _print_lines(console, remarks + _next_lines(sweep, records, results))
 
@@ -292,7 +292,7 @@ def show_results(
 def _show_parity(
     console: Console, sweep: Sweep, records: Sequence[Record], results: Results
 ) -> None:
-    """Print how alike the cells compute, if `harness parity` has measured it."""
+    """Print how alike the cells compute, if `harness diff parity` has measured it."""
     from harness.analysis.parity import read_parity, with_seeds
     from harness.analysis.result import aggregate
 

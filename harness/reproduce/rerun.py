@@ -51,7 +51,7 @@ from harness.reproduce.source import (
     recorded_workload,
     sources_checked_out,
 )
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Cell, Trial, is_named
 from harness.spec.cluster import Profile, check_fits
 from harness.spec.sweep import Sweep
 from workloads.catalog import BUILT_IN, imported_distributions
@@ -178,7 +178,7 @@ def _is_chosen(trial: Trial, seeds: Sequence[int], cell: str) -> bool:
     """Return whether a trial has one of the seeds, if any, and the cell, if one is named."""
     if seeds and trial.seed not in seeds:
         return False
-    return not cell or trial.cell.id.startswith(cell) or trial.cell.label == cell
+    return not cell or is_named(trial.cell, cell)
 
 
 def read_packages(original: Original) -> str | None:

@@ -362,6 +362,11 @@ def has_settings(cell: Cell, text: str) -> bool:
     return True
 
 
+def is_named(cell: Cell, name: str) -> bool:
+    """Return whether a name is a cell's id, the start of it, its label, or settings that it has."""
+    return cell.id.startswith(name) or cell.label == name or has_settings(cell, name)
+
+
 def changes_recipe(axis: str) -> bool:
     """Return whether an axis changes the computation, so that cells are not meant to agree.
 

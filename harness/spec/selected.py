@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.spec.cell import Cell, Trial, axis_names
+from harness.spec.cell import Cell, Trial, axis_names, is_named
 from harness.spec.condition import Condition, LevelOf, check_condition, parse_condition
 from harness.spec.setting_axis import SECTIONS
 from harness.spec.sweep import Sweep
@@ -76,7 +76,7 @@ class SelectedSweep(Sweep):
 def select(sweep: Sweep, only: str, cells: Sequence[str], recorded: Iterable[Trial] = ()) -> Sweep:
     """Return the part of a sweep that `--only` and `--cell` name; the sweep itself without both.
 
-    `cells` are ids, beginnings of ids or labels. `recorded` are further trials of the sweep's cells
+    `cells` are ids, beginnings of ids, labels or settings. `recorded` are further trials of the sweep's cells
     which may be chosen, as those that earlier commands have left.
 
     Raises BadInput for a mistake in either, and where no trial is chosen.
@@ -89,7 +89,7 @@ def select(sweep: Sweep, only: str, cells: Sequence[str], recorded: Iterable[Tri
         seeds = {*sweep.all_seeds, *(trial.seed for trial in recorded)}
         values = _values(sweep.cells, seeds, condition)
         check_condition(condition, only, values, ONLY, _listed_names(sweep.cells))
-    cell_ids = {_find_cell(sweep, name).id for name in cells} if cells else None
+    cell_ids = {find_cell(sweep, name).id for name in cells} if cells else None
     selection = Selection(condition=condition, cell_ids=cell_ids)
     chosen_ids = set()
     for trial in (*sweep.trials(), *recorded):
@@ -155,25 +155,29 @@ def _values(
     return values
 
 
-def _find_cell(sweep: Sweep, name: str) -> Cell:
-    """Return the cell with this id or label, or the only one whose id begins so; raises BadInput."""
-    beginning = []
+def find_cell(sweep: Sweep, name: str, option: str = "--cell") -> Cell:
+    """Return the cell with this id or label, or the only one that `is_named` so; raises BadInput.
+
+    `option` is where the name was given, for errors.
+    """
+    matching = []
     for cell in sweep.cells:
         if name in (cell.id, cell.label):
             return cell
-        if cell.id.startswith(name):
-            beginning.append(cell)
-    if len(beginning) == 1:
-        return beginning[0]
-    if beginning:
-        listed = ", ".join(cell.id for cell in beginning[:MOST_CELLS])
-        raise BadInput(
-            f"--cell {name}: found {len(beginning)} cells with such an id; allowed: one, of {listed}"
-        )
+        if is_named(cell, name):
+            matching.append(cell)
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        listed = ", ".join(cell.id for cell in matching[:MOST_CELLS])
+        raise BadInput(f"{option} {name}: names {len(matching)} cells; allowed: one, of {listed}")
     ids = [cell.id for cell in sweep.cells]
     hint = did_you_mean(name, ids[:MOST_CELLS])
     more = f" and {len(ids) - MOST_CELLS} more" if len(ids) > MOST_CELLS else ""
-    raise BadInput(f"--cell {name}: no such cell in {sweep.source}; {hint}{more}")
+    raise BadInput(
+        f"{option} {name}: no such cell in {sweep.source}; {hint}{more}; or settings that one cell"
+        " has, such as strategy=ddp,workload=mlp"
+    )
 
 
 def _nothing_selected(

@@ -177,7 +177,9 @@ def errors_in_one_line(
         if uri.startswith(SQLITE_PREFIX) and _is_of_disk(error, database):
             raise StorageError(f"{message}; {free_space(database)}") from error
         if uri.startswith(SQLITE_PREFIX) and _is_of_damage(error):
-            message += "; the file is damaged: move it away, and harness collect fills a new one"
+            message += (
+                "; the file is damaged: move it away, and harness results collect fills a new one"
+            )
         if uri.startswith(SQLITE_PREFIX) and _is_of_lock(error):
             raise StoreLocked(message) from error
         raise error_type(message) from error

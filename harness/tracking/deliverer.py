@@ -184,7 +184,7 @@ class _Worker:
         except (EOFError, OSError):
             raise _WorkerEnded(
                 f"MLflow: the process that delivers {self._describe_end()};"
-                f" `harness collect` delivers the rest; log: {self.log}"
+                f" `harness results collect` delivers the rest; log: {self.log}"
             ) from None
         return answer
 
@@ -207,7 +207,7 @@ class _Worker:
         """Return the error that says that it hangs."""
         return _WorkerHung(
             f"MLflow: waited {DELIVERY_TIMEOUT:g} s for the process that delivers, which used no CPU"
-            f" time and was ended; `harness collect` delivers the rest; log: {self.log}"
+            f" time and was ended; `harness results collect` delivers the rest; log: {self.log}"
         )
 
     def close(self) -> None:

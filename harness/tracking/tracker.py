@@ -161,7 +161,9 @@ class Tracker:
             spec = _read_spec(folder)
             outlines = self._read_outlines(folder, records, spec.get("trials", ()))
             sweep = spec.get("name") or outlines[0].sweep
-            trouble = f"did not take the results; `harness collect {sweep}` delivers them later"
+            trouble = (
+                f"did not take the results; `harness results collect {sweep}` delivers them later"
+            )
             with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
                 client = self._connect()
                 started = time.monotonic()
@@ -266,7 +268,7 @@ class Tracker:
         """
         if not is_server(self.uri) and not self.results.database.exists():
             return False
-        trouble = f"does not rename {old}; `harness collect {new}` delivers it anew"
+        trouble = f"does not rename {old}; `harness results collect {new}` delivers it anew"
         with self._lock() as origin, quiet(), errors_in_one_line(self.uri, trouble):
             client = self._connect()
             experiment = client.get_experiment_by_name(old)
@@ -274,14 +276,14 @@ class Tracker:
                 return False
             if client.get_experiment_by_name(new) is not None:
                 raise BadInput(
-                    f"MLflow has an experiment {new} already; `harness collect {new}` delivers into"
+                    f"MLflow has an experiment {new} already; `harness results collect {new}` delivers into"
                     f" it, and the runs of {old} stay"
                 )
             runs = list(search(client, experiment.experiment_id, ""))
             if any(run.data.tags.get("harness.origin") != origin for run in runs):
                 raise BadInput(
                     f"MLflow's experiment {old} has runs of other results folders;"
-                    f" `harness collect {new}` delivers the sweep into an experiment of its own"
+                    f" `harness results collect {new}` delivers the sweep into an experiment of its own"
                 )
             with transaction(client) as writes:
                 for run in runs:

@@ -87,7 +87,7 @@ def saved(results: Results) -> Path:
         (
             "schema",
             "1.0",
-            'schema: found "1.0"; allowed: 2.x; an older .*; harness baseline save writes it anew',
+            'schema: found "1.0"; allowed: 2.x; an older .*; harness gate baseline save writes it anew',
         ),
         ("schema", "3.0", 'schema: found "3.0"; allowed: 2.x; a newer version'),
         ("kind", "record", "kind: found no 'harness baseline'"),
@@ -130,7 +130,9 @@ def test_a_baseline_that_was_changed_is_refused(results: Results) -> None:
     path = saved(results)
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"throughput": 1000.0', '"throughput": 900.0'), encoding="utf-8")
-    with pytest.raises(BadInput, match=r"seal: found .*; harness baseline save writes it anew$"):
+    with pytest.raises(
+        BadInput, match=r"seal: found .*; harness gate baseline save writes it anew$"
+    ):
         baseline.read(path)
 
 

@@ -81,7 +81,7 @@ def test_sides_that_ran_one_after_the_other_are_unpaired_and_noted() -> None:
     assert not comparison.rows[0].verdict.question.estimate.paired
     assert labels(comparison)[0] == "inconclusive"
     assert "not interleaved" in comparison.notes[0]
-    assert "harness certify" in comparison.notes[0]
+    assert "harness gate certify" in comparison.notes[0]
 
 
 def test_certified_drift_widens_the_interval_of_unpaired_sides() -> None:

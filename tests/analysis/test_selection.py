@@ -133,7 +133,7 @@ def test_baselines_of_other_hardware_do_not_count(results: Results) -> None:
     write_run(results, "one")
     with pytest.raises(
         BadInput,
-        match=r"found no baseline of Test-CPU-2-cores; allowed: nothing; harness baseline save",
+        match=r"found no baseline of Test-CPU-2-cores; allowed: nothing; harness gate baseline save",
     ):
         select(results, ["baseline", "one"])
     (side,) = select(results, ["one"])
@@ -147,7 +147,7 @@ def test_baselines_of_other_hardware_do_not_count(results: Results) -> None:
 
 def test_a_baseline_of_another_schema_is_an_error(results: Results) -> None:
     write_run(results, "one")
-    assert harness("baseline", "save", "one").code == 0
+    assert harness("gate", "baseline", "save", "one").code == 0
     for path in baseline.files(results):
         path.write_text(
             path.read_text(encoding="utf-8").replace(f'"schema": "{SCHEMA}"', '"schema": "9.0"'),
@@ -279,28 +279,30 @@ def test_bad_options_are_refused(results: Results, arguments: Sequence[str], why
 def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
     sweep = write_run(results, "one")
     fp32, bf16 = sweep.cells
-    command = harness("baseline", "save", "one")
+    command = harness("gate", "baseline", "save", "one")
     assert (command.code, command.out.count("saved ")) == (0, 2)
     itself = compared("baseline", "one", "--by", "")
     assert itself.code == 3
     assert "both sides are the same trials" in itself.out
-    listed = harness("baseline", "list").out
+    listed = harness("gate", "baseline", "show").out
     assert fp32.settings_id in listed  # whatever code comes later
     assert bf16.label in listed
-    shown = harness("baseline", "show", fp32.id).out
+    shown = harness("gate", "baseline", "show", fp32.id).out
     assert fp32.label in shown
     assert len([line for line in shown.splitlines() if line.split()[:2] == ["2", "0"]]) == 1
-    assert "no such baseline" in harness("baseline", "show", "mlp-0").err
+    assert "no such baseline" in harness("gate", "baseline", "show", "mlp-0").err
     less = load(Path(), **{**KEYS, "matrix": {"precision": ["bf16"]}})
-    pruned = harness("baseline", "prune", str(less.source))
+    pruned = harness("gate", "baseline", "prune", str(less.source))
     assert (pruned.code, pruned.out.count("removed ")) == (0, 1)
-    assert harness("baseline", "prune", str(less.source)).out.startswith("nothing to remove")
+    assert harness("gate", "baseline", "prune", str(less.source)).out.startswith(
+        "nothing to remove"
+    )
     assert [path.stem for path in baseline.files(results)] == [bf16.settings_id]
 
 
 def test_a_baseline_of_one_trial_warns(results: Results) -> None:
     sweep = write_run(results, "one")
-    command = harness("baseline", "save", f"one/{sweep.trials()[0].id}")
+    command = harness("gate", "baseline", "save", f"one/{sweep.trials()[0].id}")
     assert "no later run can be shown to be faster or slower" in command.out
 
 

@@ -86,9 +86,9 @@ def test_flag(flags: list[str], begins: str) -> None:
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),
         (["run", "quickstart", "--set"], "Option '--set' requires an argument."),
         (["ui", "--port", "http"], "Invalid value for '--port'"),
-        (["data", "fetch", "mnist"], "Missing option '--to'."),
+        (["workloads", "fetch", "mnist"], "Missing option '--to'."),
         (
-            ["data", "fetch", "mnits", "--to", "data"],
+            ["workloads", "fetch", "mnits", "--to", "data"],
             "'mnits': unknown; did you mean 'mnist'? allowed: fashion-mnist, ",
         ),
     ],

@@ -12,21 +12,22 @@ from tests.bad_input.refusals import GOOD, check, refused
 from tests.support.commands import harness
 
 
-@pytest.mark.parametrize("command", ["show", "collect"])
+@pytest.mark.parametrize("command", ["show", "results collect"])
 def test_sweep_that_has_not_run(command: str) -> None:
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").write_text("{}", encoding="utf-8")
-    line = refused(command, "nightli")
+    line = refused(*command.split(), "nightli")
     wanted = "nightli: no records of such a sweep in results/runs; did you mean 'nightly'? allowed: nightly"
     assert line == wanted
 
 
-@pytest.mark.parametrize("command", ["show", "collect"])
+@pytest.mark.parametrize("command", ["show", "results collect"])
 def test_sweep_whose_folder_is_damaged(command: str) -> None:
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").write_text('{"name": ', encoding="utf-8")
     check(
-        refused(command, "nightly"), "results/runs/nightly/sweep.json: can't be read as a sweep: "
+        refused(*command.split(), "nightly"),
+        "results/runs/nightly/sweep.json: can't be read as a sweep: ",
     )
 
 

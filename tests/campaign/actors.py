@@ -23,11 +23,11 @@ RUN = ("run", "line.yaml", "--cluster", "local.yaml", *RESULTS)
 COMMANDS = {
     "run": RUN,
     "force": (*RUN, "--force"),
-    "collect": ("collect", "campaign", *RESULTS),
+    "collect": ("results", "collect", "campaign", *RESULTS),
     "show": ("show", "campaign", *RESULTS),
     "status": ("status", "campaign", *RESULTS),
     "watch": ("status", "campaign", "--watch", *RESULTS),
-    "report": ("report", "campaign", *RESULTS),
+    "report": ("results", "report", "campaign", *RESULTS),
     "ui": ("ui", *RESULTS),
 }
 SERVER = "ui"  # it ends by Ctrl-C, once the other command has ended

@@ -232,7 +232,7 @@ def _interrupt(stage: Stage) -> None:
 
 def _add_files_of_the_machine(stage: Stage) -> None:
     """Add a baseline, measured peaks and a certificate to the results of the finished sweep."""
-    ended = stage.run(("baseline", "save", "campaign", *RESULTS))
+    ended = stage.run(("gate", "baseline", "save", "campaign", *RESULTS))
     if ended.exit_code:
         raise RuntimeError(f"no baseline was saved: {ended.output}")
     results = Results(stage.work / "results")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of each process of `harness gate` and `harness bisect`.
+"""SIGKILL at random moments of each process of `harness gate` and `harness gate bisect`.
 
 Their address is
 
@@ -30,10 +30,10 @@ from tests.support.repository import Repository
 from tests.support.running import local_profile
 
 # Effects that no machine is too busy to tell from none, so that the answer is always the same.
-MEASURE = ("sweep.yaml", "--cluster", "local.yaml", "--min-effect", "90%", "--budget", "2")
+MEASURE = ("sweep.yaml", "--cluster", "local.yaml", "--min-effect", "90%", "--budget", "2s")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "gate": ("gate", "--against", "HEAD", *MEASURE, "--inconclusive", "ignore"),
-    "bisect": ("bisect", "HEAD~2", "HEAD", *MEASURE, "--bits"),
+    "bisect": ("gate", "bisect", "HEAD~2", "HEAD", *MEASURE, "--bits"),
 }
 # What the shim calls the processes: those of the forkserver are ranks here.
 ROLES = {"harness": "harness", "forkserver": "forkserver", "rank": "agent", "worker": "rank0"}

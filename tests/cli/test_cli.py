@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import harness as package
 from harness.cli import main as cli
 from harness.cli.completion import complete_only, complete_set
+from harness.cli.groups import PANELS, RENAMED
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
@@ -18,35 +20,180 @@ from tests.support.running import LINE
 from tests.support.sweeps import write
 
 
-def commands(group: Any, *parents: str) -> list[tuple[str, ...]]:
-    """Return every command as it is typed: ("data", "fetch")."""
-    typed: list[tuple[str, ...]] = []
+def commands(group: Any, *parents: str) -> dict[tuple[str, ...], Any]:
+    """Return every command by how it is typed, as in ("workloads", "fetch")."""
+    typed = {parents: group.default} if hasattr(group, "default") else {}
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            typed += commands(command, *parents, name)
+            typed |= commands(command, *parents, name)
         else:
-            typed.append((*parents, name))
+            typed[(*parents, name)] = command
     return typed
 
 
 COMMANDS = commands(cli.command_tree())
 
+# All options, in the order in which the help lists them.
+OPTIONS = {
+    "guide": "",
+    "plan": "--set --data --only --cell --cluster --results --json --all",
+    "axes": "",
+    "run": (
+        "--set --data --only --cell --cluster --results --tracking-uri --retry-failed --force "
+        "--fail-fast --selftest --until --budget --parallel --no-wait --verbose"
+    ),
+    "check": "--set --data --only --cell --cluster --results --seed --verbose --json",
+    "find-lr": "--set --data --only --cell --cluster --results --steps --epochs --seeds --json",
+    "submit": "--cluster --set --data --only --cell --results --retry-failed --parallel --dry-run",
+    "show": "--only --cell --results --phases --pivot --format --columns --output --verbose",
+    "compare": (
+        "--across --by --min-effect --accuracy-margin --to-reach --steps-margin --correction "
+        "--effects --results --tracking-uri --json"
+    ),
+    "ui": "--results --tracking-uri --port",
+    "export": (
+        "--to --batch-size --threads --calls --budget --tolerance --format --output --cluster "
+        "--no-wait --results"
+    ),
+    "reproduce": (
+        "--code --at-least --strict --seed --cell --accuracy-margin --data --base --output "
+        "--results --tracking-uri --json --check"
+    ),
+    "workloads": "--json",
+    "workloads fetch": "--to",
+    "status": "--results --tracking-uri --watch --all --json",
+    "status cancel": "--results",
+    "status logs": "--rank --sweep --follow --results",
+    "results list": "--results --json",
+    "results rename": "--results --tracking-uri --dry-run",
+    "results merge": "--into --results --dry-run",
+    "results prune": "--whole --failed --results --yes --dry-run",
+    "results archive": "--output --remove --results --yes --dry-run",
+    "results restore": "--results --dry-run",
+    "results report": "--output --against --to-reach --results --tracking-uri",
+    "results collect": "--results --tracking-uri",
+    "results verify": "--results",
+    "results mllog": "--results --check",
+    "gate": (
+        "--against --against-stack --set --data --cluster --min-effect --budget --bits "
+        "--control --accuracy --accuracy-seeds --accuracy-margin --inconclusive "
+        "--accept-sweep-changes --order --results --no-wait --summary --junit --json"
+    ),
+    "gate bisect": (
+        "--cell --set --data --cluster --results --min-effect --budget --bits --first-parent "
+        "--stacks --order --no-wait --json"
+    ),
+    "gate certify": (
+        "--set --data --cluster --results --comparisons --budget --min-effect --anew --no-wait"
+    ),
+    "gate baseline save": "--results --tracking-uri",
+    "gate baseline show": "--results",
+    "gate baseline prune": "--results --dry-run",
+    "diff": "--set --data --cluster --seed --plot --results --json",
+    "diff parity": (
+        "--reference --at-least --max-ulp --accuracy-margin --seed --set --data --only --cell "
+        "--cluster --results --json"
+    ),
+    "diff audit": "--workload --operations --all --budget --set --data --cluster --json",
+    "machine doctor": "--cluster --results --timeout --all-nodes --json",
+    "machine selftest": "--ranks --cluster --results",
+    "machine peak": "--ranks --cluster --results --quick --plot --no-wait",
+}
 
-def test_help_lists_every_command_and_where_to_start() -> None:
+
+def test_help_lists_every_command_once_and_where_to_start() -> None:
     result = harness("--help")
     assert (result.code, result.err) == (0, "")
     assert "Start with: harness run quickstart\n" in result.out
     assert "The manual: harness guide\n" in result.out
-    for command in COMMANDS:
-        assert command[0] in result.out
-    assert "..." not in result.out.partition("Commands:")[2]  # no command's summary is cut off
+    listed = [name for commands in PANELS.values() for name in commands]
+    assert sorted(listed) == sorted(cli.command_tree().commands)
+    for panel, commands_of_panel in PANELS.items():
+        assert f"\n{panel}:\n" in result.out
+        for name, line in commands_of_panel.items():
+            assert re.search(rf"^  {name} +{re.escape(line)}$", result.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "now"), RENAMED.items())
+def test_a_former_name_is_refused_with_the_present_one(name: str, now: str) -> None:
+    result = harness(name, "--anything")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"harness: {name}: moved; did you mean `harness {now}`?\n"
+    assert harness(*now.split(), "--help").code == 0
+
+
+def test_options_of_every_command() -> None:
+    """A new option is a decision: it is written down here, with the command that has it."""
+    options = {}
+    for typed, command in COMMANDS.items():
+        names = [option for parameter in command.params for option in parameter.opts]
+        options[" ".join(typed)] = " ".join(name for name in names if name.startswith("--"))
+    assert options == OPTIONS
+
+
+def test_an_option_has_one_meaning_in_all_commands() -> None:
+    """One metavar stands for one meaning, and a duration has a unit wherever it is given."""
+    metavars: dict[str, set[str | None]] = {}
+    for command in COMMANDS.values():
+        for parameter in command.params:
+            metavars.setdefault(parameter.opts[0], set()).add(parameter.metavar)
+    for name in ("--across", "--budget", "--cell", "--cluster", "--data", "--only", "--results"):
+        assert len(metavars[name]) == 1, name
+    assert metavars["--budget"] == metavars["--timeout"] == {"DURATION"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["run", "quickstart", "--until", "2%", "--budget", "30"],
+            "--budget: found '30'; allowed: ",
+        ),
+        (["gate", "quickstart", "--against", "HEAD", "--budget", "30"], "--budget: found '30'"),
+        (["gate", "quickstart", "--against", "HEAD", "--budget", "0s"], "--budget: found '0s'"),
+        (["gate", "certify", "--budget", "1e3s"], "--budget: found '1e3s'"),
+        (["diff", "audit", "--budget", "1 min"], "--budget: found '1 min'"),
+        (["machine", "doctor", "--timeout", "-1s"], "--timeout: found '-1s'"),
+        (["export", "mlp-1-s0-r0", "--budget", "30"], "--budget: found '30'"),
+    ],
+)
+def test_a_duration_needs_its_unit(arguments: list[str], problem: str) -> None:
+    result = harness(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"harness: {problem}")
+
+
+class TestGroupWithADefault:
+    def test_runs_it_where_the_first_argument_is_no_command(self, tmp_path: Path) -> None:
+        results = ("--results", str(tmp_path))
+        assert "logs: no records of such a sweep" in harness("status", *results, "--", "logs").err
+        assert "no sweeps in" in harness("status", *results).out
+        assert "Missing argument 'TRIAL'. (see harness status logs" in harness("status", "logs").err
+        assert "Missing argument 'SWEEP'. (see harness gate --help)" in harness("gate").err
+
+    def test_shows_the_help_of_both(self) -> None:
+        shown = harness("gate", "--help").out
+        assert shown.startswith("Usage: harness gate [OPTIONS] {SWEEP}\n")
+        assert "--against REV" in shown
+        for name in ("baseline", "bisect", "certify"):
+            assert f"\n  {name} " in shown
+
+    def test_completes_both(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("results/runs/logistic").mkdir(parents=True)
+        Path("results/runs/logistic/sweep.json").touch()
+        assert completed(monkeypatch, capsys, "status", "lo") == ["logs", "logistic"]
+        assert completed(monkeypatch, capsys, "status", "--watch", "lo") == ["logistic"]
+        assert completed(monkeypatch, capsys, "gate", "bis") == ["bisect"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_of_a_command_has_examples_that_parse(command: tuple[str, ...]) -> None:
     result = harness(*command, "--help")
     assert (result.code, result.err) == (0, "")
-    example = " ".join(result.out.partition("Example")[2].split())
+    example = " ".join(result.out.rpartition("Example")[2].split())
     assert f"harness {' '.join(command)}" in example
     for line in result.out.partition("Examples:\n")[2].splitlines():
         for arguments in harness_calls(line.strip()):
@@ -169,7 +316,10 @@ class TestCompletion:
         for name in ("mlp-1-s0-r0", "mlp-1-s1-r0", "cnn-1-s0-r0"):
             Path("results/runs/nightly", name).mkdir(parents=True)
             Path("results/runs/nightly", name, "trial.json").touch()
-        assert completed(monkeypatch, capsys, "logs", "mlp") == ["mlp-1-s0-r0", "mlp-1-s1-r0"]
+        assert completed(monkeypatch, capsys, "status", "logs", "mlp") == [
+            "mlp-1-s0-r0",
+            "mlp-1-s1-r0",
+        ]
 
     def test_of_set_offers_axes(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -23,7 +23,9 @@ both in turn.
 
 See [the baselines](baseline.md#save) too.
 """
-BASELINE = "# Baselines\n\n```console\n$ harness baseline list\n```\n\nResults to `compare` with.\n"
+BASELINE = (
+    "# Baselines\n\n```console\n$ harness gate baseline show\n```\n\nResults to `compare` with.\n"
+)
 
 
 @pytest.fixture

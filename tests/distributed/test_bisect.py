@@ -1,4 +1,4 @@
-"""`harness bisect` on a user's repository, with real ranks of its commits in turn."""
+"""`harness gate bisect` on a user's repository, with real ranks of its commits in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1800)]
 
 # Differences that stand out from whatever else the machine does, so that a few short pairs of
 # processes suffice.
-LOUD = ("--min-effect", "50%", "--budget", "3")
+LOUD = ("--min-effect", "50%", "--budget", "3s")
 OTHER = (
     "\n\nMLP.optimizer, _adam = lambda self, model: _sgd(model), MLP.optimizer\n"
     "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -57,7 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 
 def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: Repository) -> None:
-    ended = harness("bisect", "words", "last", str(repository.sweep), *LOUD)
+    ended = harness("gate", "bisect", "words", "last", str(repository.sweep), *LOUD)
     assert ended.code == 0, ended.err + ended.out
     first, *_, against_parent, counts = ended.out.splitlines()
     assert first == f"{repository.git('rev-parse', 'slow')} is the first bad commit"
@@ -73,7 +73,7 @@ def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: R
 
 
 def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> None:
-    ended = harness("bisect", "good", "mended", str(repository.sweep), "--bits", "--json")
+    ended = harness("gate", "bisect", "good", "mended", str(repository.sweep), "--bits", "--json")
     assert ended.code == 0, ended.err + ended.out
     outcome = json.loads(ended.out)
     assert [suspect["subject"] for suspect in outcome["suspects"]] == ["other"]
@@ -81,7 +81,7 @@ def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> 
 
 
 def test_an_end_that_fails_says_what_its_rank_said(repository: Repository) -> None:
-    ended = harness("bisect", "words", "broken", str(repository.sweep), "--bits")
+    ended = harness("gate", "bisect", "words", "broken", str(repository.sweep), "--bits")
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith("harness: BAD broken against GOOD words: ")
     assert "No module named 'a_module_that_nobody_has'" in ended.err

@@ -139,7 +139,7 @@ def gate(sweep: Path, profile: Path, files: Sequence[Path], canaries: Canaries) 
     ):
         subprocess.run(["git", "-C", str(sweep.parent), *arguments], check=True)
     summary, junit = map(str, files)
-    options = ["--summary", summary, "--junit", junit, "--budget", "1"]
+    options = ["--summary", summary, "--junit", junit, "--budget", "1s"]
     command = [sys.executable, "-m", "harness.cli", "gate", "--against", "HEAD", str(sweep)]
     command += ["--cluster", str(profile), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sweep.parent)
@@ -190,11 +190,11 @@ def test_no_secret_comes_out(
     command("show", "leaky", "--phases", *folder)
     command("status", "leaky", *folder)
     command("status", "leaky", "--json", *folder)
-    command("report", "leaky", *folder)
-    assert "2 trials delivered" in command("collect", "leaky", *folder)
+    command("results", "report", "leaky", *folder)
+    assert "2 trials delivered" in command("results", "collect", "leaky", *folder)
     records = sorted(results.glob("runs/leaky/*/record.json"))
     for record in records:
-        assert "[redacted]" in command("logs", record.parent.name, "--rank", "0", *folder)
+        assert "[redacted]" in command("status", "logs", record.parent.name, "--rank", "0", *folder)
     failures = [json.loads(path.read_text(encoding="utf-8"))["failure"] for path in records]
     (failure,) = [failure for failure in failures if failure]
     assert failure["message"].startswith("[redacted] [redacted] ")

@@ -1,4 +1,4 @@
-"""`harness certify` and the forkserver, with real ranks."""
+"""`harness gate certify` and the forkserver, with real ranks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ pytestmark = pytest.mark.distributed
 def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     repository, results = Repository(tmp_path / "repository"), str(tmp_path / "results")
     command = (
+        "gate",
         "certify",
         str(repository.sweep),
         "--results",
         results,
-        "--seconds",
-        "0.3",
+        "--budget",
+        "300ms",
         "--min-effect",
         "50%",
     )

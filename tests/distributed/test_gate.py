@@ -17,8 +17,8 @@ pytestmark = pytest.mark.distributed
 
 # Differences that stand out from whatever else the machine does, so that a few short pairs of
 # processes suffice.
-LOUD = ("--min-effect", "33%", "--budget", "3")
-LOUDER = ("--min-effect", "90%", "--budget", "3")
+LOUD = ("--min-effect", "33%", "--budget", "3s")
+LOUDER = ("--min-effect", "90%", "--budget", "3s")
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
         "HEAD",
         str(repository.sweep),
         "--budget",
-        "1",  # one pair shows the losses
+        "1s",  # one pair shows the losses
         "--bits",
         "--json",
     )

@@ -91,7 +91,7 @@ def test_words_for_a_tired_engineer() -> None:
         in line
     )
     (line,) = view.lines(outcome(paired("inconclusive", seconds_until_certain=241.6)))
-    assert line.endswith("to be certain would take about --budget 242 here, or a quieter machine")
+    assert line.endswith("to be certain would take about --budget 242s here, or a quieter machine")
     whole = {"by_whole_turns": True, "whole_ratio": 0.88, "whole_low": 0.86, "whole_high": 0.9}
     (line,) = view.lines(outcome(paired("slower", 1.0, **whole)))
     assert "trains 12.0% slower as a whole than main (10.0% to 14.0%)" in line

@@ -86,7 +86,7 @@ def test_columns_are_chosen_in_their_order(demo: Sweep, tmp_path: Path) -> None:
         (["--output", "trials.xls"], "--output trials.xls: found no --format; allowed: one, or a name in"),
         (["--format", "csv", "--columns", "sed"], "--columns: found 'sed'; did you mean 'seed'?"),
         (["--columns", "seed"], "--columns: found without --format"),
-        (["--format", "csv", "--phases"], "--format, --output: found with --phases or --across"),
+        (["--format", "csv", "--phases"], "--format, --output: found with --phases or --pivot"),
     ],
 )  # fmt: skip
 def test_options_that_are_wrong_are_bad_input(

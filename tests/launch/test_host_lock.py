@@ -98,17 +98,18 @@ def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
     assert "so another command may measure beside this one" in second.messages[0]
 
 
-@pytest.mark.parametrize("command", ["gate --against HEAD", "bisect HEAD HEAD", "certify", "peak"])
+@pytest.mark.parametrize(
+    "command", ["gate --against HEAD", "gate bisect HEAD HEAD", "gate certify", "machine peak"]
+)
 def test_what_measures_on_this_machine_holds_it_too(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Each is refused beside a sweep, before it starts anything."""
     monkeypatch.delenv(SHARED_HOST)
     repository = Repository(tmp_path / "repository")
-    name, *options = command.split()
-    sweep = [] if name == "peak" else [str(repository.sweep)]
+    sweep = [] if command == "machine peak" else [str(repository.sweep)]
     with host_lock("running trials of first", wait=True, on_message=print):
-        ended = harness(name, *options, *sweep, "--no-wait", "--results", str(tmp_path))
+        ended = harness(*command.split(), *sweep, "--no-wait", "--results", str(tmp_path))
     assert ended.code == 2, ended.out
     assert ended.err.startswith("harness: --no-wait: process ")
     assert "has been running trials of first on this machine since" in ended.err

@@ -183,15 +183,15 @@ def test_the_command_writes_logs_of_recorded_trials(
     folder = results.sweep_folder("demo")
     write_sweep(folder, [make_record(), make_record(seed=1, status="failed")])
     path = folder.trial_folder(make_record().trial.id).mllog_path
-    shown = harness("mllog", "demo", "--results", str(results.path))
+    shown = harness("results", "mllog", "demo", "--results", str(results.path))
     assert (shown.code, shown.out) == (0, f"{path}\n")
     lines = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[-1].removeprefix(PREFIX))["key"] == "run_stop"
-    shown = harness("mllog", "demo", "--check", "--results", str(results.path))
+    shown = harness("results", "mllog", "demo", "--check", "--results", str(results.path))
     assert shown.code == 0, shown.err
     assert shown.out.endswith("rules of training 6.1.0: 1 accepted, 0 refused\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    shown = harness("mllog", "demo", "--check", "--results", str(results.path))
+    shown = harness("results", "mllog", "demo", "--check", "--results", str(results.path))
     assert shown.code == 2
     assert shown.err == (
         "harness: --check: found no package mlperf_logging; allowed with it:"

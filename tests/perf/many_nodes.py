@@ -145,7 +145,10 @@ def measure_wide_job(cluster: Cluster, trials: int) -> None:
     for (_, written), (record, _) in pairwise(records):
         show("from a record to the next trial", record.started - written)
     print(f"{'memory':44}{memory.peak / 2**30:9.1f} GB above what was used before", flush=True)
-    show("harness collect", run("collect", "demo", "--results", str(folder.path.parent.parent)))
+    show(
+        "harness results collect",
+        run("results", "collect", "demo", "--results", str(folder.path.parent.parent)),
+    )
 
 
 def phases(record: Record, written: float) -> str:
@@ -197,7 +200,7 @@ def measure_queue(cluster: Cluster, jobs: int) -> None:
     folder = cluster.submit("queue", 1, seeds=list(range(jobs)))
     results = ["demo", "--results", str(folder.path.parent.parent)]
     show(f"status of {jobs} jobs in the queue", run("status", *results))
-    show(f"cancel of {jobs} jobs in the queue", run("cancel", *results))
+    show(f"cancel of {jobs} jobs in the queue", run("status", "cancel", *results))
     cluster.wait_for_jobs()
 
 

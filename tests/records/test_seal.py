@@ -199,7 +199,7 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 def test_record_that_contradicts_itself_is_refused(
     path: Path, record: Record, problem: str
 ) -> None:
-    """Figures are computed again by `harness verify` alone, the others wherever they are read."""
+    """Figures are computed again by `harness results verify` alone, the others wherever they are read."""
     write_record(path, record)  # with a seal that is right
     verified = verify_record(path)
     assert verified.problem is not None

@@ -46,11 +46,11 @@ def test_every_label_is_planned_and_shown_as_it_is(
     [
         ["show", "demo"],
         ["show", "demo", "--phases"],
-        ["show", "demo", "--across", "precision"],
+        ["show", "demo", "--pivot", "precision"],
         ["status", "demo"],
         ["compare", "demo", "--by", "precision"],
         ["compare", "demo", "--effects"],
-        ["baseline", "save", "demo"],
+        ["gate", "baseline", "save", "demo"],
     ],
     ids=" ".join,
 )

@@ -1,4 +1,4 @@
-"""What `harness logs` prints."""
+"""What `harness status logs` prints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def results_of(trial: TrialFolder) -> Path:
 
 
 def logs(trial: TrialFolder, *more: str, trial_id: str | None = None) -> CommandResult:
-    return harness("logs", trial_id or trial.path.name, "--results", str(results_of(trial)), *more)
+    return harness(
+        "status", "logs", trial_id or trial.path.name, "--results", str(results_of(trial)), *more
+    )
 
 
 def test_prints_the_log_of_a_rank_or_of_what_started_the_ranks(trial: TrialFolder) -> None:

@@ -73,7 +73,7 @@ def test_missing_cells_are_dashes(sweep: Sweep) -> None:
 def test_an_axis_that_does_not_differ_is_refused(sweep: Sweep) -> None:
     with pytest.raises(
         BadInput,
-        match="--across: found 'strategy', in which the cells do not differ; allowed: exec",
+        match="--pivot: found 'strategy', in which the cells do not differ; allowed: exec",
     ):
         show_pivot(sweep, [], ["strategy"])
 

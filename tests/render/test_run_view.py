@@ -147,7 +147,7 @@ def test_commands_to_try_next_look_where_the_results_are(
     shown = records(sweep.cells[0])
     show_results(sweep, shown, results, trouble="down")
     lines = [line for line in capsys.readouterr().out.splitlines() if "harness " in line]
-    commands = ("harness ui", "harness show demo --phases", "harness collect demo")
+    commands = ("harness ui", "harness show demo --phases", "harness results collect demo")
     for command in commands:
         assert any(f"{command} --results {results.path}" in line for line in lines)
     monkeypatch.setenv("HARNESS_RESULTS", str(results.path))

@@ -110,7 +110,7 @@ def test_a_trial_is_exported_timed_delivered_and_shown(
 
     table = json.loads(command(trained.record.trial.id, "--format", "json").out)
     assert [row["arm"] for row in table] == ["eager", "onnx"] * 2
-    report = harness("report", "demo", "--results", str(results.path))
+    report = harness("results", "report", "demo", "--results", str(results.path))
     page = Path(report.out.strip()).read_text(encoding="utf-8")
     assert "Exported models" in page
     assert "onnx" in page

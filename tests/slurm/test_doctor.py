@@ -1,4 +1,4 @@
-"""`harness doctor` on a real cluster: without problems, and with each that can be made on one
+"""`harness machine doctor` on a real cluster: without problems, and with each that can be made on one
 machine.
 """
 
@@ -73,7 +73,7 @@ def broken_cluster(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `harness doctor` has found: its exit code, and the detail of each check by name."""
+    """What `harness machine doctor` has found: its exit code, and the detail of each check by name."""
 
     code: int
     problems: dict[str, str]
@@ -81,14 +81,21 @@ class Diagnosis:
 
 
 def doctor(folder: Path, *arguments: str, results: Path | None = None, **slurm: Any) -> Diagnosis:
-    """Run `harness doctor` with a profile that has these keys in its section `slurm`."""
+    """Run `harness machine doctor` with a profile that has these keys in its section `slurm`."""
     profile = folder / "profile.yaml"
     section = {"nodes": 2, "exclusive": False} | slurm
     content = {"launcher": "slurm", "device": "cpu", "slurm": section}
     profile.write_text(yaml.safe_dump(content), encoding="utf-8")
     results = results or folder / "results"
     ended = harness(
-        "doctor", "--cluster", str(profile), "--results", str(results), "--json", *arguments
+        "machine",
+        "doctor",
+        "--cluster",
+        str(profile),
+        "--results",
+        str(results),
+        "--json",
+        *arguments,
     )
     problems: dict[str, str] = {}
     passed: dict[str, str] = {}
@@ -206,7 +213,7 @@ def test_a_setup_that_ends_the_job(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_job_that_does_not_start(slurm: Slurm, tmp_path: Path) -> None:
     """It is cancelled, so that it does not run when nobody waits for it any more."""
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
-    diagnosis = doctor(tmp_path, "--patience", "1")
+    diagnosis = doctor(tmp_path, "--timeout", "1s")
     assert diagnosis.code == 1
     assert "was pending for 1 s (" in diagnosis.problems["job"]
     assert slurm.run("squeue", "-h") == ""

@@ -250,7 +250,9 @@ class TestCommand:
         profile.write_text("launcher: slurm\n")
         results = tmp_path / "results"
         monkeypatch.setenv("PATH", "")
-        ended = harness("doctor", "--cluster", str(profile), "--results", str(results), "--json")
+        ended = harness(
+            "machine", "doctor", "--cluster", str(profile), "--results", str(results), "--json"
+        )
         assert ended.code == 1
         missing = {
             "name": "Slurm",
@@ -267,13 +269,13 @@ class TestCommand:
     def test_refuses_results_outside_the_shared_folder(self, tmp_path: Path) -> None:
         profile = tmp_path / "p.yaml"
         profile.write_text("launcher: slurm\nslurm: {shared_folder: /shared}\n")
-        ended = harness("doctor", "--cluster", str(profile), "--results", str(tmp_path))
+        ended = harness("machine", "doctor", "--cluster", str(profile), "--results", str(tmp_path))
         assert ended.code == 2
         assert "allowed: a folder in /shared, the slurm.shared_folder" in ended.err
 
     def test_refuses_results_that_can_not_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        ended = harness("doctor", "--results", str(tmp_path / "file"))
+        ended = harness("machine", "doctor", "--results", str(tmp_path / "file"))
         assert ended.code == 2
         assert "can't be written" in ended.err
 
@@ -283,7 +285,9 @@ class TestCommand:
         profile = tmp_path / "p.yaml"
         profile.write_text("device: cuda\n")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        ended = harness("doctor", "--cluster", str(profile), "--results", str(tmp_path / "results"))
+        ended = harness(
+            "machine", "doctor", "--cluster", str(profile), "--results", str(tmp_path / "results")
+        )
         assert ended.code == 1
         assert "✗ ranks" in ended.out
         assert "room for none: " in ended.out
@@ -294,7 +298,7 @@ class TestCommand:
         profile = tmp_path / "p.yaml"
         profile.write_text("device: cpu\nslots: 2\n")
         results = tmp_path / "results"
-        ended = harness("doctor", "--cluster", str(profile), "--results", str(results))
+        ended = harness("machine", "doctor", "--cluster", str(profile), "--results", str(results))
         assert (ended.code, ended.err) == (0, "")
         assert "✓ all-reduce  gloo over 2 ranks" in ended.out
         assert list(results.iterdir()) == []

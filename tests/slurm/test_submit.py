@@ -301,7 +301,7 @@ def test_the_shells_variables_change_no_job(
     assert (variables["SLURM_CONF"], variables["MINE"]) == ("/etc/ours.conf", "kept")
     assert os.environ["SBATCH_TIMELIMIT"] == "1"
     slurm.set_queue(squeue_output(results))
-    harness("cancel", "demo", "--results", str(results.path))
+    harness("status", "cancel", "demo", "--results", str(results.path))
     assert "SCANCEL_STATE" not in slurm.variables("scancel")
 
 
@@ -354,7 +354,7 @@ def test_cancel_is_one_call_of_scancel_and_makes_nothing_lost(
     """A second call finds nothing to cancel."""
     submit(write(tmp_path, seeds=[0, 1, 2]), results)
     slurm.set_queue(squeue_output(results))
-    cancel = ("cancel", "demo", "--results", str(results.path))
+    cancel = ("status", "cancel", "demo", "--results", str(results.path))
     assert "3 jobs cancelled: 1_0, 1_1, 1_2" in harness(*cancel).out
     assert slurm.calls("scancel") == ["1_0 1_1 1_2"]
     slurm.set_queue("")
@@ -409,8 +409,8 @@ def test_where_squeue_is_missing_a_sweep_with_unfinished_trials_is_neither_run_n
             "allowed: for jobs, a path without %",
         ),
         (["status", "nothing"], "nothing: no records of such a sweep"),
-        (["cancel", "nothing"], "nothing: no records of such a sweep"),
-        (["logs", "nothing-s0-r0"], "nothing-s0-r0: no such trial in results/runs"),
+        (["status", "cancel", "nothing"], "nothing: no records of such a sweep"),
+        (["status", "logs", "nothing-s0-r0"], "nothing-s0-r0: no such trial in results/runs"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -63,7 +63,7 @@ def test_a_cell_is_named_by_its_id_or_its_beginning(sweep: Sweep, length: int | 
          " precision bf16, fp32"),
         ("env.NCCL_ALGO=Ring", "", "unknown name 'env.NCCL_ALGO'"),
         ("options.droput=0.1", "", "unknown name 'options.droput'; did you mean 'options.dropout'?"),
-        ("", "mlp-", "--cell mlp-: found 4 cells with such an id; allowed: one, of mlp-"),
+        ("", "mlp-", "--cell mlp-: names 4 cells; allowed: one, of mlp-"),
         ("", "cnn-0123456789", "--cell cnn-0123456789: no such cell in"),
     ],
 )  # fmt: skip

@@ -128,12 +128,14 @@ def parse_problem(arguments: list[str]) -> str | None:
     command: Any = command_tree()
     remaining = [token for token in arguments if token not in TOP_OPTIONS]
     while hasattr(command, "commands"):
-        if not remaining or remaining[0] == "--help":
+        if remaining[:1] == ["--help"] or (not remaining and not hasattr(command, "default")):
             return None
-        name = remaining.pop(0)
-        if name not in command.commands:
-            return f"no such command: {name}"
-        command = command.commands[name]
+        if remaining and remaining[0] in command.commands:
+            command = command.commands[remaining.pop(0)]
+        elif hasattr(command, "default"):
+            command = command.default
+        else:
+            return f"no such command: {remaining[0]}"
     if "--help" in remaining:  # to parse it would print the help
         return None
     try:

@@ -99,7 +99,7 @@ def _score_table(scores: Sequence[ClassScore]) -> Table:
 
 
 def parity(report: Report) -> list[TableGroup]:
-    """Return the cells that are compared with each reference, as `harness parity` measured them."""
+    """Return the cells that are compared with each reference, as `harness diff parity` measured them."""
     if report.parity is None:
         return []
     groups = []

@@ -1,4 +1,4 @@
-"""Shows `harness audit`: which settings change bits, and what deterministic training costs."""
+"""Shows `harness diff audit`: which settings change bits, and what deterministic training costs."""
 
 from __future__ import annotations
 

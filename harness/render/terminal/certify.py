@@ -1,4 +1,4 @@
-"""Shows `harness certify`: a progress bar, then how often comparing equal code raised an alarm.
+"""Shows `harness gate certify`: a progress bar, then how often comparing equal code raised an alarm.
 
 The progress bar is on stderr and disappears at the end; the summary on stdout stays.
 """

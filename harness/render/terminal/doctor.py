@@ -1,4 +1,4 @@
-"""Shows `harness doctor`: the checks of what a profile launches on."""
+"""Shows `harness machine doctor`: the checks of what a profile launches on."""
 
 from __future__ import annotations
 

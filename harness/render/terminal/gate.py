@@ -257,7 +257,7 @@ def _describe_remedy(paired: PairedResult) -> str:
     seconds = paired.seconds_until_certain
     if seconds is None:
         return "a larger --budget or a quieter machine narrows the interval"
-    return f"to be certain would take about --budget {seconds:.0f} here, or a quieter machine"
+    return f"to be certain would take about --budget {seconds:.0f}s here, or a quieter machine"
 
 
 def _describe_whole_turns(paired: PairedResult, revision: str) -> str:

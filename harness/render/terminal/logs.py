@@ -1,4 +1,4 @@
-"""Shows `harness logs`: what a rank of a trial wrote, or what started the ranks.
+"""Shows `harness status logs`: what a rank of a trial wrote, or what started the ranks.
 
 It works while the trial runs and after it, for local trials as for those of jobs, because all logs
 are in the folder of the trial. They are printed as they are, without markup, so that the output can

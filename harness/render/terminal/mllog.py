@@ -1,4 +1,4 @@
-"""Shows `harness mllog` in the terminal: the logs, and what MLCommons' checker says of them."""
+"""Shows `harness results mllog` in the terminal: the logs, and what MLCommons' checker says of them."""
 
 from __future__ import annotations
 

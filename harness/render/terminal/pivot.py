@@ -1,4 +1,4 @@
-"""Shows `harness show SWEEP --across AXIS`: throughput with some axes across and the others down.
+"""Shows `harness show SWEEP --pivot AXIS`: throughput with some axes across and the others down.
 
 Two tables: the throughputs, and what the axes across do to them as ratios. The second one uses
 pairs of trials, so that it is more precise than the quotient of two means in the first.
@@ -136,7 +136,7 @@ def _axes_down(sweep: Sweep, across: Sequence[str]) -> list[str]:
     for axis in across:
         if axis not in varying:
             raise BadInput(
-                f"--across: found {axis!r}, in which the cells do not differ;"
+                f"--pivot: found {axis!r}, in which the cells do not differ;"
                 f" {did_you_mean(axis, varying)}"
             )
     return [axis for axis in varying if axis not in across]

@@ -1,4 +1,4 @@
-"""Shows `harness selftest`: what was measured, next to what it must be."""
+"""Shows `harness machine selftest`: what was measured, next to what it must be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`harness report`: one file that shows what was measured, and nothing that was not."""
+"""`harness results report`: one file that shows what was measured, and nothing that was not."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sweep(results: Results, tmp_path: Path) -> Sweep:
 
 def report(results: Results, *options: str) -> Page:
     """Return the report of the sweep `demo` as the command writes it."""
-    ended = harness("report", "demo", "--results", str(results.path), *options)
+    ended = harness("results", "report", "demo", "--results", str(results.path), *options)
     assert (ended.code, ended.err) == (0, "")
     return Page(Path(ended.out.strip()))
 
@@ -101,7 +101,7 @@ def test_single_trials_are_never_certain(results: Results, tmp_path: Path) -> No
 def test_a_section_without_data_says_what_it_needs(results: Results, sweep: Sweep) -> None:
     before = report(results)
     assert "roofline" not in before.texts
-    assert "Roofline : needs harness peak" in before.texts["lacking"]
+    assert "Roofline : needs harness machine peak" in before.texts["lacking"]
     assert "Energy" in before.texts["lacking"]
     machines.write(results.peaks, make_machine())
     record = make_records(sweep)[0]
@@ -160,7 +160,7 @@ def test_a_large_sweep_has_rows_of_its_fastest_cells_and_of_the_reference(
 
 
 def test_parity_is_shown_once_it_was_measured(results: Results, sweep: Sweep) -> None:
-    assert "Parity : needs harness parity" in report(results).texts["lacking"]
+    assert "Parity : needs harness diff parity" in report(results).texts["lacking"]
     reference, other, *_ = sweep.cells
     parity = make_parity(reference, other)
     write_parity(results.sweep_folder("demo"), parity)
@@ -248,13 +248,13 @@ def test_no_kind_of_secret_stays_in_a_report(results: Results, tmp_path: Path, s
 
 @pytest.mark.usefixtures("sweep")
 def test_the_same_records_give_the_same_bytes(results: Results, tmp_path: Path) -> None:
-    again = report(results, "--out", str(tmp_path / "again.html"))
+    again = report(results, "--output", str(tmp_path / "again.html"))
     assert report(results).source == again.source
 
 
 @pytest.mark.usefixtures("sweep")
 def test_a_sweep_is_compared_with_a_baseline(results: Results) -> None:
-    assert harness("baseline", "save", "demo", "--results", str(results.path)).code == 0
+    assert harness("gate", "baseline", "save", "demo", "--results", str(results.path)).code == 0
     compared = report(results, "--against", "baseline")
     assert "1.00×" in compared.texts["against"]
     assert "against" not in report(results).texts
@@ -268,7 +268,9 @@ def test_an_unknown_name_is_bad_input_and_writes_nothing(
     results: Results, tmp_path: Path, arguments: list[str]
 ) -> None:
     out = tmp_path / "out.html"
-    ended = harness("report", *arguments, "--results", str(results.path), "--out", str(out))
+    ended = harness(
+        "results", "report", *arguments, "--results", str(results.path), "--output", str(out)
+    )
     assert ended.code == 2
     assert ended.err.count("\n") == 1
     assert not out.exists()
@@ -276,7 +278,7 @@ def test_an_unknown_name_is_bad_input_and_writes_nothing(
 
 def test_a_sweep_without_records_is_bad_input(results: Results, tmp_path: Path) -> None:
     write_run(results, make_sweep(tmp_path), [])
-    ended = harness("report", "demo", "--results", str(results.path))
+    ended = harness("results", "report", "demo", "--results", str(results.path))
     assert ended.code == 2
     assert "found no records" in ended.err
 
