@@ -110,9 +110,11 @@ class StepClock(ABC):
         # A step may enter a phase several times. `np.add.at` adds all its parts, where an
         # assignment by index would keep only the last.
         np.add.at(phases, (phase, step_index), seconds)
+        # Not np.unique, which imports numpy.ma: its memory would count as training's.
+        occurring = np.flatnonzero(np.bincount(phase))
         return SegmentTimes(
             steps=phases.sum(axis=0),
-            phases={Phase(code).name: phases[code] for code in np.unique(phase).tolist()},
+            phases={Phase(code).name: phases[code] for code in occurring.tolist()},
         )
 
     @abstractmethod
