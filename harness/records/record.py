@@ -526,7 +526,7 @@ def _largest(values: Sequence[Mapping[str, N]]) -> dict[str, N]:
 def _compiled(results: Sequence[RankResult]) -> Compiled | None:
     """Return each number of torch.compile from the rank that had most of it, None for eager.
 
-    RankResults compile by themselves, and only some may meet a graph break.
+    Ranks compile by themselves, and only some may meet a graph break.
     """
     compiled = [result.compiled for result in results if result.compiled is not None]
     if not compiled:
