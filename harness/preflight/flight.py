@@ -10,8 +10,7 @@ from pathlib import Path
 
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.preflight.report import Preflight, WorkloadReport, read_checks
-from harness.preflight.worker import CHECKS_FILE
+from harness.preflight.report import CHECKS_FILE, Preflight, WorkloadReport, read_checks
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Trial

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.preflight.rate_worker import RATES_FILE
-from harness.preflight.rates import CellRates, RateCurve, RateSearch, read_curve
+from harness.preflight.rates import RATES_FILE, CellRates, RateCurve, RateSearch, read_curve
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Length, Trial
 from harness.spec.cluster import Profile

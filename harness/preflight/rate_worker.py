@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from harness.core.errors import BadInput, NonFiniteLoss
 from harness.core.paths import TrialFolder
-from harness.preflight.rates import RateCurve, has_diverged, rate_at, write_curve
+from harness.preflight.rates import RATES_FILE, RateCurve, has_diverged, rate_at, write_curve
 from harness.records.record import RankResult
 from harness.records.series import Numbers
 from harness.training import worker
@@ -32,7 +32,6 @@ from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 
-RATES_FILE = "rates.json"
 SEGMENT_STEPS = 10  # at most, between two checks for divergence
 
 

@@ -25,6 +25,7 @@ from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from workloads.options import Between
 
+RATES_FILE = "rates.json"  # in the folder of the ranks that search
 SCHEMA = "1.1"  # 1.1 has the share of the peak
 SEARCH_FORMAT = FileFormat(
     name="learning-rate search",

@@ -12,6 +12,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from workloads.options import Between
 
+CHECKS_FILE = "checks.json"  # in the folder of the process that examines a workload
 SCHEMA = "1.1"  # 1.1 has findings that are noted
 REPORT_FORMAT = FileFormat(
     name="pre-flight", schema=SCHEMA, remedy="harness check writes it again", is_sealed=True

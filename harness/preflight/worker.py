@@ -28,7 +28,13 @@ from harness.preflight.learning_checks import Rehearsal, parameter_norms
 from harness.preflight.outcome import Outcome, problem
 from harness.preflight.probe import Probe
 from harness.preflight.reads import OpenedFiles, check_reads
-from harness.preflight.report import CheckFinding, ParameterNorms, WorkloadReport, write_checks
+from harness.preflight.report import (
+    CHECKS_FILE,
+    CheckFinding,
+    ParameterNorms,
+    WorkloadReport,
+    write_checks,
+)
 from harness.records.record import RankResult
 from harness.spec.axes import Axes
 from harness.training import worker
@@ -37,7 +43,6 @@ from harness.training.state import TrainingState
 from workloads.base import Workload
 from workloads.catalog import find_source
 
-CHECKS_FILE = "checks.json"
 Check = Callable[[Probe], Outcome]
 
 # Without a batch or a loss, the later checks cannot run.
