@@ -19,7 +19,7 @@ from harness.records.record import Record
 from harness.spec.sweep import MAX_REPEATS, Sweep
 from harness.statistics.sequential import confidence_sequence
 
-FEWEST = 3  # trials; with fewer, luck is mistaken for precision
+FEWEST = 3  # trials; with fewer, precision may be luck
 
 # Runs a sweep and returns its records. The flag says whether these are further repeats of what it
 # has run before.
@@ -28,7 +28,7 @@ Run = Callable[[Sweep, bool], list[Record]]
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """How precisely every cell is to be measured, and how long that may take."""
+    """The precision that every cell should reach, and the time limit."""
 
     half_width: float  # of a cell's interval, as a fraction of its throughput
     budget: float | None = None  # seconds; None for any time
@@ -54,11 +54,11 @@ def run_until(
 ) -> tuple[Sweep, list[Record]]:
     """Run the sweep, then a repeat at a time until the goal is reached.
 
-    Ends earlier where the budget won't last for another repeat, or where a cell has nothing
-    measured. Looking after every repeat would narrow an ordinary interval by luck, so the cells'
-    intervals are confidence sequences over their trials (`harness.statistics.sequential`).
+    Stops earlier if the budget is too short for another repeat, or if a cell has no measurement.
+    Intervals are checked after every repeat, which an ordinary interval does not allow, so they are
+    confidence sequences over the cell's trials (`harness.statistics.sequential`).
 
-    Returns the sweep with the repeats that it has come to, and all its records.
+    Returns the sweep with the number of repeats that it reached, and all its records.
     """
     started = clock()
     records = run(sweep, False)
@@ -67,7 +67,8 @@ def run_until(
         if goal.budget is not None:
             seconds_left = goal.budget - (clock() - started)
         out_of_time = next_repeat_seconds(sweep, records) > seconds_left
-        if out_of_time or sweep.repeats >= MAX_REPEATS or not _all_measured(sweep, records):
+        all_measured = all(_log_throughputs(records, cell.id) for cell in sweep.cells)
+        if out_of_time or sweep.repeats >= MAX_REPEATS or not all_measured:
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)
@@ -83,9 +84,9 @@ def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
 
 
 def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
-    """Return how precisely the least precise cell is measured, every look counted.
+    """Return the precision of the least precise cell, by an interval that holds after every repeat.
 
-    The intervals in the table of results are narrower: they count as if nobody had looked before.
+    The intervals in the table of results are narrower, because they hold for a single look only.
     """
     logs, label = _least_precise(sweep, records)
     width = half_width(logs)
@@ -128,11 +129,6 @@ def next_repeat_seconds(sweep: Sweep, records: Sequence[Record]) -> float:
         duration = record.ended - record.started
         block_seconds[block] = block_seconds.get(block, 0.0) + duration
     return max(block_seconds.values(), default=0.0) * len(sweep.all_seeds)
-
-
-def _all_measured(sweep: Sweep, records: Sequence[Record]) -> bool:
-    """Return whether every cell has a trial with a measured throughput."""
-    return all(_log_throughputs(records, cell.id) for cell in sweep.cells)
 
 
 def _log_throughputs(records: Sequence[Record], cell_id: str) -> list[float]:

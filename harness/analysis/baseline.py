@@ -1,4 +1,4 @@
-"""Baselines: what later runs are compared with, one small file a cell.
+"""Baselines, with which later runs are compared: one small file for each cell.
 
 They are under `results/baselines/<hardware>/<id>.json` and meant to be committed. The id is that of
 the cell's settings: later runs have other code, which is what a baseline is for. A baseline holds a
@@ -26,7 +26,7 @@ SCHEMA = "2.6"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
-    remedy="harness gate baseline save writes it anew",
+    remedy="harness gate baseline save writes it again",
     is_sealed=True,
 )
 NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
@@ -133,7 +133,7 @@ def parse(content: Any, path: Path) -> CellResult:
     if result.cell.settings_id != cell_id:
         raise BadFile(
             f"{path}: id: found {cell_id!r}; allowed: {result.cell.settings_id}, its cell's own;"
-            " save it anew"
+            " save it again"
         )
     return result
 

@@ -1,4 +1,4 @@
-"""Comparing cells' results: which cells may be compared, and what the comparison shows.
+"""Compares the results of cells: which cells may be compared, and the verdicts.
 
 A comparison is made in three steps. Cells are matched: two match if they differ in nothing but what
 the question is about (`match_cells` across two sides, `compare_by` within one). Each match asks two
@@ -45,20 +45,19 @@ from harness.spec.setting_axis import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, Question, judge
 
-# Of a cell's axes, all values. `asdict` takes longer than all else, and `vars` lacks an axis that a
-# recorded cell does not have.
+# Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
 READ_AXES = attrgetter(*AXES)
-CONDITIONS = ("hardware", "code", "software")  # what trials ran under, no part of a cell's identity
+CONDITIONS = ("hardware", "code", "software")  # of trials; not part of a cell's identity
 # Besides the axes.
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
-DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # what --across takes, besides variables
+DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # the values of --across, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
-# Differences that say that the code is another, which is often the question.
+# Fields that differ if the code differs, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
-FIELDS_OF_STACK = "software."  # the beginning of those that another stack is meant to change
-# What trials run with because of an axis: where cells differ in the axis, that is said already.
+FIELDS_OF_STACK = "software."  # prefix of the fields that differ with another stack
+# Conditions that follow from an axis, and are not listed again for cells that differ in it.
 FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
     "num_threads": ("settings.threads", "variables.OMP_NUM_THREADS"),
     "precision": ("settings.float32_matmul_precision",),
@@ -75,7 +74,7 @@ FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
 class Side:
     """One of the results that are compared."""
 
-    name: str  # as the user called it: a sweep, a cell, a baseline, …
+    name: str  # as the user named it: a sweep, a cell, a baseline, …
     cells: Sequence[CellResult]  # the first of a group is the reference in `compare_by`
 
     @property
@@ -138,7 +137,7 @@ class Match:
 
     @property
     def has_other_company(self) -> bool:
-        """Whether what ran beside the measured trials was another for each of the two."""
+        """Whether the two cells' trials ran next to different numbers of other trials."""
         return self.a.companies != self.b.companies
 
     @property
@@ -185,8 +184,8 @@ class CellComparison:
 
     matches: Sequence[Match]  # cells that were compared
     differences: Sequence[str]  # between the conditions of the sides
-    missing: Sequence[str]  # what could not be compared, as cells that only one side has
-    notes: Sequence[str]  # what a reader should know and that changes no exit code
+    missing: Sequence[str]  # messages on what could not be compared, as cells of one side only
+    notes: Sequence[str]  # remarks that change no exit code
     rules: Rules  # by which it was judged
 
     @property
@@ -228,8 +227,8 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     """Compare the cells of one side that differ in these axes only, with the first of each group.
 
-    Cells are in one group if they are alike in all else. Raises BadInput for a name that is no
-    axis, and where no group has two cells.
+    Cells are in one group if they differ in no other setting. Raises BadInput for a name that is no
+    axis, and if no group has two cells.
     """
     check_across(axes, _axes_of([side]), "--by")
     comparison = _compare_groups(_alike_but_for(side, axes), side.name, rules)
@@ -268,7 +267,7 @@ def _alike_but_for(side: Side, axes: Iterable[str]) -> dict[str, list[CellResult
 
 
 def _comparable_axes(side: Side) -> list[str]:
-    """Return what --by takes for this side: the smallest sets of axes in which two cells differ.
+    """Return the values of --by for this side: the smallest sets of axes in which two cells differ.
 
     Usually single axes. Axes that always change together, as those under `zip` in a sweep file, are
     one set, written as --by takes it: `strategy,world_size`.
@@ -288,7 +287,7 @@ def _comparable_axes(side: Side) -> list[str]:
 
 
 def _names_of_differences(sides: Iterable[Side]) -> list[str]:
-    """Return what --across takes for these sides, every setting of their workloads included."""
+    """Return the values of --across for these sides, with the settings of their workloads."""
     names = dict.fromkeys([*DIFFERENCES, *_axes_of(sides)])  # an ordered set
     for side in sides:
         for result in side.cells:
@@ -317,8 +316,8 @@ def against_first(side: Side, goal: float | None = None) -> CellComparison | Non
     """Compare each cell of a sweep with the first measured one of its workload.
 
     With a goal of the target metric, the steps to reach it are compared too. This is the comparison
-    that the report and MLflow show of a sweep. Cells are compared whatever
-    hardware they ran on. Returns None where there are no two cells of one workload.
+    of a sweep in the report and in MLflow. Cells are compared whatever hardware they ran on. Returns
+    None if no workload has two cells.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     ordered = Side(name=side.name, cells=measured_first)
@@ -335,10 +334,10 @@ def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--
 
 @lru_cache(KEPT_CELLS)
 def identity_settings(cell: Cell) -> Mapping[str, Any]:
-    """Return all that decides a cell's result, by the name that --across knows it by.
+    """Return all settings that decide a cell's result, by their names for --across.
 
-    What stands in the cell's id is here and nothing else: the label of a workload is the sweep's
-    own name for it, and absolute paths of data belong to one machine.
+    They are exactly those in the cell's id: without the label of the workload, which the sweep
+    chooses, and without absolute paths of data, which belong to one machine.
     """
     identity = cell.workload.identity
     settings: dict[str, Any] = {}
@@ -367,7 +366,7 @@ def _length_settings(length: Length) -> Mapping[str, Any]:
 
 
 def matching_key(cell: Cell, across: Collection[str]) -> str:
-    """Return text that is equal for cells which differ in nothing but `across`."""
+    """Return text that is equal for cells that differ only in `across`."""
     settings = {}
     for name, value in identity_settings(cell).items():
         if not _is_across(name, across):
@@ -376,17 +375,17 @@ def matching_key(cell: Cell, across: Collection[str]) -> str:
 
 
 def _is_across(name: str, across: Collection[str]) -> bool:
-    """Return whether a setting is among `across`, or part of what is."""
+    """Return whether a setting, or the section that it is in, is among `across`."""
     return name in across or name.partition(".")[0] in across
 
 
 def match_cells(
     a: Side, b: Side, across: Sequence[str]
 ) -> tuple[list[tuple[CellResult, CellResult]], list[str]]:
-    """Return the pairs of cells that differ in nothing but `across`, and messages on the others.
+    """Return the pairs of cells that differ only in `across`, and messages on the other cells.
 
     A pair is a cell of `a` and one of `b`; pairs are in the order of `a`. Raises BadInput if no
-    cells match, or if two cells of a side are alike in all but `across`.
+    cells match, or if two cells of a side differ only in `across`.
     """
     cells_a, cells_b = _cells_by_key(a, across), _cells_by_key(b, across)
     matched, unmatched = [], []
@@ -411,7 +410,7 @@ def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
         if same is not cell:
             raise BadInput(
                 f"--across {','.join(across)}: {side.name} has {same.cell.label} and"
-                f" {cell.cell.label}, which are alike in all else; name one of them, or compare"
+                f" {cell.cell.label}, which differ in nothing else; name one of them, or compare"
                 " within one sweep with --by"
             )
     return by_key
@@ -463,11 +462,11 @@ def _shortened(value: Any) -> str:
 def _condition_differences(
     a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]
 ) -> list[str]:
-    """Return what two cells ran with that is not known to be the same.
+    """Return the conditions in which two cells differ, or which are unknown.
 
-    Each as in `software.torch: 2.12.0 (A), 2.13.0 (B)`, the likeliest cause of another result
-    first. Without trials there is nothing to compare. Raises BadInput for other hardware, unless
-    that is the question.
+    Each as in `software.torch: 2.12.0 (A), 2.13.0 (B)`, the most likely cause of another result
+    first; none for a cell without trials. Raises BadInput for other hardware, unless that is the
+    question.
     """
     if not a.trials or not b.trials:
         return []
@@ -490,7 +489,7 @@ def _condition_differences(
 
 
 def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult) -> list[str]:
-    """Return the fields of code and environment in which two cells differ for no axis of theirs."""
+    """Return the fields of code and environment in which two cells differ, but not by an axis."""
     table_a, table_b = _code_and_environment(a), _code_and_environment(b)
     if table_a == table_b:
         return []
@@ -506,9 +505,9 @@ def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult
 
 
 def _code_and_environment(cell: CellResult) -> dict[str, str]:
-    """Return the code of a cell's workload and what its trials ran with, as a flat table.
+    """Return the code of a cell's workload and the environment of its trials, as a flat table.
 
-    A field of which its trials had several values has them all.
+    A field that differs between its trials has all of its values.
     """
     table: dict[str, str] = {}
     for name, value in code_fields(cell.cell).items():
@@ -537,8 +536,8 @@ def _condition(cell: CellResult, kind: str) -> str:
 def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
     """Return whether two conditions are known to be equal.
 
-    Unknown hardware is not the same as unknown hardware. A cell measured on two kinds of hardware
-    is the mean over both, which equals nothing; two versions of the code only deserve a remark.
+    Unknown hardware does not equal unknown hardware. A cell measured on two kinds of hardware is a
+    mean over both, which equals nothing; two versions of the code are only noted.
     """
     if condition_a != condition_b or UNKNOWN in condition_a:
         return False
@@ -587,7 +586,7 @@ def _judge_matches(
 def _convergence(match: Match, rules: Rules, missing: list[str]) -> MetricDifference | None:
     """Return the difference in steps to the goal, None without a goal.
 
-    Why there is none in spite of a goal is added to `missing`.
+    The reasons why there is none despite a goal are added to `missing`.
     """
     if rules.goal is None:
         return None
@@ -611,7 +610,7 @@ def _row(match: Match, difference: MetricDifference, verdict: MetricVerdict) -> 
 def _missing(
     match: Match, speed: MetricDifference | None, accuracy: MetricDifference | None
 ) -> list[str]:
-    """Return what a match lacks, so that the comparison is no pass.
+    """Return messages on missing measurements of a match, with which the comparison can't pass.
 
     `speed` and `accuracy` are the differences that could be estimated. Trials that failed, were
     interrupted or never ran could have changed the verdict; invalid ones are left out on purpose
@@ -629,7 +628,6 @@ def _missing(
             for status, count in side.left_out.items():
                 if status != "invalid":
                     problems.append(f"{_trials(count, status)} of {letter}")
-    # Most cells lack nothing, and it takes longer to spell their labels than to look.
     return [f"{match.b.cell.label}: {problem}" for problem in problems]
 
 
@@ -639,11 +637,11 @@ def _trials(count: int, status: str) -> str:
 
 
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
-    """Return what a reader should know about a match.
+    """Return notes on a match.
 
-    That its sides were not measured in turn or had other company, that trials of one side ran under
-    different versions, that trials were unsteady, and that trials are left out of the means because
-    their measurement is invalid.
+    They say that its sides were not measured in turn or ran next to different numbers of trials,
+    that trials of one side ran under different versions, that trials were unsteady, and that invalid
+    trials are left out of the means.
     """
     notes = []
     if speed is not None and not speed.question.estimate.paired:
@@ -669,19 +667,19 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
 
 
 def _other_company(match: Match) -> str:
-    """Return what sides may differ by whose trials had other trials beside them, or none."""
+    """Return the note that the sides' trials ran next to different numbers of other trials."""
     companies = [f"{' and '.join(side.companies)} ({letter})" for letter, side in match.sides]
     return (
-        f"{match.b.cell.label}: other company: {', '.join(companies)}: what ran beside the trials"
-        " counts as a difference of the two; --parallel 1 measures each alone"
+        f"{match.b.cell.label}: other company: {', '.join(companies)}: other trials on the machine"
+        " may have caused a difference; --parallel 1 measures each trial alone"
     )
 
 
 def _not_interleaved(drift: Sequence[Drift]) -> str:
-    """Return what sides that were not measured in turn may differ by besides their own speed.
+    """Return the note that the sides were not measured in turn.
 
-    `drift` is what certificates say of the hardware of both (`questions.drifts`), or nothing.
-    Independent drifts add up in squares.
+    `drift` is that of the hardware of both by their certificates (`questions.drifts`), or empty. The
+    squares of independent drifts add up.
     """
     if not drift:
         return (

@@ -1,7 +1,7 @@
-"""How far the tensors of a trial are from those of a reference, and the rung that this comes to.
+"""How far the tensors of a trial are from those of a reference, and the rung that they reach.
 
-`harness.analysis.rungs` compares rows of numbers that records have. Parameters are too large to be
-recorded, so a trial that is held against a reference leaves a few figures of each tensor.
+`harness.analysis.rungs` compares rows of numbers in records. Parameters are too large to be recorded,
+so a trial that is compared with a reference leaves a few figures of each tensor.
 """
 
 from __future__ import annotations

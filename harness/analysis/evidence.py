@@ -1,8 +1,8 @@
-"""What two executions of one trial have left to be compared, how alike it is, and where it parts.
+"""Compares two executions of one trial: how alike they are, and where they first differ.
 
-A record has the losses of every rank at every step, the evaluations, digests of the samples' order
-and of the parameters at the end, and fingerprints of the steps that its sweep names. A baseline has
-the first two digests and the last metric only.
+A record has the losses of every rank at every step, the evaluations, digests of the order of samples
+and of the final parameters, and fingerprints of the steps that its sweep names. A baseline has only
+the two digests and the last metric.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ N = TypeVar("N", int, float)
 ORDER = "order of the samples"
 PARAMETERS = "parameters at the end"
 LAST_METRIC = "metric at the end"
-BEFORE_ALL = 0  # the step of what is decided before training
-AFTER_ALL = 1 << 62  # and of what is known after it
+BEFORE_ALL = 0  # the step of digests taken before training
+AFTER_ALL = 1 << 62  # the step of digests and metrics taken after it
 FORWARD = PHASES.index("forward")  # of a step, in which losses are computed
 EVALUATION = PHASES.index("evaluation")
 
-# What is allowed beside the errors where kernels may differ, a share of a row's scale: initial
-# parameters are rounded by them too, which runs in double precision here share. It is the tolerance
-# of `torch._dynamo.utils.same`.
+# With different kernels, this share of a row's scale is allowed in addition to the errors: kernels round
+# initial parameters too, which the runs in double precision share. It is the tolerance of
+# `torch._dynamo.utils.same`.
 OTHER_KERNELS = 1e-4
-RANDOM = "fingerprint of random "  # how the subjects of generators' states begin
-# Why runs in double precision say nothing of rounding errors.
+RANDOM = "fingerprint of random "  # prefix of the subjects of random generators
+# Why runs in double precision can't show rounding errors.
 Fp64Problem = Literal["not deterministic", "other random numbers"]
 Moment = tuple[int, int]  # the step, counted from 1, and the phase of it, by its number in PHASES
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberSeries:
-    """Numbers that a trial has left, one after the other."""
+    """A series of numbers that a trial has recorded."""
 
-    steps: Sequence[int]  # optimizer steps done when each was computed
+    steps: Sequence[int]  # optimizer steps done when each number was computed
     numbers: Numbers  # shape (steps,)
     phase: int = EVALUATION  # of a step, in which they are computed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What one execution of a trial has computed, as far as it was recorded."""
+    """The recorded results of one execution of a trial."""
 
-    digests: Mapping[tuple[Moment, str], str]  # by when they were taken, and what they are of
-    rows: Mapping[str, NumberSeries]  # by what they are of: losses by rank, metrics by name
+    digests: Mapping[tuple[Moment, str], str]  # by moment and subject
+    rows: Mapping[str, NumberSeries]  # by subject: losses by rank, metrics by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class RerunDifference:
-    """The first that differs of two executions, in the order in which it was computed."""
+    """The first difference of two executions, in the order of computation."""
 
-    subject: str  # what it is of: the loss of a rank, a metric, a digest
-    step: int | None  # optimizer steps done then; None for what has no step
+    subject: str  # the loss of a rank, a metric or a digest
+    step: int | None  # optimizer steps done then; None for a subject without steps
     recorded: str
     again: str
 
@@ -81,11 +81,11 @@ class RerunDifference:
 class Agreement:
     """How alike two executions of one trial are."""
 
-    # The rung that holds for everything compared; None where that can't be told, because numbers
-    # are far apart and nothing says how far they may be.
+    # The rung that holds for everything compared; None if it is unknown, because numbers are far apart
+    # and the allowed distance is unknown.
     rung: Rung | None
-    compared: Sequence[str]  # what both have left
-    differing: Sequence[str]  # of these
+    compared: Sequence[str]  # subjects that both have recorded
+    differing: Sequence[str]  # the compared subjects that differ
     has_series: bool  # whether more numbers than one metric were compared
     first_difference: RerunDifference | None = None
     max_ulp: int | None = None  # the largest distance of two numbers; None without numbers
@@ -95,14 +95,16 @@ class Agreement:
 
 
 def evidence_of_record(record: Record) -> Evidence:
-    """Return what a complete record holds; raises ValueError for one that is not complete."""
+    """Return the evidence in a complete record; raises ValueError for an incomplete one."""
     if record.rank0 is None or record.order_digest is None:
         raise ValueError(f"{record.trial.id} is {record.status}")
     digests = _digests(record.order_digest, record.rank0.parameter_digest)
     for result in record.ranks:
         if result.fingerprints is not None:
             digests |= _fingerprints(result.rank, result.fingerprints)
-    rows = _losses(record.ranks) | _metrics(record.rank0.evaluations) | _last_metric(record)
+    rows = _losses(record.ranks) | _metrics(record.rank0.evaluations)
+    if record.summary is not None and record.summary.final_metric is not None:
+        rows |= _metric_row(record.summary.final_metric)  # which baselines have too
     return Evidence(digests=digests, rows=rows)
 
 
@@ -134,13 +136,6 @@ def _metrics(evaluations: Sequence[Evaluation]) -> dict[str, NumberSeries]:
     return rows
 
 
-def _last_metric(record: Record) -> dict[str, NumberSeries]:
-    """Return the target metric at the end, which baselines have too."""
-    if record.summary is None or record.summary.final_metric is None:
-        return {}
-    return _metric_row(record.summary.final_metric)
-
-
 def _digests(order: str | None, parameters: str) -> dict[tuple[Moment, str], str]:
     """Return the digests of a whole trial."""
     digests = {((AFTER_ALL, EVALUATION), PARAMETERS): parameters}
@@ -167,7 +162,7 @@ def _metric_row(metric: float) -> dict[str, NumberSeries]:
 
 
 def evidence_of_baseline(trial: TrialResult) -> Evidence:
-    """Return what a baseline holds of a trial."""
+    """Return the evidence in a baseline's trial."""
     digests = _digests(trial.order_digest, trial.parameter_digest)
     rows = {} if trial.metric is None else _metric_row(trial.metric)
     return Evidence(digests=digests, rows=rows)
@@ -180,11 +175,11 @@ def compare_evidence(
     *,
     has_other_kernels: bool = False,
 ) -> Agreement:
-    """Return how alike two executions are in everything that both have left.
+    """Return how alike two executions are in everything that both have recorded.
 
-    `exact` are two more, in double precision, the second one as a control of the first; without
-    them, nothing is within the fp64 rule. `has_other_kernels` is whether the conditions differ in
-    what decides how operations round.
+    `exact` are two more executions in double precision, the second one as a control of the first;
+    without them, nothing is within the fp64 rule. `has_other_kernels` is whether the conditions
+    differ in something that decides how operations round.
     """
     fp64_problem = _find_fp64_problem(again, exact)
     is_exact = bool(exact) and fp64_problem is None
@@ -213,10 +208,10 @@ def compare_evidence(
 
 
 def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Problem | None:
-    """Return why two runs in double precision say nothing of rounding errors, None if they do.
+    """Return why two runs in double precision can't show rounding errors, None if they can.
 
-    Noise that is drawn otherwise in each run would pass for rounding errors of any size, and so
-    would random numbers that are drawn otherwise in another precision.
+    Noise that differs from run to run would look like rounding errors of any size, and so would
+    random numbers that depend on the precision.
     """
     if not exact:
         return None
@@ -235,16 +230,16 @@ def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Proble
 
 
 def _unequal_rows(recorded: Evidence, again: Evidence, rows: Sequence[str]) -> list[str]:
-    """Return which rows have other bits."""
-    return [
-        name
-        for name in rows
-        if not same_bytes(recorded.rows[name].numbers, again.rows[name].numbers)
-    ]
+    """Return the rows whose bits differ."""
+    unequal = []
+    for name in rows:
+        if not same_bytes(recorded.rows[name].numbers, again.rows[name].numbers):
+            unequal.append(name)
+    return unequal
 
 
 def _subjects(digests: Sequence[tuple[Moment, str]], rows: Sequence[str]) -> list[str]:
-    """Return what digests and rows are of, each once."""
+    """Return the subjects of digests and rows, each once."""
     return list(dict.fromkeys([*(subject for _, subject in digests), *rows]))
 
 
@@ -299,8 +294,8 @@ def _rung(
     if is_equal:
         return "bitwise"
     if not _has_series(rows):
-        return None  # digests say that something differs, and nothing how far
-    rungs: list[Rung] = ["ulp"]  # of digests alone: what numbers there are decide
+        return None  # digests show that something differs, but not how much
+    rungs: list[Rung] = ["ulp"]  # if only digests differ, the numbers decide
     rows = [name for name in rows if name != LAST_METRIC]  # which a series has too
     rounding = 0.0
     if exact is not None:
@@ -323,8 +318,8 @@ def _rung(
 def _relative_error(trial: Evidence, exact: Evidence, rows: Sequence[str]) -> float:
     """Return the root mean square of a trial's errors, each over the scale of its row.
 
-    A row of few numbers may be exact by chance, such as the accuracy of one evaluation. So each is
-    allowed what the trial's numbers as a whole are off.
+    A row of few numbers, such as the accuracy of one evaluation, may be exact by chance. So each row
+    is allowed the error of all numbers of the trial together.
     """
     errors = []
     for name in rows:
@@ -357,7 +352,7 @@ def _earliest_difference(
     unequal: Sequence[tuple[Moment, str]],
     unequal_rows: Sequence[str],
 ) -> RerunDifference | None:
-    """Return the earliest of what differs, None if nothing does."""
+    """Return the earliest difference, None if there is none."""
     candidates = [_row_difference(name, recorded, again) for name in unequal_rows]
     for moment, subject in unequal:
         step = moment[0]
@@ -376,7 +371,7 @@ def _earliest_difference(
 def _row_difference(
     name: str, recorded: Evidence, again: Evidence
 ) -> tuple[Moment, RerunDifference]:
-    """Return where two rows that differ do so first, and when that was computed."""
+    """Return the moment and the description of the first difference of two rows."""
     before, now = recorded.rows[name], again.rows[name]
     index = first_difference(before.numbers, now.numbers) or 0
     steps = before.steps if index < len(before.steps) else now.steps
@@ -391,7 +386,7 @@ def _row_difference(
 
 
 def _number_at(row: NumberSeries, index: int) -> str:
-    """Return a number with all of its digits, `none` after the end."""
+    """Return a number with all of its digits, `none` after the end of the row."""
     if index >= len(row.numbers):
         return "none"
     return repr(row.numbers[index].item())

@@ -1,8 +1,8 @@
-"""The parity of a sweep: how alike each of its cells is to a reference, and why not more.
+"""The parity of a sweep: how alike each of its cells is to a reference, and possible causes.
 
-`harness.reproduce.parity` measures it, by running cells again; it is kept in the sweep's folder as
-`parity.json`. What the seeds say about the target metric comes from the sweep's records, and is
-brought up to date whenever the file is read: more seeds may have been recorded since.
+`harness.reproduce.parity` measures it by running cells again and writes `parity.json` into the
+sweep's folder. The evidence of seeds comes from the sweep's records and is updated whenever the file
+is read, because more seeds may have been recorded since.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FirstDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedEvidence:
-    """What the target metric says over seeds."""
+    """The evidence of the target metric over seeds."""
 
     metric: str
     outcome: Literal["same", "different", "inconclusive"]
@@ -55,7 +55,7 @@ class SeedEvidence:
     def seeds_missing(self) -> int | None:
         """Return how many more seeds would show equivalence, if there is no true difference.
 
-        With a chance of `POWER`, and at least one more. None where that can't be planned.
+        With a chance of `POWER`, and at least one more. None if the number is too large to plan.
         """
         needed = self.equivalence.pairs_needed
         if needed is None:
@@ -65,13 +65,13 @@ class SeedEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A cell that others are held against, and how well it can be held against."""
+    """A cell that others are compared with, and how reliable that comparison is."""
 
     cell: Cell
-    control: FirstDifference | None  # where a second run of it differs; None: the same bits
+    control: FirstDifference | None  # from a second run of it; None: the same bits
     steps: Sequence[Ordinal]  # after which tensors were kept
     draws_random: bool  # whether its ranks draw random numbers while they train
-    fp64_problem: str | None  # why nothing is held against a run in fp64; None: it is
+    fp64_problem: str | None  # why nothing is compared with a run in fp64; None: it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +80,21 @@ class CellParity:
 
     cell: Cell
     reference: str  # the id of the reference's cell
-    # The axes by which the two are not meant to compute the same. Nothing was compared then.
+    # The axes by which the two compute something else by design. If there are any, nothing was compared.
     by_design: Sequence[str] = ()
-    failure: str | None = None  # of the run that was to be compared
+    failure: str | None = None  # of the run to compare
     compared: Number = 0  # moments of training and evaluation whose digests were compared
     first_difference: FirstDifference | None = None  # None: the same bits at all of them
-    causes: Sequence[str] = ()  # what can explain the first difference
-    tensor_rung: Rung | None = None  # that tensors reach; None: none of TENSOR_RUNGS
+    causes: Sequence[str] = ()  # possible ones of the first difference
+    tensor_rung: Rung | None = None  # reached by the tensors; None: none of TENSOR_RUNGS
     largest_ulp: Number | None = None  # of all tensors; None where one can't be counted so
-    # Of each step with kept tensors that differ, the one that is farthest by the fp64 rule.
+    # For each step with kept tensors that differ, the one that is farthest by the fp64 rule.
     trajectory: Sequence[TensorDistance] = ()
-    seeds: SeedEvidence | None = None  # None where it is not needed, or nothing is recorded
+    seeds: SeedEvidence | None = None  # None if it is not needed, or nothing is recorded
 
     @property
     def rung(self) -> Rung | None:
-        """Return the highest rung that is shown, None where it can't be told."""
+        """Return the highest rung that is shown, None if it is unknown."""
         if self.tensor_rung is not None or self.seeds is None:
             return self.tensor_rung
         outcomes: Mapping[str, Rung] = {"same": "equivalent", "different": "different"}
@@ -102,7 +102,7 @@ class CellParity:
 
     @property
     def is_compared(self) -> bool:
-        """Return whether the cell was to be compared, and did run."""
+        """Return whether the cell was compared: not different by design, and its run succeeded."""
         return not self.by_design and self.failure is None
 
     @property
@@ -125,18 +125,18 @@ class SweepParity:
     cells: Sequence[CellParity]  # all but the references, in the sweep's order
 
     def of(self, cell: Cell) -> CellParity | None:
-        """Return the parity of a cell, None for a reference and for a cell that was not there."""
+        """Return the parity of a cell, None for a reference and for a cell that was not measured."""
         for parity in self.cells:
             if parity.cell.id == cell.id:
                 return parity
         return None
 
     def is_reference(self, cell: Cell) -> bool:
-        """Return whether other cells are held against this one."""
+        """Return whether other cells are compared with this one."""
         return any(reference.cell.id == cell.id for reference in self.references)
 
     def reference_of(self, parity: CellParity) -> Reference | None:
-        """Return what a cell is held against; None if it differs by design from all."""
+        """Return the reference of a cell; None if it differs by design from all."""
         for reference in self.references:
             if reference.cell.id == parity.reference:
                 return reference
@@ -145,7 +145,7 @@ class SweepParity:
     def exit_code(self, lowest: Rung) -> int:
         """Return 0 if all compared cells are on `lowest` or higher, 1 if one is not, else 3.
 
-        3 means that it can't be told of a cell. A cell that failed is not.
+        3 means that it is unknown for a cell. A cell that failed is on no rung.
         """
         answers = {self._reaches(parity, lowest) for parity in self.cells if not parity.by_design}
         if False in answers:
@@ -153,7 +153,7 @@ class SweepParity:
         return 3 if None in answers else 0
 
     def _reaches(self, parity: CellParity, lowest: Rung) -> bool | None:
-        """Return whether a cell is on `lowest` or a higher rung, None where it can't be told."""
+        """Return whether a cell is on `lowest` or a higher rung, None if that is unknown."""
         if parity.failure is not None:
             return False
         if parity.rung is not None:
@@ -185,7 +185,7 @@ def worst_by_step(distances: Sequence[TensorDistance]) -> list[TensorDistance]:
 def largest_ulp(distances: Sequence[TensorDistance]) -> int | None:
     """Return the most floats between two elements of any tensor.
 
-    None without tensors, and where one that differs can't be counted so.
+    None without tensors, and if one that differs has no floats to count.
     """
     if not distances:
         return None
@@ -198,12 +198,12 @@ def largest_ulp(distances: Sequence[TensorDistance]) -> int | None:
 
 
 def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParity:
-    """Return the parity with what the trials of these cells say about the target metric.
+    """Return the parity with the evidence of the target metric over the seeds of these cells.
 
-    Only cells whose tensors reach no rung are asked, by pairs of trials with the same seed. A cell is
-    equivalent if TOST shows it at 5%: that all cells of a sweep are is wrong as rarely, however many
-    there are, as every one of them has to be shown (Berger 1982, doi:10.1080/00401706.1982.10487790).
-    That a cell differs is corrected for their number, so that a false "different" is as rare.
+    Only cells whose tensors reach no rung are tested, by pairs of trials with the same seed. A cell
+    is equivalent if TOST shows it at 5%. The claim that all cells are equivalent has the same error,
+    however many there are, because each has to be shown (Berger 1982,
+    doi:10.1080/00401706.1982.10487790). Tests for "different" are corrected for their number.
     """
     by_cell = {result.cell.id: result for result in results}
     verdicts = _verdicts(parity, by_cell)
@@ -230,7 +230,7 @@ def _verdicts(parity: SweepParity, by_cell: Mapping[str, CellResult]) -> dict[st
 
 
 def _seed_evidence(verdict: MetricVerdict | None, margin: float) -> SeedEvidence | None:
-    """Return what seeds say about a cell; None of no verdict."""
+    """Return the evidence of seeds about a cell; None without a verdict."""
     if verdict is None:
         return None
     shown = equivalence(verdict.estimate, margin)

@@ -69,8 +69,7 @@ def hardware_keys(cell: CellResult) -> Sequence[str]:
 
 
 def drifts(sides: Sequence[CellResult], drift_by_hardware: Mapping[str, Drift]) -> list[Drift]:
-    """Return how much the difference of two sides' log throughputs moves between times of
-    measuring.
+    """Return the drift of the difference of two sides' log throughputs between two measurements.
 
     Empty unless the drift of all their hardware is known. Where a side has several kinds of
     hardware, the one that drifts most counts. Sides of the same hardware move independently, but by
@@ -143,7 +142,7 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
 
     Trials that ran alone were where both of a pair began before any of the next pair did. Trials
     that ran side by side were where the order of several blocks was drawn (`harness.launch.lanes`):
-    then that holds for pairs so many blocks apart, and neither cell was done before the other began.
+    then that holds for pairs `distance` blocks apart, and each cell began before the other was done.
     """
     lane_counts = {trial.lanes for pair in pairs for trial in pair}
     if len(lane_counts) > 1:

@@ -1,8 +1,8 @@
-"""What the trials of a cell come to: the form in which records and baselines are compared.
+"""The results of a cell's trials, in the form in which records and baselines are compared.
 
-`of_trial` reduces a record to the
-few numbers that comparisons need, as a `CellResult` of one trial; `join` merges those of the same
-cell. MLflow keeps the parts and joins them again whenever a trial is added.
+`of_trial` reduces a record to the few numbers that comparisons need, as a `CellResult` of one trial;
+`join` merges those of the same cell. MLflow keeps the parts and joins them again whenever a trial is
+added.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def of_trial(record: Record) -> CellResult:
 
 
 def unrecorded(cell: Cell, trials: int) -> CellResult:
-    """Return the result of so many planned trials of a cell that have left no record."""
+    """Return the result of `trials` planned trials of a cell that have no record."""
     return CellResult(
         cell=cell, target=None, conditions={}, trials=[], left_out={UNRECORDED: trials}
     )

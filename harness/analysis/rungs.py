@@ -4,7 +4,7 @@ A rung holds for two trials if it holds for everything that both have recorded, 
 of each series of losses and of the evaluations, and takes the lowest answer.
 
 1. bitwise: the same bytes.
-2. ulp: at most so many floats lie between corresponding numbers.
+2. ulp: corresponding numbers are at most a few floats apart.
 3. fp64: both are about as far from a run in double precision, so that rounding errors explain
    their difference. The factors are those that torch allows a compiled model
    (`torch._dynamo.utils.same`).
@@ -32,7 +32,7 @@ FEW_NUMBERS = 1000
 FACTOR = 2.0
 FACTOR_OF_FEW = 3.0
 # The distance from 1.0 to the next float32, the coarsest type that losses and metrics are recorded
-# in. Two runs in double precision that are farther apart, relatively, are exact for nothing.
+# in. Two runs in double precision with a larger relative distance are not exact enough.
 FP32_EPSILON = 2.0**-23
 INCOMPARABLE = 2**63  # the distance of a NaN from a number, more than any two floats have
 # The unsigned type with as many bits as a float.
@@ -78,7 +78,7 @@ def first_difference(a: Numbers, b: Numbers) -> int | None:
 
 
 def ulp_distances(a: Numbers, b: Numbers) -> Numbers:
-    """Return how many floats lie between corresponding numbers, as uint64.
+    """Return how many floats corresponding numbers are apart, as uint64.
 
     Floats of one sign are ordered as their bits are as integers, so their distance is that of the
     integers once those of negative numbers are mirrored (Dawson 2012, "Comparing Floating Point

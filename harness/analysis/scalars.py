@@ -98,13 +98,6 @@ def of_summary(read: Callable[[Summary], float | None]) -> Callable[[Record], fl
     return read_record
 
 
-def _skew(summary: Summary) -> float | None:
-    """Return the share of its time that another rank waited for the slowest one."""
-    if summary.slowest is None:
-        return None
-    return summary.slowest.skew
-
-
 def of_target(
     read: Callable[[Summary], float | None],
 ) -> Callable[[Record], Mapping[str, float | None]]:
@@ -222,7 +215,7 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
     Scalar("steady_from_step", "", "first step of the window, counted from 0",
            of_summary(lambda summary: summary.window_start)),
     Scalar("skew", "", "share of its time that another rank waits for the slowest one",
-           of_summary(_skew)),
+           of_summary(lambda summary: summary.slowest.skew if summary.slowest else None)),
     # What was learned.
     Scalar("final_loss", "", "loss of the last step in training, mean over ranks",
            of_summary(lambda summary: summary.final_loss), with_range=True),
@@ -267,7 +260,7 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
            intensity),
     Scalar("sent_per_step_mib", "MiB", "what rank 0 sends in a step, if the ranks form a ring",
            sent_bytes),
-    # Telemetry beside the training.
+    # Telemetry during the training.
     Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
            telemetry.mean_reading("gpu_utilization")),
     Scalar("gpu_memory_mib", "MiB", "memory in use on the GPU, mean",

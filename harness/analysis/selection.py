@@ -46,8 +46,7 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
     """Return the results that each name stands for, as `FORMS` lists them.
 
     `baseline` without a hardware means the baselines of the hardware of the other names. Without
-    `recall` no name is that of an MLflow run. Raises BadInput for a name that stands for nothing,
-    or for several things.
+    `recall` no name is that of an MLflow run. Raises BadInput for an unknown or ambiguous name.
     """
     sides = {}
     for name in names:
@@ -66,7 +65,7 @@ class Named:
     records: Sequence[Record] = ()
     baselines: Sequence[CellResult] = ()
     sweep: Sweep | None = None  # the one that the name is of
-    folder: Path | None = None  # of the sweep that the records lie in; None where they lie in none
+    folder: Path | None = None  # of the records' sweep; None if they are in none
 
     @property
     def cells(self) -> list[CellResult]:
@@ -88,7 +87,7 @@ class Named:
 
 
 def find(results: Results, name: str, recall: Recall | None = None) -> Named:
-    """Return what one name stands for, trying the forms in turn; raises BadInput for nothing.
+    """Return what one name stands for, trying the forms in turn; raises BadInput for an unknown name.
 
     A sweep comes before a path, so that a folder that happens to have its name does not hide it.
     """
@@ -171,7 +170,7 @@ def _holders(cells_by_folder: Mapping[Path, Sequence[Cell]], name: str) -> dict[
     holders: dict[Path, list[Cell]] = {}
     for folder, cells in cells_by_folder.items():
         for cell in cells:
-            if _is_named(cell, name):
+            if name in (cell.id, cell.label) or name.startswith(f"{cell.id}-s"):  # a trial of it
                 holders.setdefault(folder, []).append(cell)
     return holders
 
@@ -202,11 +201,6 @@ def _recorded_cells(results: Results, sweep_name: str) -> dict[Path, list[Cell]]
         if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
             cells_by_folder[spec_path.parent] = read_recorded_cells(SweepFolder(spec_path.parent))
     return cells_by_folder
-
-
-def _is_named(cell: Cell, name: str) -> bool:
-    """Return whether a name is that of a cell, or can be that of one of its trials."""
-    return name in (cell.id, cell.label) or name.startswith(f"{cell.id}-s")
 
 
 def _read_records(folder: Path, cells: Sequence[Cell], name: str) -> list[Record]:
@@ -293,7 +287,7 @@ def _in_files(paths: Sequence[Path]) -> Named:
         else:
             records.append(read_record(path))
     if records and baselines:
-        raise BadInput(f"{paths[0].parent}: found records beside baselines; allowed: one of them")
+        raise BadInput(f"{paths[0].parent}: found records and baselines; allowed: one of them")
     return Named(records=records, baselines=baselines, folder=paths[0].absolute().parents[1])
 
 

@@ -1,7 +1,7 @@
 """The one model of a sweep's results, computed once from records and shown by every renderer.
 
 The terminal, the HTML report and MLflow only format what is here. Verdicts and attributions are
-computed when they are first read, so that a caller who needs only means pays for nothing else.
+computed when they are first read, because some callers only need means.
 """
 
 from __future__ import annotations
@@ -233,9 +233,9 @@ def _mean_throughput(cell: CellResult) -> float:
 def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellResult]:
     """Return the cells that are not significantly slower than the fastest by as much as matters.
 
-    Bonferroni over the others: if another cell is truly the best, then a false winner has to come
-    out better than that cell, which is a single comparison of so many, however the winner was
-    picked (Hsu 1981, doi:10.1214/aos/1176345582).
+    Bonferroni over the others: if another cell is truly the best, a false winner has to be better
+    than that cell, which is one of `len(slower)` comparisons, however the winner was picked (Hsu
+    1981, doi:10.1214/aos/1176345582).
     """
     alpha = ALPHA / max(1, len(slower))
     return [cell for cell in slower if not _is_slower(cell, fastest, alpha)]

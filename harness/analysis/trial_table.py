@@ -1,4 +1,4 @@
-"""The trials of a sweep as one flat table: what they are, what ran them, and what they measured.
+"""The trials of a sweep as one flat table: their identity, conditions and measurements.
 
 `harness show --format`, data frames (`harness.load(…).trials`) and MLflow's `trials.csv` are this
 table. A row is a trial that has left a record; a column that no trial has a value for is absent.
@@ -21,7 +21,7 @@ from harness.spec.environment import variable_of
 from harness.spec.setting_axis import setting_of
 
 Value = str | int | float | bool | None
-# time: seconds since the epoch in a row; what reads the table shows it as a date and a time in UTC.
+# time: seconds since the epoch in a row, to be shown as a date and a time in UTC.
 Kind = Literal["text", "integer", "number", "boolean", "time"]
 
 
@@ -31,7 +31,7 @@ class TableColumn:
 
     name: str
     kind: Kind
-    unit: str = ""  # empty for what has none, such as names, counts and shares
+    unit: str = ""  # empty for names, counts and shares
     meaning: str
 
 
@@ -43,7 +43,7 @@ class TrialTable:
     rows: Sequence[Mapping[str, Value]]  # by the columns' names; None for what is unknown
 
 
-# What identifies a trial, before the axes.
+# Columns that identify a trial, before the axes.
 IDENTITY = (
     TableColumn(name="sweep", kind="text", meaning="the sweep that ran the trial"),
     TableColumn(name="trial", kind="text", meaning="the trial's id"),
@@ -57,7 +57,7 @@ COURSE = (
     ),
     TableColumn(name="status", kind="text", meaning="done, invalid, failed or interrupted"),
 )
-# After the numbers.
+# Columns after the numbers.
 ORIGIN = (
     TableColumn(name="attempt", kind="integer", meaning="how often it was started, from 1"),
     TableColumn(name="started", kind="time", unit="UTC", meaning="when the last attempt began"),
@@ -75,7 +75,7 @@ ORIGIN = (
     TableColumn(name="violations", kind="text", meaning="rules of validity that it broke"),
     TableColumn(name="failure", kind="text", meaning="why it failed"),
 )
-# What a table for people shows of it, beside the axes that differ and the target metric.
+# Columns of the short table, in addition to the axes that differ and the target metric.
 HEADLINE = ("workload", "seed", "repeat", "status", "throughput_samples_per_s", "step_time_p50_ms")
 
 
@@ -93,7 +93,7 @@ def join_row(
 
 
 def trial_facts(record: Record) -> dict[str, Value]:
-    """Return what a row says of a trial besides its axes and its numbers."""
+    """Return the columns of a trial other than its axes and numbers."""
     trial = record.trial
     facts: dict[str, Value] = {
         "sweep": record.sweep,
@@ -121,14 +121,14 @@ def trial_facts(record: Record) -> dict[str, Value]:
 
 
 def _plain(level: object) -> Value:
-    """Return the value of an axis as a table can hold it: lists and mappings as JSON."""
+    """Return the value of an axis for a table: lists and mappings as JSON."""
     if level is None or isinstance(level, str | int | float | bool):
         return level
     return json.dumps(level)
 
 
 def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> TrialTable:
-    """Return the table of some rows of `trial_row`, which are of trials of these cells.
+    """Return the table of rows of `trial_row`, of trials of these cells.
 
     All axes of the harness are columns, whether they differ or not, so that tables of several sweeps
     can be joined.
@@ -157,7 +157,7 @@ def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> TableColumn:
 
 
 def _kind(value: Value) -> Kind:
-    """Return the kind of one value; a boolean is an integer to Python, and none here."""
+    """Return the kind of one value; a boolean, an integer in Python, is not one here."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
@@ -166,7 +166,7 @@ def _kind(value: Value) -> Kind:
 
 
 def _axis_meaning(axis: str) -> str:
-    """Return what an axis does, as `harness axes` says it."""
+    """Return the description of an axis, as in `harness axes`."""
     if axis in AXES:
         return axis_help(axis).does
     setting = setting_of(axis)
@@ -186,7 +186,7 @@ def _number_columns(names: Iterable[str]) -> list[TableColumn]:
 
 
 def headline_columns(table: TrialTable) -> list[str]:
-    """Return the names of the columns that a table for people shows.
+    """Return the names of the columns of the short table.
 
     They are those of `HEADLINE`, the axes in which trials differ, and the target metrics.
     """

@@ -34,10 +34,10 @@ TIMEOUT = 60.0  # seconds; it takes a fraction of one
 
 @dataclass(frozen=True, kw_only=True)
 class CheckerAnswer:
-    """What the checker has said of a log."""
+    """The answer of the checker to a log."""
 
     accepted: bool
-    output: str  # what it logged, as it is
+    output: str  # of the checker, unchanged
 
     @property
     def verdict(self) -> str:
@@ -114,7 +114,7 @@ def _check(path: Path, rules_path: Path) -> CheckerAnswer:
     except subprocess.TimeoutExpired:
         raise HarnessError(f"{path}: the checker took longer than {TIMEOUT:.0f} s") from None
     output = completed.stderr
-    # A program that ends by an exception has exit code 1 too, but has no last word.
+    # After an exception the exit code is 1 too, but the output has neither word.
     accepted = completed.returncode == 0 and ACCEPTED in output
     refused = completed.returncode == 1 and REFUSED in output
     if not accepted and not refused:

@@ -74,7 +74,7 @@ class TimedTrial:
         return self.record.trial.cell.axes
 
     def samples_after(self, step: int) -> int:
-        """Return how many samples have been trained on after so many optimizer steps."""
+        """Return the number of samples trained on after `step` optimizer steps."""
         return step * self.axes.batch_size
 
     @staticmethod
@@ -91,7 +91,7 @@ class TimedTrial:
                 evaluation_starts.append(evaluation.started_at)
         has_all_starts = len(evaluation_starts) == len(report.evaluations)
         if report.began_at is None or report.training_began_at is None or not has_all_starts:
-            raise _no_log(record, "was recorded without moments; harness run --force runs it anew")
+            raise _no_log(record, "was recorded without moments; harness run --force runs it again")
         return TimedTrial(
             record=record,
             report=report,
@@ -179,7 +179,7 @@ def _hyperparameters(trial: TimedTrial) -> dict[str, Any]:
     An optimizer and a learning rate that are the workload's own are left out.
     """
     axes = trial.axes
-    precision = _format_of(axes.precision)
+    precision = FORMATS[axes.precision.partition(":")[0]]  # the axis may say `bf16:fsdp2`
     parameters = {
         "seed": trial.record.trial.seed,
         "global_batch_size": axes.batch_size,
@@ -198,11 +198,6 @@ def _hyperparameters(trial: TimedTrial) -> dict[str, Any]:
     if axes.lr is not None:
         parameters["opt_base_learning_rate"] = axes.lr
     return parameters
-
-
-def _format_of(precision: str) -> str:
-    """Return MLPerf's name of the numeric format of an axis's value such as `bf16:fsdp2`."""
-    return FORMATS[precision.partition(":")[0]]
 
 
 def _precision_of_communication(trial: TimedTrial) -> str:
@@ -237,7 +232,8 @@ def _run(trial: TimedTrial) -> Iterator[Line]:
     """Yield the run: epochs, blocks of training between evaluations, and the evaluations."""
     yield _start("run_start", trial.training_began_at)
     yield from _interruptions(trial)
-    yield from _epoch_ends(trial)
+    for number, at in _moments(trial.record.ranks[0].epoch_ended_at):
+        yield _stop("epoch_stop", at, epoch_num=number)
     block_began_at, block_step = trial.training_began_at, 0
     for evaluation, start in zip(trial.report.evaluations, trial.evaluation_starts, strict=True):
         block = _block(trial, block_step, evaluation.step)
@@ -245,7 +241,8 @@ def _run(trial: TimedTrial) -> Iterator[Line]:
         yield _stop("block_stop", start, **block)
         yield from _evaluation(trial, evaluation, start)
         block_began_at, block_step = start + evaluation.seconds, evaluation.step
-    yield from _epoch_begins(trial)
+    for number, at in _moments(trial.record.ranks[0].epoch_began_at):
+        yield _start("epoch_start", at, epoch_num=number)
     progress = _progress(trial, block_step)
     yield _stop("run_stop", block_began_at, status=_status(trial), **progress)
 
@@ -263,18 +260,6 @@ def _interruptions(trial: TimedTrial) -> Iterator[Line]:
         )
 
 
-def _epoch_begins(trial: TimedTrial) -> Iterator[Line]:
-    """Yield the beginning of each epoch."""
-    for number, at in _moments(trial.record.ranks[0].epoch_began_at):
-        yield _start("epoch_start", at, epoch_num=number)
-
-
-def _epoch_ends(trial: TimedTrial) -> Iterator[Line]:
-    """Yield the end of each epoch."""
-    for number, at in _moments(trial.record.ranks[0].epoch_ended_at):
-        yield _stop("epoch_stop", at, epoch_num=number)
-
-
 def _moments(series: Series | None) -> Iterator[tuple[int, float]]:
     """Yield the number of each epoch, counted from 1, with its moment."""
     if series is not None:
@@ -282,7 +267,7 @@ def _moments(series: Series | None) -> Iterator[tuple[int, float]]:
 
 
 def _block(trial: TimedTrial, start_step: int, stop_step: int) -> dict[str, Any]:
-    """Return which part of the training a block is: what lies between two evaluations."""
+    """Return the fields of a block, the part of training between two evaluations."""
     steps_per_epoch = trial.report.steps_per_epoch
     return {
         "first_epoch_num": start_step // steps_per_epoch + 1,
@@ -307,7 +292,7 @@ def _evaluation(trial: TimedTrial, evaluation: Evaluation, start: float) -> Iter
 
 
 def _progress(trial: TimedTrial, step: int) -> dict[str, Any]:
-    """Return how far training has come after so many optimizer steps."""
+    """Return the epochs and samples after `step` optimizer steps."""
     return {
         "epoch_num": _whole_if_possible(step / trial.report.steps_per_epoch),
         "samples_count": trial.samples_after(step),

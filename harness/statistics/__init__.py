@@ -5,7 +5,7 @@
 - `trials`: the mean of a cell over its trials; seeds are the unit, not repeats.
 - `estimate`: the difference between two sides, paired or not.
 - `verdict`: whether differences are there and large enough to matter, over many questions.
-- `equivalence`: what is shown of a difference being too small to matter, and what it would take.
-- `sequential`: the same while measuring, however often one looks.
-- `attribution`: what each axis of a sweep contributes.
+- `equivalence`: whether a difference is too small to matter, and the pairs needed to show it.
+- `sequential`: verdicts while measuring, which may be checked after every value.
+- `attribution`: the effect of each axis of a sweep.
 """

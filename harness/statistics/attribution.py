@@ -1,4 +1,4 @@
-"""Attribution: what each axis contributes, and what two contribute together.
+"""Attribution: the effect of each axis, and the interactions of two axes.
 
 The model is linear in log throughput and fitted by least squares, so that effects are ratios:
 
@@ -42,7 +42,7 @@ class TrialThroughput:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What levels of one or two axes contribute, as a ratio of throughputs.
+    """The effect of levels of one or two axes, as a ratio of throughputs.
 
     Of one axis: against its reference level, averaged over all levels of the others. Of two: the
     ratio of the first level's effect with the second level to its effect with the second's
@@ -332,7 +332,7 @@ def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
     the mean over all levels and a main effect the mean effect over the other axes.
     """
     columns = len(levels) - 1
-    # A row for each level: the first is -1 in every column, each other is 1 in a column of its own.
+    # A row for each level: the first is -1 in every column, every other is 1 in one column.
     rows = np.vstack([np.full(columns, -1.0), np.eye(columns)])
     numbers = {level: number for number, level in enumerate(levels)}
     codes: Numbers = rows[[numbers[value] for value in values]]

@@ -1,4 +1,4 @@
-"""What is shown of a difference being too small to matter, and what it would take to show it."""
+"""Tests of equivalence: whether a difference is too small to matter, and the pairs needed to show it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Equivalence:
     pairs: int  # values that the estimate is made of
     difference: float  # the estimate
     p_same: float  # of the claim that the true difference is within the margin
-    # The interval that lies within the margin exactly where the claim is shown; None without spread.
+    # The interval that is within the margin exactly if the claim is shown; None without spread.
     low: float | None
     high: float | None
     min_provable_margin: float | None  # the smallest margin for which the claim is shown
@@ -33,10 +33,10 @@ class Equivalence:
 
 
 def equivalence(estimate: Estimate, margin: float) -> Equivalence:
-    """Return what an estimate shows about a difference being smaller than `margin`.
+    """Test whether an estimated difference is smaller than `margin`.
 
-    TOST at level a shows that it is exactly where the interval of confidence 1 - 2a lies within the
-    margin. So the farther bound of that interval is the smallest margin that can be shown.
+    TOST at level a shows it exactly if the interval of confidence 1 - 2a is within the margin. So the
+    farther bound of that interval is the smallest margin that can be shown.
     """
     low = high = provable = needed = None
     if estimate.standard_error is not None:
@@ -80,7 +80,7 @@ def pairs_needed(deviation: float, margin: float) -> int | None:
 
 
 def _suffice(pairs: int, deviation: float, margin: float) -> bool:
-    """Return whether so many pairs have the power that `pairs_needed` asks for."""
+    """Return whether this number of pairs has the power that `pairs_needed` requires."""
     quantiles = student_quantile(pairs - 1, 1 - ALPHA)
     quantiles += student_quantile(pairs - 1, (1 + POWER) / 2)
     return bool(quantiles * deviation / math.sqrt(pairs) <= margin)

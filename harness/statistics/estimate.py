@@ -1,4 +1,4 @@
-"""Estimates of a difference between two sides, and the questions that they answer."""
+"""Estimates of a difference between two sides, with intervals and p-values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Estimate:
         """Return Student's interval; it is infinite where the standard error is unknown."""
         if self.standard_error is None:
             return -math.inf, math.inf
-        half_width = self._quantile((1 + confidence) / 2) * self.standard_error
+        quantile = student_quantile(self.degrees_of_freedom, (1 + confidence) / 2)
+        half_width = quantile * self.standard_error
         return self.value - half_width, self.value + half_width
 
     def p_above(self, bound: float) -> float:
@@ -75,7 +76,7 @@ class Estimate:
         return min(1.0, 2 * min(self.p_above(0.0), self.p_below(0.0)))
 
     def p_same(self, low: float, high: float) -> float:
-        """Return the p-value of the claim that the true difference lies between the bounds.
+        """Return the p-value of the claim that the true difference is between the bounds.
 
         Two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): the difference is
         shown to be above `low` and to be below `high`, and the weaker of both counts.
@@ -94,10 +95,6 @@ class Estimate:
             return margin
         errors = detectable_errors(self.degrees_of_freedom, alpha, margin / self.standard_error)
         return errors * self.standard_error
-
-    def _quantile(self, probability: float) -> float:
-        """Return Student's quantile for the estimate's degrees of freedom."""
-        return student_quantile(self.degrees_of_freedom, probability)
 
 
 def detectable_errors(degrees_of_freedom: float, alpha: float, margin: float) -> float:
@@ -186,28 +183,28 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
         return Estimate(
             value=value, standard_error=None, degrees_of_freedom=0, count=fewer, paired=False
         )
-    variances, freedoms = [], []
+    variances, degrees_of_freedom = [], []
     for side in (a, b):
         variances.append(deviation(side) ** 2 / len(side))
-        freedoms.append(len(side) - 1.0)
+        degrees_of_freedom.append(len(side) - 1.0)
     for drift in drifts:
         variances.append(drift.deviation**2)
-        freedoms.append(drift.degrees_of_freedom)
+        degrees_of_freedom.append(drift.degrees_of_freedom)
     return Estimate(
         value=value,
         standard_error=math.sqrt(sum(variances)),
-        degrees_of_freedom=_welch_satterthwaite(variances, freedoms),
+        degrees_of_freedom=_welch_satterthwaite(variances, degrees_of_freedom),
         count=fewer,
         paired=False,
     )
 
 
-def _welch_satterthwaite(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+def _welch_satterthwaite(variances: Sequence[float], degrees_of_freedom: Sequence[float]) -> float:
     """Return the degrees of freedom of a sum of variances, each with its own."""
     total = sum(variances)
     if total == 0:
         return 1.0
     shares = 0.0
-    for variance, freedom in zip(variances, freedoms, strict=True):
-        shares += (variance / total) ** 2 / freedom
+    for variance, degrees in zip(variances, degrees_of_freedom, strict=True):
+        shares += (variance / total) ** 2 / degrees
     return 1 / shares

@@ -1,4 +1,4 @@
-"""Intervals of a mean and of a probability; loads without NumPy, because tables of plans do."""
+"""Intervals of a mean and of a probability. Imports no NumPy, so that tables of plans load fast."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def geometric_mean_interval(values: Sequence[float], confidence: float = 0.95) -
 
 
 def share_interval(successes: int, tries: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return bounds of the probability of a success, from so many among independent tries.
+    """Return bounds of the probability of a success, from `successes` among independent tries.
 
     Clopper and Pearson's (Biometrika 1934, doi:10.1093/biomet/26.4.404): with tails of
     a = (1 - confidence) / 2 on both sides and the quantiles B of the beta distribution,

@@ -1,7 +1,7 @@
-"""Looking while measuring: what may be read off paired windows however often it is read.
+"""Sequential tests: intervals of a mean that hold although they are checked after every value.
 
-A gate measures windows of two arms in turn and looks at the result after each of them. An ordinary
-interval would then find a difference by luck sooner or later; a confidence sequence does not.
+A gate measures two arms in turn and checks the result after each pair. An ordinary interval would
+sooner or later find a difference by luck; a confidence sequence does not.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
     """Return how much faster B is, as the logarithm of a ratio, shape (…).
 
     `seconds`, of shape (…, windows), are the times of equal work that A and B did in turn. Every
-    window but the first and the last is compared with the mean of the two beside it, so that a
-    drift that is a straight line over three windows cancels:
+    window but the first and the last is compared with the mean of its two neighbors, so that a drift
+    that is linear over three windows cancels:
 
         log s_i - (log s_(i-1) + log s_(i+1)) / 2,
 
@@ -41,8 +41,8 @@ def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
 def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, Numbers]:
     """Return lower and upper bounds of the mean after each value, both of shape (…, n).
 
-    With probability 1 - alpha all of them hold at once, so that it does no harm to look after every
-    value. For independent normal values with an unknown deviation this is exact: it is the t-test
+    With probability 1 - alpha all of them hold at once, so they may be checked after every value.
+    For independent normal values with an unknown deviation this is exact: it is the t-test
     martingale under a normal mixture over effect sizes and the right Haar prior over the deviation
     (Wang and Ramdas 2025, arXiv:2310.03722, after Lai 1976, doi:10.1214/aos/1176343406). With n
     values of mean m, squared deviations S from it, and c = `PRIOR`, the martingale at mu is
@@ -73,18 +73,18 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
 
 @dataclass(frozen=True)
 class Stop:
-    """When measuring may end, and what is known then; both of shape (…)."""
+    """When measuring may end, and the decision then; both of shape (…)."""
 
     count: NDArray[np.int64]  # values at which the sequence decides, or all of them
     sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
 
 
 def signs(values: Numbers, min_effect: float, alpha: float = 0.05) -> Numbers:
-    """Return what the sequence decides at each look, for rows of log ratios, both (…, n).
+    """Return the decision of the sequence after each value, for rows of log ratios, both (…, n).
 
     +1 for up, -1 for down, 0 for the same, NaN for undecided. `min_effect` is the smallest effect of
     interest, a fraction. A change: the interval leaves out 0 and the mean is a ratio of at most 1 -
-    `min_effect`, or of at least 1 + `min_effect`. The same: the interval lies between these. Fewer
+    `min_effect`, or of at least 1 + `min_effect`. The same: the interval is between these. Fewer
     than three values decide nothing.
     """
     lower_margin, upper_margin = math.log1p(-min_effect), math.log1p(min_effect)
@@ -100,7 +100,7 @@ def signs(values: Numbers, min_effect: float, alpha: float = 0.05) -> Numbers:
 
 
 def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
-    """Return the first look at which the sequence decides, for rows of log ratios (…, n)."""
+    """Return the first value after which the sequence decides, for rows of log ratios (…, n)."""
     sign = signs(values, min_effect, alpha)
     is_decided = ~np.isnan(sign)
     # argmax of booleans is the index of the first True.
@@ -109,9 +109,9 @@ def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
 
 
 def decide(values: Numbers, min_effect: float, alpha: float = 0.05) -> Decision:
-    """Return what a single row of log ratios shows by the last interval, as `signs` decides it.
+    """Return the decision of `signs` for a single row of log ratios, by the last interval.
 
-    Not by the first interval that decided: what is shown of the measurement is the last one.
+    It may differ from that of the first interval that decided; the last one is reported.
     """
     decisions: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
     sign = float(signs(values, min_effect, alpha)[-1])

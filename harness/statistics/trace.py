@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 
 FEWEST = 20  # values below which the standard error is unknown
-FEWEST_BATCHES = 10  # means that stand for a trial, at least, where it has so many steps
-BATCHES = 40  # with at most twice as many values each is a batch by itself
+FEWEST_BATCHES = 10  # means of a trial with at least as many steps
+BATCHES = 40  # at least; a trace with fewer than twice as many values has one value a batch
 CAUTION = 0.1  # standard errors by which the correlation is taken to be higher than estimated
 LOWEST_CORRELATION, HIGHEST_CORRELATION = -0.15, 0.99  # of batches; estimates are clipped to it
 

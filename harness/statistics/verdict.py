@@ -1,4 +1,4 @@
-"""Verdicts: whether a difference is there, and whether it is large enough to matter.
+"""Verdicts: whether there is a difference, and whether it is large enough to matter.
 
 Many questions are asked at once, so their p-values are corrected for the whole family.
 """
@@ -66,9 +66,9 @@ class Question:
 class MetricVerdict:
     """The answer, with p-values that are corrected for the family, and the interval that decided.
 
-    Of a better or worse effect the interval leaves out no effect. Of the same it lies within the
-    smallest effect of interest. Of an inconclusive one it does neither, unless the effect is certain
-    but may be too small.
+    For better and worse, the interval excludes zero effect. For the same, it is within the smallest
+    effect of interest. For inconclusive, it is neither, unless the effect is certain but may be too
+    small.
     """
 
     question: Question
@@ -160,8 +160,8 @@ def _verdict(
 def _confidence(outcome: Outcome, change_level: float, same_level: float) -> float:
     """Return the confidence of the interval that belongs to an outcome.
 
-    TOST at level a finds the same exactly where the interval of confidence 1 - 2a lies within the
-    margins. The wider one of both intervals shows why neither test has found anything.
+    TOST at level a finds the same exactly if the interval of confidence 1 - 2a is within the
+    margins. For inconclusive, the wider of both intervals shows why neither test rejects.
     """
     if outcome in ("better", "worse"):
         return 1 - change_level
@@ -171,7 +171,7 @@ def _confidence(outcome: Outcome, change_level: float, same_level: float) -> flo
 
 
 def _outcome(question: Question, change: CorrectedTest, same: CorrectedTest) -> Outcome:
-    """Return what the p-values and the size of the effect say together.
+    """Return the outcome by the p-values and the size of the effect.
 
     A significant effect that is too small to matter is neither better nor worse; it is the same
     only if it is shown to be too small, and inconclusive otherwise. A difference of zero without
@@ -194,8 +194,8 @@ class CorrectedTest:
     """One of many tests, corrected for the others."""
 
     p: float  # adjusted
-    # What the raw p-value is compared with: the test rejects at this level by itself exactly where
-    # it does after the correction.
+    # The raw p-value is compared with it: an uncorrected test at this level rejects exactly if the
+    # corrected test does.
     level: float
     rejects: bool
 

@@ -87,7 +87,7 @@ def saved(results: Results) -> Path:
         (
             "schema",
             "1.0",
-            'schema: found "1.0"; allowed: 2.x; an older .*; harness gate baseline save writes it anew',
+            'schema: found "1.0"; allowed: 2.x; an older .*; harness gate baseline save writes it again',
         ),
         ("schema", "3.0", 'schema: found "3.0"; allowed: 2.x; a newer version'),
         ("kind", "record", "kind: found no 'harness baseline'"),
@@ -131,7 +131,7 @@ def test_a_baseline_that_was_changed_is_refused(results: Results) -> None:
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"throughput": 1000.0', '"throughput": 900.0'), encoding="utf-8")
     with pytest.raises(
-        BadInput, match=r"seal: found .*; harness gate baseline save writes it anew$"
+        BadInput, match=r"seal: found .*; harness gate baseline save writes it again$"
     ):
         baseline.read(path)
 

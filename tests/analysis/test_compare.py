@@ -273,7 +273,7 @@ def test_trials_that_are_not_done_are_named(status: str, code: int) -> None:
 
 def test_ambiguous_cells_are_refused() -> None:
     both = (make_result(STEADY), make_result(STEADY, cell=make_cell(precision="bf16")))
-    with pytest.raises(BadInput, match="alike in all else"):
+    with pytest.raises(BadInput, match="differ in nothing else"):
         compare(side("A", *both), [side("B", *both)], Rules(across=["precision"]))
 
 
@@ -420,7 +420,7 @@ class TestSideBySide:
         comparison = compare_cells(make_result(STEADY), beside(make_result(faster(0.9)), 8))
         assert labels(comparison)[0] == "slower"
         assert any(
-            "other company: alone (A), 8 side by side (B): what ran beside" in note
+            "other company: alone (A), 8 side by side (B): other trials on the machine" in note
             for note in comparison.notes
         )
         alike = compare_cells(beside(make_result(STEADY), 8), beside(make_result(STEADY), 8))
