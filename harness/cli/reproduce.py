@@ -197,7 +197,7 @@ def parity(
         typer.Option(
             "--reference",
             metavar="AXIS=VALUE[,…]",
-            help="The settings of the cell that the others of its workload are held against."
+            help="The settings of the cell that the others of its workload are compared with."
             "  [default: the first]",
         ),
     ] = "",

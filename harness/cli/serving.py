@@ -124,7 +124,7 @@ def export(
     """Export a trained model, check it, and time its calls.
 
     Takes the parameters of the best evaluation (checkpoint: best in the sweep). The exported model
-    is held against eager mode over the whole test set, and refused if an output of any sample is
+    is compared with eager mode over the whole test set, and refused if an output of any sample is
     farther off than rounding explains. Then eager mode, torch.compile and all exported models of
     the trial are called in turn. The files, parity and latencies lie in the trial's folder, for the
     report and MLflow.
