@@ -60,9 +60,11 @@ def threads(
             trial = Trial(cell=endless, seed=0)
             assignment = Assignment(trial=trial, base_folder=str(base), device="cpu")
             write_assignment(trial_folder.assignment_path, assignment)
-            player = threading.Thread(target=_play, args=(trial_folder, str(folder / "turns")))
-            player.start()
-            stack.callback(player.join)
+            turn_worker = threading.Thread(
+                target=_train, args=(trial_folder, str(folder / "turns"))
+            )
+            turn_worker.start()
+            stack.callback(turn_worker.join)
             connection = stack.enter_context(listening.accept()[0])
             arms[key] = TrainingArm(key, trial_folder.launch_log)
             arms[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
@@ -71,7 +73,7 @@ def threads(
         yield arms
 
 
-def _play(trial_folder: TrialFolder, path: str) -> None:
+def _train(trial_folder: TrialFolder, path: str) -> None:
     with closing(TurnSocket(path)) as turns, suppress(EOFError, BrokenPipeError):
         try:
             train_in_turns(trial_folder, ALONE, turns)
