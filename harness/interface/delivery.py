@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -27,7 +26,7 @@ class SweepView(TrialListener, Protocol):
 
 
 class RunDelivery:
-    """Listens to a running sweep, delivers its records to MLflow, and passes all events to a view.
+    """Listens to a running sweep, has its records delivered to MLflow, and passes all events to a view.
 
     A tracker that fails is reported once and fails no trial: the records are on disk.
     """
@@ -40,22 +39,16 @@ class RunDelivery:
         Raises BadInput for a URI that no store can have.
         """
         # Imported here: `harness.interface.running` starts trials before it needs a tracker.
-        from harness.tracking import choose_deliverer
-        from harness.tracking.pace import pace_of_deliveries
+        from harness.tracking import DeliveryProcess
 
         self.view = view
-        self.sweep_folder = results.sweep_folder(sweep.name)
-        self.deliverer = choose_deliverer(results, tracking_uri)
-        self.pace = pace_of_deliveries()
-        self.trial_seconds: dict[str, float] = {}  # of the last trial of a cell, by the cell's id
-        self.undelivered: list[str] = []  # ids of trials that have ended
+        self.process = DeliveryProcess(results, results.sweep_folder(sweep.name), tracking_uri)
+        self.ended: dict[str, None] = {}  # ids of all trials that have ended
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine
-        self.planned_count = 0
-        self.started_count = 0
-        self.finished_count = 0
 
     def __enter__(self) -> RunDelivery:
+        self.process.start()
         return self
 
     def __exit__(
@@ -64,22 +57,22 @@ class RunDelivery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Deliver the remaining records, also after an error."""
-        self.deliver(self.undelivered)
-        self.deliverer.close()
+        """Deliver everything, with the verdicts, also after an error."""
+        try:
+            if self.ended and self.trouble is None:
+                self.view.on_delivery()
+                with self._reported():
+                    self.process.finish(list(self.ended))
+        finally:
+            self.process.close()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Note how long trials took; further repeats have a plan of their own."""
-        self.planned_count += len(pending)
-        for record in finished:
-            self.trial_seconds[record.trial.cell.id] = record.ended - record.started
+        """Note the trials that have ended before: an earlier run may have left them undelivered."""
+        self.ended |= dict.fromkeys(record.trial.id for record in finished)
         self.view.on_plan(pending, finished)
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Deliver records that would otherwise have to wait for a long trial."""
-        if self.undelivered and self.trial_seconds.get(trial.cell.id, 0.0) > self.pace.min_seconds:
-            self.deliver(self.undelivered, in_passing=True)
-        self.started_count += 1
+        """Do nothing but show it."""
         self.view.on_trial_start(trial)
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
@@ -87,56 +80,29 @@ class RunDelivery:
         self.view.on_trial_progress(trial, progress)
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        """Deliver the record if a delivery is due.
-
-        The last one is delivered at the end of the sweep, with the verdicts on all cells.
-        """
-        self.trial_seconds[record.trial.cell.id] = record.ended - record.started
-        self.finished_count += 1
+        """Have the record delivered; the next trial does not wait for it."""
         self.view.on_trial_end(record, folder)
-        self.undelivered.append(record.trial.id)
-        # An invalid trial runs again, so that more may start than were planned.
-        is_last = self.finished_count >= max(self.planned_count, self.started_count)
-        if self.pace.is_due() and not is_last:
-            self.deliver(self.undelivered, in_passing=True)
+        self.ended[record.trial.id] = None
+        if self.trouble is None:
+            with self._reported():
+                self.process.deliver([record.trial.id])
 
     def on_message(self, text: str) -> None:
         """Do nothing but show it."""
         self.view.on_message(text)
 
-    def deliver(self, trials: Sequence[str], *, in_passing: bool = False) -> None:
-        """Deliver trials, given by their ids, unless an earlier delivery has failed.
-
-        A trial that MLflow has already costs a query and adds nothing. `in_passing` is for a
-        delivery between two trials, which leaves out what only the end of a sweep needs.
-        """
-        from harness.tracking.connect import StoreLocked
-
-        if self.trouble or not trials:
-            return
-        self.view.on_delivery()
-        started = time.monotonic()
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Show what MLflow fails with in the block; nothing is delivered after it."""
         try:
-            delivery = self.deliverer.deliver_trials(
-                self.sweep_folder, trials, in_passing=in_passing
-            )
+            yield
         except HarnessError as error:
-            if in_passing and isinstance(error, StoreLocked):
-                self.pace.add(time.monotonic() - started)  # a later delivery brings these too
-                return
             self.disk_failed = isinstance(error, StorageError)
-            self._report_trouble(str(error))
+            self.trouble = str(error)
         except Exception as error:  # whatever a tracker raises, the trials to come must run
-            self._report_trouble(f"MLflow: {type(error).__name__}: {one_line(error)}")
-        else:
-            self.pace.add(delivery.seconds)
-            delivered = set(trials)
-            self.undelivered = [trial for trial in self.undelivered if trial not in delivered]
-
-    def _report_trouble(self, text: str) -> None:
-        """Show what MLflow failed with; nothing is delivered after it."""
-        self.trouble = text
-        self.view.on_message(text)
+            self.trouble = f"MLflow: {type(error).__name__}: {one_line(error)}"
+        if self.trouble is not None:
+            self.view.on_message(self.trouble)
 
 
 class JobDelivery:

@@ -70,8 +70,6 @@ def run_sweep(
 
     with view, delivery:
         finished, records = adaptive.run_until(goal, sweep, run_pending)
-        # Each trial was delivered when it ended. This brings to MLflow what earlier runs left.
-        delivery.deliver([record.trial.id for record in records])
     return FinishedRun(
         sweep=finished,
         records=records,

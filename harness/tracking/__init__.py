@@ -9,23 +9,20 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 `verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
 `connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
-`database`  makes a new local database; `transaction` makes many writes to one a transaction.
-`new_run`   writes a new run by MLflow's calls; `run_rows` inserts it into a local database as rows.
 `pace`      tells a running sweep when its next delivery is due.
-`deliverer` delivers in a process of its own, which is a `delivery_worker`, forked with `preload` loaded.
+`deliverer` delivers from a process of its own, a `delivery_worker`, while a sweep runs.
 """
 
 from harness.tracking.connect import TrackerDown
-from harness.tracking.deliverer import Deliverer, choose_deliverer
+from harness.tracking.deliverer import DeliveryProcess
 from harness.tracking.pages import page
 from harness.tracking.tracker import Delivery, Tracker, load_libraries
 
 __all__ = [
-    "Deliverer",
     "Delivery",
+    "DeliveryProcess",
     "Tracker",
     "TrackerDown",
-    "choose_deliverer",
     "load_libraries",
     "page",
 ]

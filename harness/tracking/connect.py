@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import socket
 import warnings
 from collections.abc import Iterator
@@ -17,11 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from harness.core import own_process
 from harness.core.errors import BadInput, HarnessError, StorageError, one_line
 from harness.core.redaction import REDACTED, URL_CREDENTIALS, redact_text, secret_values
 from harness.core.storage import free_space, storage_error
-from harness.tracking.database import create_database
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -134,9 +133,7 @@ def quiet(*, timeout: int = REQUEST_TIMEOUT) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # MLflow sets the levels of its loggers on first import, so they are read after it.
-            # It can do without these two, which take 70 MB and 0.7 s.
-            with own_process.without("pandas", "pyarrow"):
-                import mlflow  # noqa: F401
+            import mlflow  # noqa: F401
 
             levels = [logger.level for logger in loggers]
             for logger in loggers:
@@ -248,9 +245,29 @@ def connect(uri: str) -> MlflowClient:
 
     scheme = uri.partition(":")[0].partition("+")[0]
     if scheme in DATABASES:
-        create_database(uri)
+        _create_database(uri)
         _check_database_answers(uri)
     return MlflowClient(tracking_uri=uri)
+
+
+def _create_database(uri: str) -> None:
+    """Have MLflow create a local SQLite database that does not exist.
+
+    MLflow takes seconds for its migrations. Whoever opens the file meanwhile, and whoever finds what
+    a killed process has left, would fail. So the file appears under its name when it is whole.
+    """
+    from mlflow import MlflowClient
+
+    path = Path(uri.removeprefix(SQLITE_PREFIX))
+    if not uri.startswith(SQLITE_PREFIX) or "?" in uri or path.exists():
+        return
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{aside}").search_experiments(max_results=1)
+        if not path.exists():
+            aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _check_database_answers(uri: str) -> None:

@@ -1,269 +1,159 @@
-"""Delivers for a command that runs trials: in a process of its own that has MLflow loaded already.
+"""Delivers the trials of a running sweep to MLflow from a process of its own.
 
-To load MLflow takes seconds, and a run would spend them between its first two trials, when nothing
-else may happen. So that is loaded in a forkserver, which stays for a while for later commands, as that
-of the ranks does. Where there can be none, the command delivers by itself.
+To import MLflow takes seconds and a delivery tens of milliseconds, which no trial waits for. The
+process is a `delivery_worker`; both exchange lines of JSON.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import select
-import signal
-import socket
-import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from harness.core import own_process
-from harness.core.errors import HarnessError
-from harness.core.import_path import import_variables
-from harness.core.logs import last_log_line
+from harness.core.errors import HarnessError, StorageError
+from harness.core.import_path import import_variables, module_command
 from harness.core.paths import Results, SweepFolder
-from harness.core.ports import unix_socket_path
+from harness.core.processes import end_process_group, parent_variables
 from harness.core.scratch import ScratchFolder
-from harness.launch.forkserver import (
-    AVAILABLE,
-    ForkedProcess,
-    ForkRequest,
-    ForkServer,
-    ForkServerStalled,
-    Setup,
-    kill_all,
-)
-from harness.launch.stall import POLL, STALL_TIMEOUT, StallDetector
+from harness.launch.stall import POLL, StallDetector
 from harness.tracking.connect import TrackerDown
-from harness.tracking.tracker import Delivery, Tracker
+from harness.tracking.tracker import Tracker
 
-SETUP = Setup(preload=["harness.tracking.preload"])
-# Seconds without CPU time, after which a delivery counts as hung: more than a tracker waits for
-# another delivery, or for a server.
+# Seconds without CPU time after which the process counts as hung: longer than a tracker waits for
+# another delivery, a locked database or a server.
 DELIVERY_TIMEOUT = 300.0
-LOG_NAME = "delivery.log"  # of the file of the process's output
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeliveryRequest:
-    """What a process is to deliver: the arguments of `Tracker.deliver_trials`."""
-
-    folder: SweepFolder
-    trials: Sequence[str]  # their ids
-    in_passing: bool
-
-
-class Deliverer(Protocol):
-    """Delivers records to MLflow."""
-
-    def load(self) -> None:
-        """Load what deliveries need, which takes seconds."""
-        ...
-
-    def deliver_trials(
-        self, folder: SweepFolder, trials: Sequence[str], *, in_passing: bool = False
-    ) -> Delivery:
-        """Deliver the records of some trials, as `Tracker.deliver_trials` does."""
-        ...
-
-    def close(self) -> None:
-        """Deliver nothing more."""
-        ...
-
-
-def choose_deliverer(results: Results, uri: str | None) -> Deliverer:
-    """Return what delivers to the MLflow store `uri`, by default the database in the results folder.
-
-    Raises BadInput for a URI that no store can have.
-    """
-    tracker = Tracker(results, uri)
-    if AVAILABLE and own_process.is_own():
-        return DeliveryProcess(tracker)
-    return tracker
+LOG_NAME = "delivery.log"  # the file that the process writes its output to
 
 
 class DeliveryProcess:
-    """Has another process deliver, which is started when it is first needed."""
+    """A process that delivers trials of one sweep while this process runs others."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        """Have it deliver as `tracker` would, which does so where there can be no such process."""
-        self._tracker = tracker
-        self._worker: _Worker | None = None
-        self._was_started = False
+    def __init__(self, results: Results, folder: SweepFolder, uri: str | None) -> None:
+        """Prepare to deliver to the MLflow store `uri`, by default the results folder's database.
 
-    def load(self) -> None:
-        """Start the process; what it is forked from loads MLflow, unless it has."""
-        if self._was_started:
-            return
-        self._was_started = True
-        try:
-            self._worker = _start(self._tracker)
-        except (HarnessError, OSError):
-            self._worker = None  # a delivery by this process would meet the same, and name it
-
-    def deliver_trials(
-        self, folder: SweepFolder, trials: Sequence[str], *, in_passing: bool = False
-    ) -> Delivery:
-        """Deliver the records of some trials; `trials` are their ids.
-
-        A process that has ended is replaced, once: what it was forked from is shared by commands, and
-        to deliver again adds nothing. Raises TrackerDown, and StorageError for a disk that does not
-        take them.
+        Raises BadInput for a URI that no store can have.
         """
-        request = DeliveryRequest(folder=folder, trials=list(trials), in_passing=in_passing)
-        try:
-            return self._deliver(request)
-        except _WorkerEnded:
-            return self._deliver(request, is_last_try=True)
+        self.tracker = Tracker(results, uri)
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        self._log_folder: ScratchFolder | None = None
+        self._received = b""  # the beginning of a line of which the rest has not arrived
 
-    def _deliver(self, request: DeliveryRequest, *, is_last_try: bool = False) -> Delivery:
-        """Deliver, once; raises what `deliver_trials` does, and _WorkerEnded."""
-        self.load()
-        if self._worker is None:
-            return self._tracker.deliver_trials(
-                request.folder, request.trials, in_passing=request.in_passing
+    def start(self) -> None:
+        """Start the process, which loads MLflow at once, and return without waiting for it."""
+        self._log_folder = ScratchFolder("delivery")
+        with (self._log_folder.path / LOG_NAME).open("ab") as log:
+            self.process = subprocess.Popen(
+                module_command(sys.executable, "harness.tracking.delivery_worker"),
+                env={**os.environ, **import_variables(), **parent_variables()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
             )
-        try:
-            answer = self._worker.ask(request)
-        except BaseException as error:
-            if isinstance(error, _WorkerHung) or is_last_try:
-                self._worker.log_folder.keep()  # the error names the log
-            # After Ctrl-C too: what it answers later must not be taken for the answer to the next.
-            self.close()
-            raise
-        if isinstance(answer, HarnessError):
-            raise answer
-        return answer
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
+        self._send(
+            {
+                "results": str(self.tracker.results.path),
+                "uri": self.tracker.uri,  # not as an argument: it may have a password
+                "folder": str(self.folder.path),
+            }
+        )
+
+    def deliver(self, trials: Sequence[str]) -> None:
+        """Have the process deliver trials, given by their ids, soon; do not wait for it.
+
+        Raises what an earlier delivery has failed with: TrackerDown, or StorageError for a disk that
+        is full.
+        """
+        self._send({"trials": list(trials)})
+        while self._has_answer() and self._receive() is not None:
+            pass
+
+    def finish(self, trials: Sequence[str]) -> None:
+        """Deliver all trials of the sweep that ran, with the verdicts, and wait until that is done.
+
+        This process delivers if that one has ended. Raises TrackerDown and StorageError.
+        """
+        self._send({"trials": list(trials), "is_last": True})
+        while (answer := self._receive()) is not None:
+            if answer["is_last"]:
+                return
+        self.tracker.deliver_trials(self.folder, trials)
 
     def close(self) -> None:
         """End the process."""
-        worker = self._worker
-        self._worker = None
-        self._was_started = False
-        if worker is not None:
-            worker.close()
+        if self.process is None:
+            return
+        end_process_group(self.process)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        self.process = None
+        if self._log_folder is not None:
+            self._log_folder.remove()
 
+    def _send(self, message: dict[str, Any]) -> None:
+        """Send a line; raises TrackerDown if the process does not read it."""
+        if self.process is None or self.process.stdin is None:
+            return
+        descriptor = self.process.stdin.fileno()
+        line = (json.dumps(message) + "\n").encode()
+        stall = StallDetector(self.process.pid)
+        while line:
+            if select.select([], [descriptor], [], POLL)[1]:
+                try:
+                    line = line[os.write(descriptor, line) :]
+                except BrokenPipeError:
+                    return  # `finish` delivers for a process that has ended
+            else:
+                self._refuse_stalled(stall)
 
-class _WorkerEnded(TrackerDown):
-    """The process that delivers has ended."""
+    def _has_answer(self) -> bool:
+        """Return whether an answer, or the end of the process, has arrived."""
+        if self.process is None or self.process.stdout is None:
+            return False
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
 
+    def _receive(self) -> dict[str, Any] | None:
+        """Wait for an answer and return it, None if the process has ended.
 
-class _WorkerHung(TrackerDown):
-    """The process that delivers neither answers nor computes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Worker:
-    """A process that delivers, and the connection to it."""
-
-    server: ForkServer  # from which it was forked
-    process: ForkedProcess
-    connection: Connection[Any, Any]
-    log_folder: ScratchFolder
-
-    @property
-    def log(self) -> Path:
-        """Return the file of its output."""
-        return self.log_folder.path / LOG_NAME
-
-    def ask(self, request: DeliveryRequest) -> Delivery | HarnessError:
-        """Return what a delivery did, or the error that it has raised.
-
-        Raises _WorkerEnded and _WorkerHung.
+        Raises the error that a delivery has failed with.
         """
-        try:
-            self.connection.send(request)
-            self._wait_for_answer()
-            answer: Delivery | HarnessError = self.connection.recv()
-        except BlockingIOError:  # it has not read the request within DELIVERY_TIMEOUT
-            raise self._hung() from None
-        except (EOFError, OSError):
-            raise _WorkerEnded(
-                f"MLflow: the process that delivers {self._describe_end()};"
-                f" `harness results collect` delivers the rest; log: {self.log}"
-            ) from None
+        if self.process is None or self.process.stdout is None:
+            return None
+        stall = StallDetector(self.process.pid)
+        while b"\n" not in self._received:
+            if not select.select([self.process.stdout], [], [], POLL)[0]:
+                self._refuse_stalled(stall)
+                continue
+            received = os.read(self.process.stdout.fileno(), 65536)
+            if not received:
+                return None
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            error: type[HarnessError] = StorageError if answer["is_of_disk"] else TrackerDown
+            raise error(answer["error"])
         return answer
 
-    def _describe_end(self) -> str:
-        """Return how it has ended: by which signal, or else with which last line of its log."""
-        with suppress(subprocess.TimeoutExpired):
-            exit_code = self.process.wait(STALL_TIMEOUT)
-            if exit_code < 0:
-                return f"was ended by {signal.Signals(-exit_code).name}"
-        return f"ended: {last_log_line(self.log)}"
-
-    def _wait_for_answer(self) -> None:
-        """Wait until an answer can be read, or the other end is closed."""
-        stall = StallDetector(self.process.pid)
-        while not self.connection.poll(POLL):
-            if stall.seconds() > DELIVERY_TIMEOUT:
-                raise self._hung()
-
-    def _hung(self) -> _WorkerHung:
-        """Return the error that says that it hangs."""
-        return _WorkerHung(
-            f"MLflow: waited {DELIVERY_TIMEOUT:g} s for the process that delivers, which used no CPU"
-            f" time and was ended; `harness results collect` delivers the rest; log: {self.log}"
+    def _refuse_stalled(self, stall: StallDetector) -> None:
+        """Raise TrackerDown if the process has used no CPU time for DELIVERY_TIMEOUT seconds."""
+        if stall.seconds() <= DELIVERY_TIMEOUT:
+            return
+        message = (
+            f"MLflow: waited {DELIVERY_TIMEOUT:g} s for the process that delivers, which used no CPU time"
+            " and was ended; `harness collect` delivers the rest"
         )
-
-    def close(self) -> None:
-        """End it, and wait until it is gone."""
-        self.connection.close()
-        with suppress(ForkServerStalled):  # a disk that hangs keeps it; nothing waits for it then
-            kill_all([self.process])
-        self.server.close()
-        self.log_folder.remove()
-
-
-def _start(tracker: Tracker) -> _Worker:
-    """Start a process that delivers as `tracker` would.
-
-    Raises HarnessError or OSError if it does not start.
-    """
-    variables = {**os.environ, **import_variables()}
-    server = ForkServer.start(SETUP, variables)
-    log_folder = ScratchFolder("delivery")
-    try:
-        process, connection = _fork(server, tracker, variables, log_folder.path)
-    except BaseException:
-        server.close()
-        log_folder.remove()
-        raise
-    return _Worker(server=server, process=process, connection=connection, log_folder=log_folder)
-
-
-def _fork(
-    server: ForkServer, tracker: Tracker, variables: Mapping[str, str], folder: Path
-) -> tuple[ForkedProcess, Connection[Any, Any]]:
-    """Return a new process of the forkserver, with its log in `folder`, and the connection to it.
-
-    Raises HarnessError if the process ends, or hangs, before it has connected.
-    """
-    with (
-        unix_socket_path(folder / "socket") as path,
-        socket.socket(socket.AF_UNIX) as listening,
-    ):
-        listening.bind(str(path))
-        listening.listen(1)
-        request = ForkRequest(
-            module="harness.tracking.delivery_worker",
-            arguments=[str(path), str(tracker.results.path), tracker.uri],
-            variables=variables,
-            folder=str(Path.cwd()),
-            log=str(folder / LOG_NAME),
-        )
-        (process,) = server.fork([request])
-        stall = StallDetector(process.pid)
-        while not select.select([listening], [], [], POLL)[0]:
-            if process.poll() is not None or stall.seconds() > STALL_TIMEOUT:
-                raise HarnessError("the process that delivers to MLflow did not start")
-        stream, _ = listening.accept()
-        path.unlink()
-    # A process that is stopped would not read a request that is larger than the socket's buffer.
-    timeout = struct.pack("ll", math.ceil(DELIVERY_TIMEOUT), 0)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-    return process, Connection(stream.detach())
+        if self._log_folder is not None:
+            self._log_folder.keep()
+            message += f"; log: {self._log_folder.path / LOG_NAME}"
+        raise TrackerDown(message)

@@ -29,6 +29,10 @@ class Pace:
         """Return whether it is time again."""
         return time.monotonic() >= self.due
 
+    def seconds_left(self) -> float:
+        """Return the seconds until it is time again."""
+        return max(0.0, self.due - time.monotonic())
+
     def add(self, seconds: float) -> None:
         """Count a delivery that ended now and took so long."""
         wait = max(self.min_seconds, seconds / self.share)

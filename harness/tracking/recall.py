@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -109,16 +109,10 @@ def _read_record(client: MlflowClient, run: Run) -> Record:
 
 
 def _read_file(client: MlflowClient, run: Run, name: str) -> bytes:
-    """Return the content of a file that is stored with a run; raise BadInput if it is missing.
-
-    The artifacts' own repository is used: the client would ask for the run again to find it.
-    """
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    files: Any = get_artifact_repository(run.info.artifact_uri, client.tracking_uri)
+    """Return the content of a file that is stored with a run; raise BadInput if it is missing."""
     trouble = f"does not give {name} of run {run.info.run_id}"
     with (
         errors_in_one_line(client.tracking_uri, trouble, BadInput),
         ScratchFolder("record") as aside,
     ):
-        return Path(files.download_artifacts(name, str(aside.path))).read_bytes()
+        return Path(client.download_artifacts(run.info.run_id, name, str(aside.path))).read_bytes()

@@ -14,7 +14,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,15 +50,14 @@ from harness.tracking.error_bars import error_bars
 from harness.tracking.exports import collect_export, export_metrics
 from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
 from harness.tracking.markdown import headline, leader_board, picture
-from harness.tracking.new_run import BATCH_SIZE, NewRun, RunData
 from harness.tracking.pace import pace_of_cells
-from harness.tracking.transaction import Transaction
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Run
 
 PAGE_SIZE = 250  # runs in one answer to a search
+BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 BOARD_TAG = "harness.board"  # on a sweep's run: the digest of its leader boards
@@ -109,10 +107,10 @@ class KnownRun:
         return known.shortened() if known.tags.get("harness.kind") == "trial" else known
 
     @staticmethod
-    def of_new(run: NewRun, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
+    def of_new(run_id: str, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
         """Return what is remembered of a run that this process has made."""
         known = KnownRun(
-            id=run.id,
+            id=run_id,
             name=contents.name,
             status=contents.status,
             ended=None if contents.status == "RUNNING" else contents.ended,
@@ -205,24 +203,22 @@ class SweepRuns:
         outlines: Sequence[TrialOutline],
         chosen: Sequence[TrialOutline],
         records: Mapping[str, Record | None],
-        writes: Transaction,
         *,
         in_passing: bool,
     ) -> tuple[str, int]:
         """Bring the runs of the chosen trials, of their cells and of the sweep up to date.
 
         `spec` is the content of sweep.json. `outlines` are those of all trials on disk. `records`
-        are records by trial that need not be read again. What is done may be made durable at each
-        checkpoint of `writes`. A delivery that is made `in_passing` leaves cells as they are that
-        MLflow has already, until their pace allows it. Returns the id of the sweep's run, and how
-        many trials were written.
+        are records by trial that need not be read again. A delivery that is made `in_passing` leaves
+        cells as they are that MLflow has already, until their pace allows it. Returns the id of the
+        sweep's run, and how many trials were written.
 
         The order matters to whoever looks on: a parent is there before its children.
         """
         self.spec = spec
         result = result_of(self.sweep, self.spec, outlines)
         contents = sweep_contents(self.sweep, self.spec, outlines, result)
-        sweep_run = self._update(contents, None, writes)
+        sweep_run = self._update(contents, None)
         self._update_spec(sweep_run)
         self.headline = UNFINISHED
         if result is not None:
@@ -233,11 +229,11 @@ class SweepRuns:
         self.stale_cells |= changed_cells
         updates_cells = not in_passing or result is not None or self.pace_of_cells.is_due()
         by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
-        self._update_cells(by_cell, outlines, result, sweep_run, writes, only_new=not updates_cells)
+        self._update_cells(by_cell, outlines, result, sweep_run, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
         for cell_outlines in by_cell.values():
-            written += self._update_trials(cell_outlines, chosen_trials, records, writes)
+            written += self._update_trials(cell_outlines, chosen_trials, records)
         if result is not None:
             self._update_boards(result, sweep_run)
             self._update_confusions(result, by_cell)
@@ -250,7 +246,6 @@ class SweepRuns:
         outlines: Sequence[TrialOutline],
         result: SweepResult | None,
         sweep_run: KnownRun,
-        writes: Transaction,
         *,
         only_new: bool,
     ) -> None:
@@ -281,10 +276,9 @@ class SweepRuns:
                 error_bar=bars.get(cell_id),
                 picture=picture(cell.workload.label, sweep_run.id),
             )
-            cell_run = self._update(contents, sweep_run.id, writes)
+            cell_run = self._update(contents, sweep_run.id)
             self._update_rates(search, cell, cell_run)
             self.stale_cells.pop(cell_id, None)
-            writes.checkpoint()
         if not only_new:
             self.pace_of_cells.add(time.monotonic() - began)
 
@@ -385,7 +379,6 @@ class SweepRuns:
         outlines: Sequence[TrialOutline],
         chosen_trials: set[str],
         records: Mapping[str, Record | None],
-        writes: Transaction,
     ) -> int:
         """Write those of a cell's chosen trials that have no complete run; return how many.
 
@@ -394,39 +387,18 @@ class SweepRuns:
         (cell_run,) = self.existing["cell", outlines[0].cell_id]
         incomplete = self._find_incomplete(outlines, cell_run, chosen_trials)
         for outline in incomplete:
-            self._write_trial(outline, cell_run, records.get(outline.trial), writes)
-            writes.checkpoint()
+            self._write_trial(outline, cell_run, records.get(outline.trial))
         for outline in outlines:
             if outline.trial in chosen_trials:
                 self._update_export(outline.trial)
         return len(incomplete)
-
-    @contextmanager
-    def _artifact_folder(self, artifact_uri: str) -> Iterator[Path]:
-        """Yield an empty folder, whose files are those of a new run once the block has ended.
-
-        It is the run's own where MLflow keeps artifacts in a folder of this machine.
-        """
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-        from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
-
-        # The client would ask for the run again to learn where its files belong.
-        files: Any = get_artifact_repository(artifact_uri, self.client.tracking_uri)
-        if isinstance(files, LocalArtifactRepository):
-            folder = Path(files.artifact_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            yield folder
-            return
-        with staging(self.folder.delivery_folder) as aside:
-            yield aside
-            files.log_artifacts(str(aside))
 
     def _set_tag(self, run: KnownRun, name: str, value: str) -> None:
         """Set a tag of a run."""
         self.client.set_tag(run.id, name, value)
         run.tags[name] = value
 
-    def _update(self, contents: RunContents, parent: str | None, writes: Transaction) -> KnownRun:
+    def _update(self, contents: RunContents, parent: str | None) -> KnownRun:
         """Make a cell's or the sweep's run show its contents; send only what it lacks.
 
         Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
@@ -439,7 +411,8 @@ class SweepRuns:
                 run = candidate
                 break
         if run is None:
-            run = self._create(contents, parent, writes)
+            tags = self._tags(contents, parent)
+            run = self._complete(self._create_empty(contents, tags), contents, tags)
         self._delete_all_but(run, contents.kind, contents.key)
         self._send_difference(run, contents, self._tags(contents, parent))
         if run.name != contents.name:
@@ -469,6 +442,8 @@ class SweepRuns:
         for name, value in tags.items():
             if run.tags.get(name) != value:
                 changed_tags.append(RunTag(name, value))
+        if not metrics and not params and not changed_tags:
+            return
         self.client.log_batch(
             run.id, metrics=metrics, params=params, tags=changed_tags, synchronous=True
         )
@@ -554,7 +529,6 @@ class SweepRuns:
         outline: TrialOutline,
         cell_run: KnownRun,
         delivered_record: Record | None,
-        writes: Transaction,
     ) -> None:
         """Create the run of a trial with all that it shows.
 
@@ -567,44 +541,43 @@ class SweepRuns:
             record = read_record(trial_folder.record_path)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
         tags = {**self._tags(contents, cell_run.id), RECORD_TAG: outline.digest}
-        new_run = self._begin(contents, tags, writes)
-        with self._artifact_folder(new_run.artifact_uri) as target:
-            collect_files(record, trial_folder, target, self._clean)
-        reproduce = {REPRODUCE_TAG: f"harness reproduce mlflow:{new_run.id}"}
-        inputs = datasets(record.trial.cell.workload, self._clean)
-        self._complete(new_run, contents, tags | reproduce, inputs=inputs)
+        run_id = self._create_empty(contents, tags)
+        with staging(self.folder.delivery_folder) as aside:
+            collect_files(record, trial_folder, aside, self._clean)
+            self.client.log_artifacts(run_id, str(aside))
+        self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
+        tags[REPRODUCE_TAG] = f"harness reproduce mlflow:{run_id}"
+        self._complete(run_id, contents, tags)
 
-    def _create(self, contents: RunContents, parent: str | None, writes: Transaction) -> KnownRun:
-        """Create the run of a cell or of the sweep with all that it shows, and remember it."""
-        tags = self._tags(contents, parent)
-        return self._complete(self._begin(contents, tags, writes), contents, tags)
-
-    def _begin(self, contents: RunContents, tags: Mapping[str, str], writes: Transaction) -> NewRun:
-        """Return a new run that has its name and tags, but shows nothing else yet."""
-        return writes.create_run(
-            self.experiment_id, name=contents.name, started=contents.started, tags=tags
+    def _create_empty(self, contents: RunContents, tags: Mapping[str, str]) -> str:
+        """Create a run that has its name and tags, but shows nothing else yet; return its id."""
+        run = self.client.create_run(
+            self.experiment_id,
+            start_time=contents.started,
+            tags=dict(tags),
+            run_name=contents.name,
         )
+        run_id: str = run.info.run_id
+        return run_id
 
-    def _complete(
-        self,
-        new_run: NewRun,
-        contents: RunContents,
-        tags: Mapping[str, str],
-        inputs: Sequence[DatasetInput] = (),
-    ) -> KnownRun:
-        """Have MLflow show all of a new run, and remember it."""
-        params = {name: self._clean(value) for name, value in contents.params.items()}
-        new_run.complete(
-            RunData(
-                points=contents.points,
-                params=params,
-                tags=tags,
-                inputs=inputs,
-                status=contents.status,
-                ended=contents.ended,
-            )
-        )
-        run = KnownRun.of_new(new_run, contents, tags)
+    def _complete(self, run_id: str, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
+        """Have MLflow show all of a new run, its final status last, and remember it.
+
+        It takes as few requests as MLflow allows.
+        """
+        from mlflow.entities import Metric, Param, RunTag
+
+        metrics = [
+            Metric(point.name, point.value, point.at, point.step) for point in contents.points
+        ]
+        params = [Param(name, self._clean(value)) for name, value in contents.params.items()]
+        run_tags = [RunTag(name, value) for name, value in tags.items()]
+        self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, run_tags, synchronous=True)
+        for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
+            self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
+        if contents.status != "RUNNING":
+            self.client.set_terminated(run_id, contents.status, contents.ended)
+        run = KnownRun.of_new(run_id, contents, tags)
         self.existing[contents.kind, contents.key].append(run)
         return run
 

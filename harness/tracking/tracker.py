@@ -38,7 +38,6 @@ from harness.tracking.outlines import SweepOutlines
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns, search
-from harness.tracking.transaction import transaction
 
 # What a delivery imports sooner or later.
 LIBRARIES = (
@@ -183,11 +182,10 @@ class Tracker:
                 if records is None or state == "deleted" or sweep_is_complete:
                     cells = None
                 runs.find_existing(cells)
-                with transaction(client) as writes:
-                    run_id, delivered = runs.deliver(
-                        spec, outlines, chosen, records or {}, writes, in_passing=in_passing
-                    )
-                    self._tag_experiment(client, experiment, runs, outlines)
+                run_id, delivered = runs.deliver(
+                    spec, outlines, chosen, records or {}, in_passing=in_passing
+                )
+                self._tag_experiment(client, experiment, runs, outlines)
             self._known[folder.path] = runs
         return Delivery(
             delivered=delivered,
@@ -210,13 +208,6 @@ class Tracker:
             return outlines.read()
         listed = outlines.read(trials)
         return outlines.read() if is_complete(listed, planned) else listed
-
-    def load(self) -> None:
-        """Load what deliveries need, which takes seconds."""
-        load_libraries()
-
-    def close(self) -> None:
-        """Deliver nothing more; nothing of it is left open."""
 
     def exists(self) -> bool:
         """Return whether the store is there already; only of the local database is it known."""
@@ -285,13 +276,11 @@ class Tracker:
                     f"MLflow's experiment {old} has runs of other results folders;"
                     f" `harness results collect {new}` delivers the sweep into an experiment of its own"
                 )
-            with transaction(client) as writes:
-                for run in runs:
-                    client.set_tag(run.info.run_id, "harness.sweep", new)
-                    if run.data.tags.get("harness.kind") == "sweep":
-                        client.update_run(run.info.run_id, name=new)
-                    writes.checkpoint()
-                client.rename_experiment(experiment.experiment_id, new)
+            for run in runs:
+                client.set_tag(run.info.run_id, "harness.sweep", new)
+                if run.data.tags.get("harness.kind") == "sweep":
+                    client.update_run(run.info.run_id, name=new)
+            client.rename_experiment(experiment.experiment_id, new)
         return True
 
     def _connect(self) -> MlflowClient:

@@ -24,7 +24,7 @@ from urllib.error import URLError
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
 from harness.core.processes import KILL_TIMEOUT, TERMINATE_TIMEOUT, signal_group
-from harness.tracking import Tracker
+from harness.tracking import Tracker, load_libraries
 from harness.tracking.connect import SETTINGS, is_server, shown_uri
 
 DEFAULT_PORT = 5000
@@ -99,7 +99,7 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
         )
         try:
             base = _address(host, port)
-            tracker.load()  # while the server loads MLflow too, which alone opens the database now
+            load_libraries()  # while the server loads MLflow too, which alone opens the database now
             try:
                 _wait_until_it_answers(base, guard, log)
             except HarnessError:

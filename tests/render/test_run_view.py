@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.core.paths import Results, SweepFolder
-from harness.interface.delivery import RunDelivery
+from harness.core.paths import Results
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Interruption, RankResults, Record
 from harness.render.format import interruption_note
 from harness.render.results import show_results
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.run import RunView, trial_line
+from harness.render.terminal.run import trial_line
 from harness.spec.sweep import Sweep
-from harness.tracking.connect import StoreLocked
-from harness.tracking.tracker import Delivery
 from tests.factories import make_record
 from tests.support.benchmarks import SEEDS, records
 from tests.support.sweeps import load
@@ -165,94 +159,3 @@ def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Resu
     note = "ended without a signal after step 8: 1.5 s lost"
     assert note in trial_line(record, folder, 1, 1)
     assert interruption_note(interruption) == note
-
-
-class RecordedDeliveries:
-    """Only notes what it is to deliver."""
-
-    def __init__(self) -> None:
-        self.trials: list[list[str]] = []  # of each delivery
-        self.in_passing: list[bool] = []
-        self.is_closed = False
-
-    def load(self) -> None:
-        """Load nothing."""
-
-    def deliver_trials(
-        self, folder: SweepFolder, trials: Sequence[str], *, in_passing: bool = False
-    ) -> Delivery:
-        self.trials.append(list(trials))
-        self.in_passing.append(in_passing)
-        return Delivery(
-            delivered=len(trials), already_delivered=0, experiment_id="1", run_id="2", seconds=0.01
-        )
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def test_a_locked_database_holds_up_no_trial_and_a_later_delivery_brings_all(
-    sweep: Sweep, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class LockedAtFirst(RecordedDeliveries):
-        def deliver_trials(
-            self, folder: SweepFolder, trials: Sequence[str], *, in_passing: bool = False
-        ) -> Delivery:
-            delivery = super().deliver_trials(folder, trials, in_passing=in_passing)
-            if in_passing:
-                raise StoreLocked("database is locked")
-            return delivery
-
-    deliveries = LockedAtFirst()
-    view = RunView(sweep, results, TerminalConsole(quiet=True))
-    listener = RunDelivery(sweep, results, view, None)
-    monkeypatch.setattr(listener, "deliverer", deliveries)
-    trials = [record.trial.id for record in records(sweep.cells[0])]
-    listener.undelivered = trials[:1]
-    listener.deliver(listener.undelivered, in_passing=True)
-    assert (listener.trouble, listener.undelivered) == (None, trials[:1])
-    assert not listener.pace.is_due(), "the next trials do not wait for it"
-    listener.deliver(trials)
-    assert listener.undelivered == []
-    assert deliveries.in_passing == [True, False]
-
-
-def test_short_trials_share_deliveries_and_wait_for_no_long_one(
-    sweep: Sweep, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    deliveries = RecordedDeliveries()
-    view = RunView(sweep, results, TerminalConsole(quiet=True))
-    listener = RunDelivery(sweep, results, view, None)
-    monkeypatch.setattr(listener, "deliverer", deliveries)
-    short, long = (records(cell) for cell in sweep.cells)
-    short = [replace(record, ended=record.started + 1) for record in short]
-    long = [replace(record, ended=record.started + 600) for record in long]
-    folder = results.sweep_folder(sweep.name)
-    ids = [record.trial.id for record in short]
-
-    def run(record: Record, seconds: float) -> None:
-        nonlocal now
-        listener.on_trial_start(record.trial)
-        now += seconds
-        listener.on_trial_end(record, folder.trial_folder(record.trial.id))
-
-    with view, listener:
-        listener.on_plan([record.trial for record in [*short, long[0]]], long[1:])
-        run(short[0], 1.0)
-        assert deliveries.trials == [ids[:1]]
-        run(short[1], 1.0)
-        run(short[2], 1.0)
-        assert deliveries.trials == [ids[:1]]
-        run(short[3], 3.0)  # five seconds after the last delivery
-        assert deliveries.trials == [ids[:1], ids[1:4]]
-        run(short[4], 1.0)
-        listener.on_trial_start(long[0].trial)  # as earlier ones of its cell have taken ten minutes
-        assert deliveries.trials == [ids[:1], ids[1:4], ids[4:5]]
-        now += 600.0
-        listener.on_trial_end(long[0], folder.trial_folder(long[0].trial.id))
-        assert deliveries.in_passing == 3 * [True]  # not the last one, which brings the verdicts
-    assert deliveries.trials[3:] == [[long[0].trial.id]]
-    assert deliveries.in_passing[3:] == [False]
-    assert deliveries.is_closed

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from harness.core import own_process
 from harness.core.paths import Results, SweepFolder
-from harness.tracking import Tracker, TrackerDown, choose_deliverer
+from harness.tracking import DeliveryProcess, Tracker, TrackerDown
 from harness.tracking import deliverer as deliverer_module
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import StoreLocked
-from harness.tracking.deliverer import DeliveryProcess
+from harness.tracking.delivery_worker import deliveries
 from harness.tracking.tracker import Delivery
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import by_name
 
-# A command of the harness that delivers two trials one after the other, and says what it has loaded.
+# A command that has two trials delivered, and says what it has loaded for it.
 COMMAND = """
 import sys
 from pathlib import Path
-from harness.core import own_process
 from harness.core.paths import Results
-from harness.tracking import choose_deliverer
-own_process.claim()
+from harness.tracking import DeliveryProcess
 results = Results(Path(sys.argv[1]))
-folder = results.sweep_folder("demo")
-process = choose_deliverer(results, None)
-for trials in [sys.argv[2:3], sys.argv[2:]]:
-    delivery = process.deliver_trials(folder, trials, in_passing=len(trials) == 1)
-    print(delivery.delivered, delivery.already_delivered)
+process = DeliveryProcess(results, results.sweep_folder("demo"), None)
+process.start()
+process.deliver(sys.argv[2:3])
+process.finish(sys.argv[2:])
 process.close()
 print("mlflow" in sys.modules, "torch" in sys.modules)
 """
@@ -83,15 +81,73 @@ def test_a_database_that_another_program_has_locked_is_waited_for_unless_trials_
         tracker.deliver_trials(folder, trials)
 
 
+class RecordedTracker:
+    """Takes deliveries, of which the first finds the database locked if `is_locked`."""
+
+    def __init__(self, *, is_locked: bool = False) -> None:
+        self.is_locked = is_locked
+        self.trials: list[list[str]] = []
+        self.in_passing: list[bool] = []
+
+    def deliver_trials(
+        self, folder: SweepFolder, trials: Iterable[str], *, in_passing: bool = False
+    ) -> Delivery:
+        self.trials.append(list(trials))
+        self.in_passing.append(in_passing)
+        if self.is_locked:
+            self.is_locked = False
+            raise StoreLocked("database is locked")
+        return Delivery(
+            delivered=1, already_delivered=0, experiment_id="1", run_id="2", seconds=0.01
+        )
+
+
+class TimedRequests:
+    """A queue of requests, each so many seconds after the one before, and the clock that they pass."""
+
+    def __init__(self, *requests: tuple[float, dict[str, Any]]) -> None:
+        self.now = 1000.0
+        self.requests = [(seconds, request) for seconds, request in requests]
+
+    def get(self, timeout: float | None) -> dict[str, Any]:
+        seconds, request = self.requests.pop(0)
+        if timeout is not None and timeout < seconds:
+            self.now += timeout
+            self.requests.insert(0, (seconds - timeout, request))
+            raise queue.Empty
+        self.now += seconds
+        return request
+
+
+@pytest.mark.parametrize("is_locked", [False, True], ids=["free", "locked at first"])
+def test_short_trials_share_deliveries_and_a_locked_database_gets_them_later(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, is_locked: bool
+) -> None:
+    requests = TimedRequests(
+        (0.0, {"trials": ["a"]}),
+        (1.0, {"trials": ["b"]}),
+        (1.0, {"trials": ["c"]}),
+        (600.0, {"trials": ["a", "b", "c"], "is_last": True}),
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: requests.now)
+    tracker = RecordedTracker(is_locked=is_locked)
+    made = deliveries(cast(Any, tracker), folder, cast(Any, requests))
+    assert list(made) == [False, False, True]
+    second = ["a", "b", "c"] if is_locked else ["b", "c"]
+    assert tracker.trials == [["a"], second, ["a", "b", "c"]]
+    assert tracker.in_passing == [True, True, False]
+
+
 @pytest.fixture
-def process(results: Results) -> Iterator[DeliveryProcess]:
-    with closing(DeliveryProcess(Tracker(results))) as delivery_process:
+def process(results: Results, folder: SweepFolder) -> Iterator[DeliveryProcess]:
+    with closing(DeliveryProcess(results, folder, None)) as delivery_process:
+        delivery_process.start()
         yield delivery_process
 
 
 def worker_of(process: DeliveryProcess) -> psutil.Process:
-    assert process._worker is not None
-    return psutil.Process(process._worker.process.pid)
+    assert process.process is not None
+    return psutil.Process(process.process.pid)
 
 
 def test_a_command_delivers_without_loading_mlflow(
@@ -101,7 +157,7 @@ def test_a_command_delivers_without_loading_mlflow(
     script.write_text(COMMAND)
     command = [sys.executable, "-P", str(script), str(results.path), *trials]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed.splitlines() == ["1 0", "1 1", "False False"]
+    assert printed == "False False\n"
     other = Results(tmp_path / "by this process")
     Tracker(other).deliver_trials(folder, trials)
     shown = [by_name(f"sqlite:///{store.database}", "demo") for store in (results, other)]
@@ -109,19 +165,22 @@ def test_a_command_delivers_without_loading_mlflow(
     assert len(shown[0]) == 4  # the sweep, its cell and both trials
 
 
-def test_only_a_command_has_one(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose_deliverer(results, None), Tracker)
-    monkeypatch.setattr(own_process, "_is_own", True)
-    assert isinstance(choose_deliverer(results, None), DeliveryProcess)
+def test_trials_are_delivered_while_others_run_at_the_lowest_priority(
+    process: DeliveryProcess, results: Results, trials: list[str]
+) -> None:
+    process.deliver(trials[:1])
+    deadline = time.monotonic() + 120
+    while not results.database.exists() or len(by_name(process.tracker.uri, "demo")) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert worker_of(process).nice() == 19
 
 
 def test_the_process_ends_when_nothing_more_is_delivered(
-    process: DeliveryProcess, folder: SweepFolder, trials: list[str]
+    process: DeliveryProcess, trials: list[str]
 ) -> None:
-    process.load()
     worker = worker_of(process)
-    assert process.deliver_trials(folder, trials).delivered == 2
-    assert worker_of(process) == worker
+    process.finish(trials)
     process.close()
     assert not worker.is_running()
 
@@ -129,84 +188,48 @@ def test_the_process_ends_when_nothing_more_is_delivered(
 def test_an_error_of_the_tracker_is_the_commands(
     results: Results, folder: SweepFolder, trials: list[str]
 ) -> None:
-    tracker = Tracker(results, f"sqlite:///{results.path}/none/mlflow.db")
+    uri = f"sqlite:///{results.path}/none/mlflow.db"
     (results.path / "none").write_text("a file where a folder should be")
     with pytest.raises(TrackerDown) as expected:
-        tracker.deliver_trials(folder, trials)
-    with closing(DeliveryProcess(tracker)) as process:
+        Tracker(results, uri).deliver_trials(folder, trials)
+    with closing(DeliveryProcess(results, folder, uri)) as process:
+        process.start()
         with pytest.raises(TrackerDown) as raised:
-            process.deliver_trials(folder, trials)
-        assert worker_of(process).is_running()
+            process.finish(trials)
     assert str(raised.value) == str(expected.value)
 
 
-def test_a_process_that_is_killed_is_replaced(
-    process: DeliveryProcess, folder: SweepFolder, trials: list[str]
+@pytest.mark.parametrize("is_busy", [False, True], ids=["before", "within a delivery"])
+def test_a_process_that_is_killed_costs_no_delivery(
+    process: DeliveryProcess, trials: list[str], is_busy: bool
 ) -> None:
-    process.load()
-    killed = worker_of(process)
-    killed.kill()
-    assert process.deliver_trials(folder, trials).delivered == 2
-    assert worker_of(process) != killed
+    if is_busy:
+        process.deliver(trials[:1])
+    worker_of(process).kill()
+    process.deliver(trials[1:])
+    process.finish(trials)
+    assert len(by_name(process.tracker.uri, "demo")) == 4
 
 
-def test_one_that_is_killed_again_is_named_with_its_log(
-    process: DeliveryProcess,
-    folder: SweepFolder,
-    trials: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_database_may_have_a_password_that_no_other_user_sees(
+    results: Results, folder: SweepFolder
 ) -> None:
-    start = deliverer_module._start
-    folders: list[Path] = []
-
-    def start_and_kill(tracker: Tracker) -> deliverer_module._Worker:
-        worker = start(tracker)
-        folders.append(worker.log_folder.path)
-        os.kill(worker.process.pid, signal.SIGKILL)
-        return worker
-
-    monkeypatch.setattr(deliverer_module, "_start", start_and_kill)
-    with pytest.raises(TrackerDown, match=r"delivers was ended by SIGKILL; .*; log: ") as raised:
-        process.deliver_trials(folder, trials)
-    log = Path(str(raised.value).rpartition("log: ")[2])
-    assert list(log.parent.iterdir()) == [log]
-    assert folders[1] == log.parent
-    assert not folders[0].exists()
-
-
-def test_an_interrupted_delivery_leaves_no_answer_to_the_next(
-    process: DeliveryProcess,
-    results: Results,
-    folder: SweepFolder,
-    trials: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupt(worker: deliverer_module._Worker) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(deliverer_module._Worker, "_wait_for_answer", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            process.deliver_trials(folder, trials[:1], in_passing=True)
-    delivery = process.deliver_trials(folder, trials)
-    assert delivery.delivered + delivery.already_delivered == 2
-    process.close()
-    assert len(by_name(f"sqlite:///{results.database}", "demo")) == 4
+    uri = "postgresql://me:hunter2@127.0.0.1:1/db"
+    with closing(DeliveryProcess(results, folder, uri)) as process:
+        process.start()
+        assert "hunter2" not in " ".join(worker_of(process).cmdline())
 
 
 @pytest.mark.parametrize("others", [0, 20_000], ids=["waiting", "sending"])
 def test_a_process_that_hangs_is_ended(
-    process: DeliveryProcess,
-    folder: SweepFolder,
-    trials: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    others: int,
+    process: DeliveryProcess, trials: list[str], monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     monkeypatch.setattr(deliverer_module, "DELIVERY_TIMEOUT", 0.5)
     monkeypatch.setattr(deliverer_module, "POLL", 0.1)
-    process.load()
     worker = worker_of(process)
     os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(TrackerDown, match=r"waited 0\.5 s for the process that delivers"):
-        process.deliver_trials(folder, [*trials, *(f"other-{number}" for number in range(others))])
+    with pytest.raises(TrackerDown, match=r"waited 0\.5 s for the process that delivers") as raised:
+        process.finish([*trials, *(f"other-{number}" for number in range(others))])
+    process.close()
     assert not worker.is_running()
+    assert Path(str(raised.value).rpartition("log: ")[2]).exists()
