@@ -37,7 +37,7 @@ LOWEST_PRIORITY = 19  # of `nice`: trials that are measured come first
 def main() -> None:
     """Deliver what the process that has started this one asks for."""
     die_with_parent()
-    os.nice(LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
     setup = json.loads(sys.stdin.readline())
