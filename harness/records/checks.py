@@ -32,10 +32,10 @@ def check_bounds(kind: Any, value: Any, key: str = "") -> None:
     `kind` is the type of the value, and `key` its place for the error, such as `.axes.lr`.
     """
     if is_dataclass(value):
-        numbers, others = _bounded_fields(type(value))  # type: ignore[arg-type]  # is hashable
+        numbers, nested = _bounded_fields(type(value))  # type: ignore[arg-type]  # is hashable
         for name, bounds in numbers.items():
             _check_number(bounds, getattr(value, name), f"{key}.{name}")
-        for name, hint in others.items():
+        for name, hint in nested.items():
             check_bounds(hint, getattr(value, name), f"{key}.{name}")
         return
     arguments = get_args(kind)
@@ -66,14 +66,14 @@ def _check_number(bounds: Between, value: Any, key: str) -> None:
 @cache
 def _bounded_fields(kind: Any) -> tuple[dict[str, Between], dict[str, Any]]:
     """Return the bounds of a dataclass's numbers, and the types of other fields with bounds in them."""
-    numbers, others = {}, {}
+    numbers, nested = {}, {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         bounds = _bounds_of(hint)
         if bounds is not None:
             numbers[name] = bounds
         elif _has_bounds(hint):
-            others[name] = hint
-    return numbers, others
+            nested[name] = hint
+    return numbers, nested
 
 
 def _bounds_of(kind: Any) -> Between | None:

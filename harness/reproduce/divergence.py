@@ -98,18 +98,18 @@ def tensors_of(marks: Sequence[Mark]) -> list[str]:
     return list(dict.fromkeys(mark.tensor for mark in marks))
 
 
-def _other_tensors(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
+def _other_tensors(marks: Sequence[Mark], counterparts: Sequence[Mark]) -> list[Mark]:
     """Return the marks of tensors that the other trial lacks at moments that it recorded.
 
     Its step and micro-step tell whether a moment was recorded, since not every step is evaluated and
     a workload need not have a state. A strategy that flattens local gradients shares no names with
     one that does not, which is no difference.
     """
-    keys = {mark.key for mark in others}
-    micro_steps = {(mark.step, mark.micro_step) for mark in others}
-    moments = {mark.moment for mark in others}
+    keys = {mark.key for mark in counterparts}
+    micro_steps = {(mark.step, mark.micro_step) for mark in counterparts}
+    moments = {mark.moment for mark in counterparts}
     named_alike = {mark.moment for mark in marks if mark.key in keys}
-    found = []
+    unmatched = []
     for mark in marks:
         is_expected = (mark.step, mark.micro_step) in micro_steps
         if mark.phase == "evaluation":
@@ -117,8 +117,8 @@ def _other_tensors(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
         elif mark.phase == "backward":
             is_expected = mark.moment in named_alike
         if is_expected and mark.key not in keys:
-            found.append(mark)
-    return found
+            unmatched.append(mark)
+    return unmatched
 
 
 def _global_part(traces: Traces) -> Traces:

@@ -286,10 +286,10 @@ def _first_difference(comparison: TraceComparison) -> FirstDifference | None:
     if divergence is not None:
         mark = divergence.earliest.mark
         return FirstDifference(step=mark.step, phase=mark.phase, ranks=divergence.ranks)
-    others = [*comparison.other_tensors_a, *comparison.other_tensors_b]
-    if not others:
+    unmatched = [*comparison.other_tensors_a, *comparison.other_tensors_b]
+    if not unmatched:
         return None
-    mark = min(others, key=lambda other: other.moment)
+    mark = min(unmatched, key=lambda other: other.moment)
     return FirstDifference(step=mark.step, phase=mark.phase, ranks=[])
 
 

@@ -106,9 +106,9 @@ def diff_traced(
     runs, steps = _trace_both(tracer, a, b, overview)
     only_a: Sequence[str] = ()
     only_b: Sequence[str] = ()
-    others = [*steps.other_tensors_a, *steps.other_tensors_b]
-    if others:
-        first_step = min(mark.step for mark in others)
+    unmatched = [*steps.other_tensors_a, *steps.other_tensors_b]
+    if unmatched:
+        first_step = min(mark.step for mark in unmatched)
         _, named = _trace_both(tracer, a, b, Recording(last_step=first_step))
         only_a, only_b = tensors_of(named.other_tensors_a), tensors_of(named.other_tensors_b)
         common = replace(overview, snapshots=False, left_out=[*only_a, *only_b])

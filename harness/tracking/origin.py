@@ -38,7 +38,7 @@ def origin_id(file: TextIO, path: Path) -> str:
     folder gets a new id too.
     """
     status = os.fstat(file.fileno())
-    here = Origin(
+    current = Origin(
         id=uuid.uuid4().hex,
         host=socket.gethostname(),
         path=str(path.resolve()),
@@ -47,37 +47,37 @@ def origin_id(file: TextIO, path: Path) -> str:
     )
     file.seek(0)
     text = file.read(MAX_CHARACTERS)
-    stored = _decode(text, here)
-    if stored is not None and not _is_copy(stored, here):
-        here = replace(here, id=stored.id)
-    content = json.dumps(asdict(here))
+    stored = _decode(text, current)
+    if stored is not None and not _is_copy(stored, current):
+        current = replace(current, id=stored.id)
+    content = json.dumps(asdict(current))
     if text != content:
         file.seek(0)
         file.write(content)
         file.truncate()
         file.flush()
-    return here.id
+    return current.id
 
 
-def _decode(text: str, here: Origin) -> Origin | None:
+def _decode(text: str, current: Origin) -> Origin | None:
     """Return what a file says, None if it is empty or damaged; one in the old form says no place."""
     if len(text) == OLD_FORM and text.isalnum():
-        return replace(here, id=text)
+        return replace(current, id=text)
     try:
         return msgspec.json.decode(text, type=Origin)
     except msgspec.MsgspecError:
         return None
 
 
-def _is_copy(stored: Origin, here: Origin) -> bool:
+def _is_copy(stored: Origin, current: Origin) -> bool:
     """Return whether a file that is here now was copied from where it says that it is.
 
     One from another host counts as a copy unless hosts share the file: to deliver runs twice does no
     harm, to replace those of another folder does.
     """
-    if stored.host != here.host:
-        return stored.inode != here.inode
-    is_same_file = (stored.device, stored.inode) == (here.device, here.inode)
-    if is_same_file or stored.path == here.path:  # or it was restored from a backup
+    if stored.host != current.host:
+        return stored.inode != current.inode
+    is_same_file = (stored.device, stored.inode) == (current.device, current.inode)
+    if is_same_file or stored.path == current.path:  # or it was restored from a backup
         return False
     return Path(stored.path).exists()  # otherwise it was moved to another file system
