@@ -382,7 +382,7 @@ def _trace_problem(record: Record, seconds: Numbers) -> str | None:
     slowest = seconds[seconds.sum(axis=1).argmax()]
     expected = trial_batches(slowest)
     if recorded is None or len(recorded) != len(expected):
-        return "summary.batch_seconds: found another number than of its batches of steps"
+        return "summary.batch_seconds: found other means than those of its batches of steps"
     if not np.allclose(recorded, expected, rtol=TOLERANCE, atol=0):
         return "summary.batch_seconds: found other numbers than the means of its steps"
     return _first_difference(record.summary, {"relative_error": relative_error(slowest)})

@@ -158,7 +158,7 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         (replace(DDP, summary=replace(DDP.summary, shares={})), "summary.shares: found"),
         (
             replace(DDP, summary=replace(DDP.summary, batch_seconds=[9.0])),
-            "summary.batch_seconds: found other numbers",
+            "summary.batch_seconds: found other means than those of its batches of steps",
         ),
         (replace(DDP, loss=SHORT), "loss: found 3 steps; allowed: the 20"),
         (replace(DDP, loss=Series.pack(np.zeros(20))), "loss: found other numbers"),
