@@ -121,7 +121,8 @@ def test_a_bug_that_keeps_the_speed_and_ruins_the_learning_fails(tmp_path: Path)
     ended = harness(*command, "--accuracy", "--accuracy-seeds", "3")
     assert ended.code == 1, ended.err + ended.out
     (cell,) = json.loads(ended.out)["cells"]
-    assert cell["measured"]["verdict"] == "same"
+    # Three seconds decide on an idle machine, and not always next to other tests.
+    assert cell["measured"]["verdict"] in ("same", "inconclusive")
     accuracy = cell["accuracy"]
     assert (accuracy["outcome"], accuracy["metric"], accuracy["seeds"]) == ("worse", "accuracy", 3)
     assert accuracy["before"] > 0.6 > accuracy["now"]
