@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
         str(junit),
     )
     assert ended.code == 1, ended.err + ended.out
-    assert "slower than main" in ended.out.splitlines()[-2]
+    # Next to other tests, steps that wait for a core may decide sooner than the usual ones.
+    assert re.search("slower (as a whole )?than main", ended.out.splitlines()[-2])
     assert ended.out.splitlines()[-1] == "The gate fails: 1 of 1 cell."
     assert summary.read_text(encoding="utf-8").startswith("### Training speed of own: fails")
     assert '<failure message="own eager' in junit.read_text(encoding="utf-8")

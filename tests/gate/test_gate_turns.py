@@ -19,7 +19,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.gate import paired
-from harness.gate.arms import TrainingArm
+from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.paired import Budget
 from harness.gate.pairs import ENDLESS, ArmRank, check_connected, connect_rank
 from harness.gate.protocol import PROTOCOL
@@ -79,6 +79,21 @@ def _train(trial_folder: TrialFolder, path: str) -> None:
             train_in_turns(trial_folder, ALONE, turns)
         except ValueError as error:
             turns.send(failure=f"rank 0: {error}")
+
+
+class EvenArm(TrainingArm):
+    """An arm without a process, each step of which takes equally long."""
+
+    def __init__(self, folder: Path, batch_size: int, step_seconds: float) -> None:
+        super().__init__("even", folder / "launch.log")
+        self.batch_size = batch_size
+        self.step_seconds = step_seconds
+
+    def train(self, steps: int) -> ArmTurn:
+        seconds = [self.step_seconds] * steps
+        return ArmTurn(
+            seconds=seconds, reported=[sum(seconds)], elapsed=[sum(seconds)], delay=0.0, losses=""
+        )
 
 
 def test_a_turn_is_so_many_steps_wherever_epochs_end(tmp_path: Path) -> None:
@@ -144,8 +159,17 @@ def test_each_side_takes_from_its_own_code_what_the_sweep_does_not_set(
     assert (losses[0] == losses[1]) == same
     rate_a, rate_b = 1 / sample.a_fast_seconds, 1 / sample.b_fast_seconds
     assert sample.log_ratio == pytest.approx(np.log(rate_b / rate_a))
-    # Steps of a quarter of the samples take far more than a quarter of the time.
-    assert (sample.whole_log_ratio < -0.3) == (batch_size == 16)
+
+
+def test_pairs_compare_seconds_a_sample_where_batch_sizes_differ(tmp_path: Path) -> None:
+    arms: dict[str, TrainingArm] = {
+        "a": EvenArm(tmp_path, batch_size=64, step_seconds=0.064),
+        "b": EvenArm(tmp_path, batch_size=16, step_seconds=0.032),
+    }
+    sample = paired.sample_pair(arms, 1, 2, 0.1)
+    assert (sample.a_fast_seconds, sample.b_fast_seconds) == pytest.approx((0.001, 0.002))
+    assert sample.log_ratio == pytest.approx(np.log(1 / 2))
+    assert sample.whole_log_ratio == pytest.approx(np.log(1 / 2))
 
 
 def test_other_losses_are_seen(tmp_path: Path) -> None:
