@@ -59,18 +59,18 @@ fuzz: setup-test
 
 campaign: setup-test
 	@echo "==> Faults for $(CAMPAIGN_MINUTES) minutes"
-	@$(BIN)/python -m tests.campaign --output build/campaign --minutes $(CAMPAIGN_MINUTES)
+	@$(BIN)/python -m tests.programs.campaign --output build/campaign --minutes $(CAMPAIGN_MINUTES)
 
 mutants: setup-test
 	@echo "==> $(MUTANTS) planted defects, as many equal runs, and half as many trials that are killed"
 	@rm -rf build/mutants
-	@$(BIN)/python -m tests.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
+	@$(BIN)/python -m tests.programs.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
 		--resumes $$(($(MUTANTS) / 2))
 
 bench: setup-test
 	@$(MAKE) --no-print-directory $(BENCH_PACKAGES)/.installed || \
 		echo "==> accelerate and Lightning Fabric can't be installed, so their loops are left out"
-	@$(BIN)/python -m tests.perf.bench $(if $(QUICK),--quick)
+	@$(BIN)/python -m tests.programs.perf.bench $(if $(QUICK),--quick)
 
 # In a folder of their own: transformers would load accelerate wherever it is. All else that they need is there.
 $(BENCH_PACKAGES)/.installed: constraints.txt
@@ -81,25 +81,25 @@ $(BENCH_PACKAGES)/.installed: constraints.txt
 	@touch $@
 
 bench-scale: setup-test
-	@$(BIN)/python -m tests.perf.scale $(if $(QUICK),--quick)
-	@$(if $(QUICK),true,$(BIN)/python -m tests.perf.guide --tables records)
+	@$(BIN)/python -m tests.programs.perf.scale $(if $(QUICK),--quick)
+	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables records)
 
 bench-gate: setup-test
-	@$(BIN)/python -m tests.perf.gate
+	@$(BIN)/python -m tests.programs.perf.gate
 	@$(BIN)/harness gate certify --anew
 
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
-	@$(PYTHON) -m tests.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
+	@$(PYTHON) -m tests.programs.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
 
 bench-parallel: setup-test
-	@$(BIN)/python -m tests.perf.side_by_side
+	@$(BIN)/python -m tests.programs.perf.side_by_side
 
 # Where the figures of the guide's page on measurement come from. Results lie in build/tables.
 .PHONY: tables
 tables: setup-test
 	@echo "==> Seconds an epoch: a textbook's loop, the harness, torch.compile and JAX, in turn"
-	@$(BIN)/python -m tests.perf.tables
+	@$(BIN)/python -m tests.programs.perf.tables
 	@echo "==> Activation checkpointing and gradient accumulation: memory and time"
 	@$(BIN)/harness run memory --results build/tables
 	@$(BIN)/harness show memory --results build/tables --format markdown --columns \

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.perf.guide import renewed, with_files
+from tests.programs.perf.guide import renewed, with_files
 from tests.support.pages import GUIDE
 
 PAGE = """\
@@ -48,6 +48,6 @@ def test_files_that_are_shown_are_renewed_and_nothing_else(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("page", sorted(GUIDE.glob("*.md")), ids=lambda page: page.stem)
 def test_the_guide_shows_files_as_they_are(page: Path) -> None:
-    """`python -m tests.perf.guide --tables PAGE` renews what is older."""
+    """`python -m tests.programs.perf.guide --tables PAGE` renews what is older."""
     text = page.read_text(encoding="utf-8")
     assert with_files(text) == text

@@ -35,7 +35,7 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> TraceDiff:
 
 
 def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_path: Path) -> None:
-    """tests/mutants has all kinds of defects."""
+    """tests/programs/mutants has all kinds of defects."""
     axes = {"strategy": "ddp", "world_size": 2}
     options = {"dropout": 0.3}
     defect = {"mutant": "bit", "at": 7, "at_rank": 1, "bit": 3}

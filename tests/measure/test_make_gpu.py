@@ -12,10 +12,10 @@ from unittest import mock
 
 import pytest
 
-from tests.gpu import __main__ as driver
-from tests.gpu.outcome import missed_goals
-from tests.gpu.parts import FIRST, REQUIRED, Part, parts
-from tests.gpu.train import figures_of, make_cell, train
+from tests.programs.gpu import __main__ as driver
+from tests.programs.gpu.outcome import missed_goals
+from tests.programs.gpu.parts import FIRST, REQUIRED, Part, parts
+from tests.programs.gpu.train import figures_of, make_cell, train
 from tests.support.tree import TOP
 
 MODULES = {
@@ -82,7 +82,7 @@ def test_a_part_that_runs_out_of_time_is_skipped(output: Path) -> None:
 
 
 def test_starting_needs_the_standard_library_alone() -> None:
-    code = "import sys, tests.gpu.__main__\nprint({'torch', 'numpy', 'harness'} & set(sys.modules))"
+    code = "import sys, tests.programs.gpu.__main__\nprint({'torch', 'numpy', 'harness'} & set(sys.modules))"
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=True
     )
@@ -116,7 +116,7 @@ def test_what_every_part_imports_is_required() -> None:
     seen: set[str] = set()
     packages = set()
     for module in ("train", "race", "peaks", "two_ranks"):
-        packages |= imported_at_once(f"tests.gpu.{module}", seen)
+        packages |= imported_at_once(f"tests.programs.gpu.{module}", seen)
     assert {"torch", "msgspec"} <= packages <= set(REQUIRED)
 
 

@@ -425,7 +425,7 @@ def test_repeats_have_runs_of_their_own(results: Results, folder: SweepFolder) -
 
 
 def test_a_delivery_is_quick(results: Results, folder: SweepFolder) -> None:
-    """Check bounds that a slow and busy machine keeps too; tests/perf/tracking.py measures it."""
+    """Check bounds that a slow and busy machine keeps too; tests/programs/perf/tracking.py measures it."""
     records = [make_record(make_cell(steps=1000), seed=seed) for seed in range(11)]
     write_sweep(folder, records)
     tracker = Tracker(results)

@@ -1,7 +1,7 @@
 """JAX, which the speed tables have beside torch, trains the same model with the same batches.
 
 Here it is the CNN, whose layers and schedule include those of the MLP. The tables themselves compare
-the losses of both whenever they are made (`tests.perf.tables`).
+the losses of both whenever they are made (`tests.programs.perf.tables`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.records.assignment import Assignment
-from tests.perf.jax_loop import JaxLoop, largest_difference
-from tests.perf.loops import Harness
+from tests.programs.perf.jax_loop import JaxLoop, largest_difference
+from tests.programs.perf.loops import Harness
 from tests.support.sweeps import load
 from tests.support.training import SINGLE_RANK
 

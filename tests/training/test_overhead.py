@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.perf import results, turns
-from tests.perf.bench import describe
-from tests.perf.comparison import compare, read_rows
-from tests.perf.loops import Loop
-from tests.perf.overhead import (
+from tests.programs.perf import results, turns
+from tests.programs.perf.bench import describe
+from tests.programs.perf.comparison import compare, read_rows
+from tests.programs.perf.loops import Loop
+from tests.programs.perf.overhead import (
     BARE,
     FLOOR,
     HARNESS,
@@ -25,8 +25,8 @@ from tests.perf.overhead import (
     loop_makers,
     make_assignments,
 )
-from tests.perf.race import estimate_ratio
-from tests.perf.turns import PausedLoop, block_order, take_turns
+from tests.programs.perf.race import estimate_ratio
+from tests.programs.perf.turns import PausedLoop, block_order, take_turns
 from tests.support.training import SINGLE_RANK
 
 

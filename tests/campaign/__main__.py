@@ -1,5 +1,0 @@
-"""Lets `python -m tests.campaign` run a campaign."""
-
-from tests.campaign.main import main
-
-main()

@@ -1,5 +1,0 @@
-"""Lets `python -m tests.mutants` run the proof."""
-
-from tests.mutants.main import main
-
-main()

@@ -1,0 +1,5 @@
+"""Lets `python -m tests.programs.campaign` run a campaign."""
+
+from tests.programs.campaign.main import main
+
+main()

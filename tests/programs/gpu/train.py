@@ -1,0 +1,129 @@
+"""Trains one cell as a rank does, in this process, and leaves its record and its figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.core.paths import TrialFolder
+from harness.core.ports import free_port
+from harness.launch.assemble import assemble
+from harness.records.assignment import Assignment, write_assignment
+from harness.records.files import write_record
+from harness.records.record import Record
+from harness.spec.axes import Axes
+from harness.spec.cell import Cell, Length, Trial, WorkloadRef
+from harness.spec.validity import ValidityRules
+from harness.training import worker
+from tests.programs.gpu.arguments import leave, parser
+from tests.programs.gpu.peaks import read_machine
+
+DATA = {
+    "mlp": {"source": "digits"},
+    "cnn": {"source": "digits"},
+    "distilbert": {"source": "tickets", "rows": 2000},
+}
+
+
+def make_cell(
+    workload: str,
+    steps: int,
+    axes: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+) -> Cell:
+    """Return a cell of a built-in workload that is evaluated once, at its end."""
+    settings: dict[str, Any] = {"options": dict(options or {}), "data": DATA[workload]}
+    return Cell(
+        workload=WorkloadRef(
+            label=workload,
+            uses=workload,
+            options=settings["options"],
+            data=settings["data"],
+            identity={"uses": workload, **settings, "files": None},
+        ),
+        axes=Axes(**axes),
+        length=Length(steps=steps),
+        evaluate=Length(steps=steps),
+        warmup=min(10, steps // 2),
+    )
+
+
+def train(cell: Cell, folder: Path, device: Any) -> Record:
+    """Train a cell and return its record, which is in the folder too.
+
+    Raises RuntimeError with the failure of a trial that is not done.
+    """
+    # One rank finds itself here where its strategy has a process group.
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ["MASTER_PORT"] = str(free_port())
+    folder.mkdir(parents=True, exist_ok=True)
+    trial_folder = TrialFolder(folder)
+    trial = Trial(cell=cell, seed=0)
+    assignment = Assignment(trial=trial, base_folder=str(folder), device=device)
+    write_assignment(trial_folder.assignment_path, assignment)
+    started = time.time()
+    worker.main([str(folder)])
+    record = assemble(
+        trial_folder, "gpu", assignment, started=started, ended=time.time(), previous_failures=(),
+        ended_by=None, rules=ValidityRules(), peaks=read_machine(folder.parent.parent),
+    )  # fmt: skip
+    write_record(trial_folder.record_path, record)
+    if record.failure is not None:
+        raise RuntimeError(f"{record.failure.kind}: {record.failure.message}")
+    return record
+
+
+def figures_of(record: Record) -> dict[str, Any]:
+    """Return what a record measured, by name and unit; what it did not measure is left out."""
+    summary, rank0 = record.summary, record.rank0
+    assert summary is not None
+    assert rank0 is not None
+    figures: dict[str, Any] = {
+        "samples/s": summary.throughput,
+        "step ms": None if summary.step_p50 is None else 1e3 * summary.step_p50,
+        rank0.target.name: summary.final_metric,
+        "MFU": summary.mfu,
+        "MFU of the measured peak": summary.mfu_measured,
+        "compile s": record.phases.get("compile"),
+    }
+    for name, amount in record.ranks.across.memory.items():
+        figures[f"{name.replace('_', ' ')} MiB"] = (
+            max(np.atleast_1d(np.asarray(amount, dtype=float))) / 2**20
+        )
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def parse() -> argparse.Namespace:
+    """Return the command line's options."""
+    arguments = parser()
+    arguments.add_argument("--cell", type=json.loads, required=True)
+    arguments.add_argument("--times", type=int, default=1)
+    return arguments.parse_args()
+
+
+def main() -> int:
+    """Train, leave the figures, and return the exit code: 1 where equal runs differ."""
+    options = parse()
+    cell = make_cell(**options.cell)
+    digests = []
+    for number in range(options.times):
+        record = train(cell, options.folder / f"trial{number}", options.device)
+        assert record.rank0 is not None
+        digests.append(record.rank0.parameter_digest)
+    leave(options.folder, figures_of(record))
+    if len(set(digests)) > 1:
+        print(f"parameters: found {digests}; allowed: the same in all runs")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
