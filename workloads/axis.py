@@ -20,7 +20,7 @@ class CustomAxis(ABC):
     axis. Whatever training changes belongs into the model or the optimizer, which checkpoints have.
     """
 
-    # The type of the values, as pydantic checks it: `Literal["none", "all"]`, or
+    # The type of the values, which sweep files are checked against: `Literal["none", "all"]`, or
     # `Annotated[float, Between(0, 1)]`.
     Value: ClassVar[Any] = str
     # The value that leaves training as it is.

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from msgspec import Meta
 
 from workloads.files import (
     check_architecture,
@@ -18,32 +20,12 @@ from workloads.files import (
 )
 
 
-@dataclass(frozen=True)
-class Between:
-    """Bounds of a number in a sweep file, both included, as in `Annotated[int, Between(1)]`.
+def Between(low: float | None = None, high: float | None = None) -> Meta:  # noqa: N802
+    """Return the bounds of a number, both included, as in `Annotated[int, Between(1)]`.
 
-    None leaves an end open. pydantic enforces the bounds where the file is read.
+    None leaves an end open.
     """
-
-    low: float | None = None
-    high: float | None = None
-
-    def __str__(self) -> str:
-        """Return the numbers within the bounds: `1 or more`, `0 to 0.99`."""
-        if self.high is None:
-            return f"{self.low:.12g} or more"
-        if self.low is None:
-            return f"at most {self.high:.12g}"
-        return f"{self.low:.12g} to {self.high:.12g}"
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """Add the bounds to pydantic's schema of the number, as `ge` and `le`."""
-        schema = dict(handler(source))
-        if self.low is not None:
-            schema["ge"] = self.low
-        if self.high is not None:
-            schema["le"] = self.high
-        return schema
+    return Meta(ge=low, le=high)
 
 
 Count = Annotated[int, Between(1)]
@@ -51,14 +33,8 @@ Fraction = Annotated[float, Between(0, 0.99)]
 Rate = Annotated[float, Between(1e-8, 10)]  # a learning rate
 
 
-class Strict:
-    """Base of dataclasses that are read from a user's file: a key that is no field is an error."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings(Strict):
+class Settings:
     """Base of a workload's `Options` and `Data`: the fields are the keys that a sweep file may set.
 
     A field of type `Path`, or a list, tuple or dict of paths, says where files are. A cell's

@@ -18,7 +18,8 @@ from typing import Any
 from harness.analysis.result import UNKNOWN, CellResult, rounded
 from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
-from harness.records.decode import FileFormat, checked_content, decode_value, read_json
+from harness.core.validation import decode_value
+from harness.records.decode import FileFormat, checked_content, read_json
 from harness.records.seal import sealed_text
 
 KIND = "harness baseline"  # says what the file is

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from harness.core.errors import BadInput, parse_percentage
 from harness.spec.cell import Cell
 from harness.spec.document import Document, read_document
-from workloads.options import Between, Strict
+from workloads.options import Between
 
 GATE_FILE_NAME = "gate.yaml"
 Policy = Literal["ignore", "warn", "fail"]
@@ -19,7 +19,7 @@ Margin = Annotated[float, Between(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellOverrides(Strict):
+class CellOverrides:
     """The keys for cells that match a pattern; None keeps the value for all cells."""
 
     min_effect: float | str | None = None
@@ -29,7 +29,7 @@ class CellOverrides(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateFile(Strict):
+class GateFile:
     """The keys of the file and their defaults."""
 
     # The smallest change of throughput that matters, as a percentage.

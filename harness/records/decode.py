@@ -1,10 +1,7 @@
-"""Reads JSON that the harness has written back into its dataclasses, by msgspec.
+"""Reads JSON files that the harness has written back into its dataclasses.
 
-Errors are one line, as `harness.core.errors` has them.
-
-Everything that is read from disk, from another process or from MLflow goes through here. Types must
-match exactly: a string is never taken for a number, nor 2.0 for a whole number. The only widening
-is that a whole number may stand where a fraction is expected, because JSON writers drop the `.0`.
+Errors are one line, as `harness.core.errors` has them. Everything that is read from disk, from
+another process or from MLflow goes through here; `harness.core.validation` decodes it.
 
 A file format has a schema, `MAJOR.MINOR`. A new field that has a default raises the minor number;
 everything else raises the major number. Files of the same major number can be read: fields that they
@@ -19,46 +16,23 @@ Files that users write are read by `harness.spec.document`, which also knows lin
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import threading
-import types
-from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 
-from harness.core.errors import BadFile, FileUnavailable, did_you_mean, one_line
+from harness.core.errors import BadFile, FileUnavailable, one_line
+from harness.core.validation import decode_value, shown
 from harness.records import seal
-from harness.records.checks import check_bounds
 
 T = TypeVar("T")
 
-# msgspec's names of types, in the words that our other errors use.
-TYPE_NAMES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "keys with values",
-    "null": "null",
-}
-# msgspec's errors are sentences, such as "Expected `int`, got `str` - at `$.ranks[0].pid`". The tests
-# of this module notice if a new version words them in another way.
-LOCATION = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
-MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
-WRONG_TYPE = re.compile(r"Expected `(?P<types>[^`]+)`(?P<bounds> [^,]+)?(?:, got .*)?")
 SCHEMA_NUMBERS = re.compile(r"(?P<major>\d{1,9})\.\d{1,9}")
-LONGEST_VALUE = 60  # characters of a value that an error shows
 LONGEST_PROBLEM = 500  # characters of an error without its file and its remedy
 MAX_BYTES = 2**30  # of a file that is read
-
-_prepared: set[Any] = set()  # the kinds whose types msgspec knows
-_preparing = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +136,7 @@ def checked_content(content: Any, source: object, file_format: FileFormat) -> An
     if file_format.is_sealed:
         found, expected = content.get(seal.KEY), seal.digest_of(content)
         if found != expected:
-            problem = f"seal: found {_shown(found)}; allowed: {expected[:12]}…, that of its content"
+            problem = f"seal: found {shown(found)}; allowed: {expected[:12]}…, that of its content"
             raise file_format.error(source, f"{problem}: it was changed after it was written")
         content = {key: value for key, value in content.items() if key != seal.KEY}
     if file_format.schema is not None:
@@ -175,7 +149,7 @@ def _check_schema(content: Any, source: object, file_format: FileFormat) -> None
     assert file_format.schema is not None
     schema = content.get("schema") if isinstance(content, dict) else None
     major = file_format.schema.partition(".")[0]
-    problem = f"schema: found {_shown(schema)}; allowed: {major}.x"
+    problem = f"schema: found {shown(schema)}; allowed: {major}.x"
     numbers = SCHEMA_NUMBERS.fullmatch(str(schema))
     if numbers is None:
         raise file_format.error(source, problem)
@@ -184,123 +158,3 @@ def _check_schema(content: Any, source: object, file_format: FileFormat) -> None
         raise BadFile(f"{source}: {problem}")
     if numbers["major"] != major:
         raise file_format.error(source, f"{problem}; an older version of the harness wrote it")
-
-
-def decode_value(kind: Any, value: Any) -> Any:
-    """Return a JSON value, as `json.loads` gives it, as a `kind`.
-
-    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings,
-    literals, optional values and paths. It may also be a union of dataclasses, which their literal
-    fields tell apart. Keys that are no field are ignored. Raises ValueError naming the key, the
-    value that was found and what is allowed.
-    """
-    kind = _union_member(kind, value)
-    prepare_decoding(kind)
-    try:
-        decoded = msgspec.convert(value, kind, strict=True, dec_hook=_decode_custom)
-    except msgspec.ValidationError as error:
-        raise ValueError(_explain(str(error), value)) from None
-    check_bounds(kind, decoded)
-    return decoded
-
-
-def decode_settings(kind: Any, value: Mapping[str, Any]) -> Any:
-    """Return JSON as `decode_value` does; raises ValueError for a key that is no field too.
-
-    It is for settings that were asked for: one that is ignored would be a silently other result.
-    """
-    kind = _union_member(kind, value)
-    names = kind.__dataclass_fields__
-    for name in value:
-        if name not in names:
-            raise ValueError(f"{name}: unknown key; {did_you_mean(name, names)}")
-    return decode_value(kind, value)
-
-
-def prepare_decoding(kind: Any) -> None:
-    """Let msgspec look at the types of a kind's fields, in one thread at a time.
-
-    It shows a dataclass to other threads before it knows all of its fields; the process then ends
-    with a segmentation fault. The first decoding of a large dataclass takes some 10 ms for it.
-    """
-    if kind in _prepared:
-        return
-    with _preparing:
-        msgspec.json.Decoder(kind, dec_hook=_decode_custom)
-        _prepared.add(kind)
-
-
-def _decode_custom(kind: type, value: Any) -> Any:
-    """Return a value of a type that msgspec does not know: a path, or an object that is one already."""
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if isinstance(value, kind):
-        return value
-    raise ValueError(f"found {_shown(value)}; allowed: a {kind.__name__}")
-
-
-def _union_member(kind: Any, value: Any) -> Any:
-    """Return the dataclass of a union that `value` belongs to; `kind` where it is no such union.
-
-    msgspec decodes unions of at most one dataclass, so we choose: the first whose literal fields
-    allow what `value` has there. Raises ValueError if there is none.
-    """
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    members = [member for member in get_args(kind) if is_dataclass(member)]
-    if len(members) < 2 or not isinstance(value, Mapping):
-        return kind
-    for member in members:
-        if _literals_allow(member, value):
-            return member
-    names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
-    raise ValueError(f"found {_shown(value)}; allowed: {names}")
-
-
-def _literals_allow(kind: Any, value: Mapping[str, Any]) -> bool:
-    """Return whether each literal field of a dataclass allows what `value` has there.
-
-    A field that `value` lacks is allowed.
-    """
-    for name, hint in get_type_hints(kind).items():
-        if get_origin(hint) is Literal and name in value and value[name] not in get_args(hint):
-            return False
-    return True
-
-
-def _explain(error: str, content: Any) -> str:
-    """Return msgspec's error about a JSON value as `KEY: found VALUE; allowed: …`."""
-    located = LOCATION.fullmatch(error)
-    assert located is not None
-    problem = located["problem"]
-    key = (located["path"] or "").removeprefix("$").removeprefix(".")
-    missing = MISSING_FIELD.fullmatch(problem)
-    if missing:
-        return f"{key}.{missing['field']}: missing; it has no default".removeprefix(".")
-    prefix = f"{key}: " if key else ""
-    value = _shown(_value_at(content, key))
-    if problem.startswith("Invalid enum value"):
-        return f"{prefix}found {value}; allowed: what this version knows"
-    wrong_type = WRONG_TYPE.fullmatch(problem)
-    if wrong_type:
-        allowed = wrong_type["types"].split(" | ")
-        names = " or ".join(TYPE_NAMES.get(name, name) for name in allowed)
-        return f"{prefix}found {value}; allowed: {names}{wrong_type['bounds'] or ''}"
-    return f"{prefix}{problem}"
-
-
-def _value_at(content: Any, key: str) -> Any:
-    """Return the value at `ranks[0].host` of a JSON value.
-
-    Returns the mapping itself for one of its values, as msgspec does not say which: `shares[...]`.
-    """
-    for part in re.findall(r"[^.\[\]]+|\.\.\.", key):
-        if part == "...":
-            return content
-        content = content[int(part) if isinstance(content, list) else part]
-    return content
-
-
-def _shown(value: Any) -> str:
-    """Return a value as JSON, cut where it is long."""
-    return one_line(json.dumps(value, default=str), LONGEST_VALUE)

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.core.errors import BadFile, one_line
 from harness.core.paths import TrialFolder, write_atomically
+from harness.core.validation import decode_value
 from harness.records import seal
 from harness.records.columns import SUFFIX as COLUMNS_SUFFIX
 from harness.records.columns import (
@@ -34,7 +35,6 @@ from harness.records.consistency import header_problem, rank_problem, ranks_prob
 from harness.records.decode import (
     FileFormat,
     checked_content,
-    decode_value,
     parse_json,
     read_json,
 )

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from harness.core.errors import BadFile, BadInput
+from harness.core.validation import decode_value
 from harness.records.checks import Amount, Number
-from harness.records.decode import FileFormat, decode_file, decode_value, read_json
+from harness.records.decode import FileFormat, decode_file, read_json
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")

@@ -22,7 +22,8 @@ from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
-from harness.records.decode import FileFormat, checked_content, decode_value, read_json
+from harness.core.validation import decode_value
+from harness.records.decode import FileFormat, checked_content, read_json
 from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record
 from harness.records.seal import sealed_text

@@ -20,7 +20,7 @@ from typing import (
     get_type_hints,
 )
 
-from workloads.options import Between, Count, Fraction, Rate, Strict
+from workloads.options import Between, Count, Fraction, Rate
 
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
 # imports only the class of the strategy that a trial uses, so this table imports no torch.
@@ -34,7 +34,7 @@ STRATEGIES = {
 # Those that are torch's `fully_shard`, and so have its settings.
 FULLY_SHARDED = ("fsdp2", "hsdp")
 if TYPE_CHECKING:
-    StrategyName = str  # mypy can't build a Literal from a table; pydantic can, at run time
+    StrategyName = str  # mypy can't build a Literal from a table
 else:
     StrategyName = Literal[tuple(STRATEGIES)]
 
@@ -43,7 +43,7 @@ else:
 class AxisHelp:
     """What `harness axes` says about an axis.
 
-    It is part of the axis' annotation, where pydantic ignores unknown metadata.
+    It is part of the axis' annotation, where validation ignores it.
     """
 
     does: str  # the effect of its values, without a full stop
@@ -51,7 +51,7 @@ class AxisHelp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Axes(Strict):
+class Axes:
     """One value of every axis.
 
     To add an axis, add a field here, with a default that leaves training as it is, and read it in

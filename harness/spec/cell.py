@@ -25,7 +25,7 @@ from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.setting_axis import setting_of
 from harness.spec.stack import Stack
-from workloads.options import Between, Count, Strict
+from workloads.options import Between, Count
 
 # The axes that every label shows.
 LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
@@ -41,7 +41,7 @@ StepCount = Annotated[int, Between(1, MAX_STEPS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length(Strict):
+class Length:
     """A length of training, in optimizer steps or in epochs, of which exactly one is set."""
 
     steps: StepCount | None = None
@@ -53,6 +53,11 @@ class Length(Strict):
             raise ValueError("found neither steps nor epochs; allowed: one of them")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("found both steps and epochs; allowed: one of them")
+
+    @property
+    def content(self) -> dict[str, int | None]:
+        """Return both fields by their names, as ids hash them."""
+        return {"steps": self.steps, "epochs": self.epochs}
 
     def in_steps(self, steps_per_epoch: int) -> int:
         """Return the length in optimizer steps, for a workload with `steps_per_epoch`."""
@@ -68,7 +73,7 @@ class Length(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopRule(Strict):
+class StopRule:
     """The rule by which evaluations of the validation set end a trial before its length.
 
     The schedule of the learning rate is that of the whole length, no matter where the trial ends.
@@ -100,7 +105,7 @@ class StopRule(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiling(Strict):
+class Profiling:
     """A profiler's trace of further steps after a trial.
 
     They come after the trial, so that its measurement is not affected.
@@ -131,7 +136,7 @@ class WorkloadCode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fingerprints(Strict):
+class Fingerprints:
     """The steps of a trial whose results are digested, in addition to the last step.
 
     These steps are not measured. Their results do not change, so cells do not depend on them.
@@ -250,8 +255,8 @@ class Cell:
             "identity": IDENTITY,
             "workload": self.workload.identity,
             "axes": self.axes.changed,
-            "length": vars(self.length),
-            "evaluate": vars(self.evaluate),
+            "length": self.length.content,
+            "evaluate": self.evaluate.content,
             "warmup": self.warmup,
         }
         if self.variables_set:  # without any, the id is that of a sweep that names no variable

@@ -23,7 +23,7 @@ from harness.spec.environment import PREFIX, Variables
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
-from workloads.options import Count, Strict
+from workloads.options import Count
 
 # The profiles that come with the project; those in ./clusters are the user's.
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
@@ -36,7 +36,7 @@ PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(Strict):
+class Profile:
     """The keys of a profile file and their defaults.
 
     Every key has a default, so that a sweep runs on this machine without any profile.
@@ -125,6 +125,9 @@ def load_profile(name: str) -> Profile:
     if path is None:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
     document = read_document(path)
+    slurm = document.content.get("slurm")
+    if isinstance(slurm, dict) and type(slurm.get("time")) is int:
+        slurm["time"] = str(slurm["time"])  # minutes, which sbatch takes without quotes
     profile: Profile = document.validate(Profile, document.content)
     if os.environ.get(SHARED_HOST):
         profile = replace(profile, validity=replace(profile.validity, contention=None))

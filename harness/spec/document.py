@@ -3,32 +3,26 @@
 A file is read in three steps. PyYAML composes its nodes with `_Loader`, which refuses what JSON can't
 hold and stops at bounds on size and depth, so that a small file can't become a large one. A second
 look at the nodes notes the line of each key, and refuses keys that YAML would silently merge or
-convert. Then `Document.validate` turns the content into dataclasses through pydantic, whose errors
-are put into our words, at the line of the key.
+convert. Then `Document.validate` turns the content into dataclasses, and names the line in errors.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import stat
-import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
-from harness.core.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadInput, one_line
+from harness.core.validation import InvalidValue, Key, decode_value, dotted, shown
 from harness.spec.text import problem_of_text
 
-# The way to a value: keys of mappings and indexes of lists; () is the file as a whole.
-Key = tuple[str | int, ...]
-
+HINT = "(on, off, yes and no are booleans too: put quotes around a word)"
 # What a file may hold. The largest sweep that makes sense, a list of inclusions, has some thousands
 # of values, five levels deep.
 MAX_BYTES = 2**20
@@ -52,7 +46,7 @@ class _Loader(yaml.SafeLoader):
     """Loads what JSON can hold and no more: a date stays text, and nothing is an alias.
 
     As in YAML 1.2, 1e-3 is a number and 1:30:00 is not. As in YAML 1.1, unquoted on, off, yes and
-    no are booleans: `_explain` adds a hint where one of them stands for a word.
+    no are booleans: `Document.validate` adds a hint where one of them stands for a word.
     """
 
     def __init__(self, text: str) -> None:
@@ -141,22 +135,6 @@ _Loader.add_implicit_resolver(
     list("-+.0123456789"),
 )
 
-UNKNOWN_KEY = "unexpected_keyword_argument"  # pydantic's type of the error
-# pydantic's types of errors -> what is allowed, for the author of a sweep. The braces are fields of
-# the error's context.
-ALLOWED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "keys with values",
-    "dataclass_type": "keys with values",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-}
-
 
 @dataclass(frozen=True)
 class Document:
@@ -204,35 +182,18 @@ class Document:
     def validate(self, kind: Any, value: Any, key: Key = ()) -> Any:
         """Return `value`, which is at `key`, as a `kind`; raises BadInput at the first mistake.
 
-        Unknown keys of dataclasses are errors, and no type is converted silently. pydantic reads
-        JSON rather than Python objects, because only then does its strict mode take a list for a
-        tuple and text for a path.
+        Unknown keys of dataclasses are errors, and no type is converted silently.
         """
         for path, problem in _problems_of_scalars(value):
             raise self.error(key + path, problem)
         try:
-            return _adapter(kind).validate_json(json.dumps(value), strict=True)
-        except ValidationError as problems:
-            # A misspelled key is missing too; that it is there and unknown says more.
-            error = min(problems.errors(), key=lambda problem: problem["type"] != UNKNOWN_KEY)
-        path = error["loc"]  # below `key`; ends in the unknown key, if that is the error
-        if error["type"] == UNKNOWN_KEY:
-            allowed = [key_field.name for key_field in fields(_kind_at(kind, path[:-1]))]
-            raise self.error(key + path, f"unknown key; {did_you_mean(path[-1], allowed)}")
-        raise self.error(key + path, _explain(error))
-
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what validates values as a `kind`."""
-    if isinstance(kind, type):
-        return _class_adapter(kind)
-    return TypeAdapter(kind)
-
-
-@lru_cache(maxsize=64)  # with a bound, since the classes of users' workloads may come and go
-def _class_adapter(kind: type) -> TypeAdapter[Any]:
-    """Return what validates values as a class, once built: that of a sweep file takes 10 ms."""
-    return TypeAdapter(kind)
+            return decode_value(kind, value, refuse_unknown=True)
+        except InvalidValue as error:
+            problem = error.problem
+            if isinstance(error.value, bool):
+                word = shown(error.value)
+                problem = problem.replace(f"found {word}", f"found the YAML boolean {word} {HINT}")
+            raise self.error(key + error.key, problem) from None
 
 
 def read_document(path: Path) -> Document:
@@ -389,91 +350,6 @@ def _problem_of_scalar(value: Any) -> str | None:
     if isinstance(value, str):
         return problem_of_text(value)
     return None
-
-
-def dotted(key: Key) -> str:
-    """Return `matrix.execution[1]` for ("matrix", "execution", 1)."""
-    text = ""
-    for part in key:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{part}"
-    return text.removeprefix(".") or "the file"
-
-
-def _kind_at(kind: Any, key: Key) -> Any:
-    """Return the type at `key` below the type `kind`: of a field, or of the items of a collection.
-
-    `Annotated` and unions are unwrapped; of a union, the first member but None counts.
-    """
-    while get_origin(kind) in (Annotated, Union, types.UnionType):
-        members = [member for member in get_args(kind) if member is not type(None)]
-        kind = members[0]
-    if not key:
-        return kind
-    if is_dataclass(kind):
-        hints = get_type_hints(cast(type, kind), include_extras=True)
-        return _kind_at(hints[str(key[0])], key[1:])
-    arguments = get_args(kind)
-    if get_origin(kind) is dict:
-        return _kind_at(arguments[1], key[1:])
-    return _kind_at(arguments[0], key[1:])
-
-
-def _explain(error: Any) -> str:
-    """Return pydantic's error in our words: what was found and what is allowed.
-
-    An error of a `__post_init__` (`value_error`) has both already. For types of errors that are not
-    in ALLOWED, pydantic's message says what the input should be.
-    """
-    value, kind, context = error["input"], error["type"], error.get("ctx", {})
-    if kind == "missing":
-        return "missing; it has no default"
-    if kind == "value_error":
-        return str(context["error"])
-    shown = json.dumps(value)
-    if isinstance(value, bool) and kind != "bool_type":
-        hint = "(on, off, yes and no are booleans too: put quotes around a word)"
-        shown = f"the YAML boolean {shown} {hint}"
-    if kind == "literal_error":
-        # pydantic lists the choices as text: 'eager', 'compile' or 'none'.
-        listed = context["expected"].replace(" or ", ",").split(",")
-        choices = [choice.strip("' ") for choice in listed]
-        return f"found {shown}; {did_you_mean(value, choices)}"
-    if kind in ALLOWED:
-        allowed = ALLOWED[kind].format_map(context)
-    else:
-        allowed = error["msg"].removeprefix("Input should be ")
-    return f"found {shown}; allowed: {allowed}"
-
-
-def choose(kind: Any, value: Mapping[str, Any]) -> Any:
-    """Return the member of a union of dataclasses whose literal `source` is that of `value`.
-
-    Without a `source` that is the first member. Raises ValueError for an unknown source. pydantic
-    would try every member of the union and report the errors of all.
-    """
-    by_source = members_by_source(kind)
-    if "source" not in value:
-        return next(iter(by_source.values()))
-    source = value["source"]
-    if not isinstance(source, str) or source not in by_source:
-        raise ValueError(f"found {source!r}; {did_you_mean(source, by_source)}")
-    return by_source[source]
-
-
-def members_by_source(kind: Any) -> dict[str, Any]:
-    """Return the members of a union of dataclasses by their literal `source`, in their order.
-
-    A type that is no union is its own only member, and the source of one that declares none is "".
-    """
-    members = [member for member in get_args(kind) if is_dataclass(member)] or [kind]
-    by_source: dict[str, Any] = {}
-    for member in members:
-        source_type = get_type_hints(member).get("source", Literal[""])
-        by_source[get_args(source_type)[0]] = member
-    return by_source
 
 
 def parse_value(text: str, source: str) -> Any:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.errors import did_you_mean
+from harness.core.validation import Key
 from harness.spec.axes import AXIS_TYPES, Axes
-from harness.spec.document import Document, Key
+from harness.spec.document import Document
 from harness.spec.environment import (
     PREFIX,
     Variables,

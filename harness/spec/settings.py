@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from harness.core.errors import did_you_mean
+from harness.core.validation import Key, choose
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
-from harness.spec.document import Document, Key, choose
+from harness.spec.document import Document
 from harness.spec.setting_axis import CUSTOM, SECTIONS, SOURCE, Setting, setting_of
 from workloads.catalog import Declaration
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from harness.spec.text import find_control_character
-from workloads.options import Between, Count, Strict
+from workloads.options import Between, Count
 
 # `D-` and up to three numbers. What the numbers count depends on how many there are, and on whether
 # days are there: see `time_limit`.
@@ -39,23 +39,6 @@ RESERVED_OPTIONS = {
 }  # fmt: skip
 # Keys whose text goes to sbatch as it is.
 TEXT_OPTIONS = ("partition", "account", "qos", "constraint", "gpu_type")
-
-
-@dataclass(frozen=True)
-class MinutesAsNumber:
-    """Marks a time limit, which sbatch reads as minutes where it is a number, as in `time: 90`."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """Have pydantic take a whole number for its digits."""
-        function = {"type": "no-info", "function": _digits_of_number}
-        return {"type": "function-before", "function": function, "schema": handler(source)}
-
-
-def _digits_of_number(value: Any) -> Any:
-    """Return the digits of a whole number, and anything else as it is."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return value
 
 
 def reject_control_characters(key: str, text: str) -> None:
@@ -89,7 +72,7 @@ def _reject_backslash(key: str, text: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmOptions(Strict):
+class SlurmOptions:
     """The keys of the section and their defaults; null leaves a choice to the cluster.
 
     Values are text to Slurm, never to a shell, except `setup`, which is shell.
@@ -105,9 +88,7 @@ class SlurmOptions(Strict):
     gpu_type: str | None = None  # as in --gres=gpu:TYPE
     cpus_per_rank: Count = 1  # loader workers included
     memory: str | None = None  # of a node, as in 64G
-    time: Annotated[str, MinutesAsNumber()] = (
-        "01:00:00"  # a job's limit: minutes, H:MM:SS or D-HH:MM:SS
-    )
+    time: str = "01:00:00"  # a job's limit: minutes, H:MM:SS or D-HH:MM:SS
     exclusive: bool = True  # nobody else on the nodes: a shared node is a noisy one
     array_parallelism: Count = 16  # jobs of one call of sbatch that run at a time
     warning: Count = 90  # seconds before the limit at which running trials save and stop

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import did_you_mean
+from harness.core.validation import Key
 from harness.spec.text import find_control_character, problem_of_name
-from workloads.options import Strict
 
 if TYPE_CHECKING:  # ranks have cells too, and load no library that reads sweep files
-    from harness.spec.document import Document, Key
+    from harness.spec.document import Document
 
 AXIS = "stack"
 STACKS = "stacks"  # the sweep's key that declares them
@@ -30,7 +30,7 @@ PYTHON_OF_PREFIX = "python3"  # where a container names no interpreter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack(Strict):
+class Stack:
     """An interpreter, or the command of a container with the interpreter in it."""
 
     # A path, relative to the sweep file's folder, or a name on PATH; null: python3 of the prefix.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
+from harness.core.validation import Key, dotted
 from harness.spec import matrix
 from harness.spec.cell import (
     Cell,
@@ -25,7 +26,7 @@ from harness.spec.cell import (
 )
 from harness.spec.custom import read_custom_axes
 from harness.spec.data_files import FileDigests
-from harness.spec.document import Document, Key, dotted, read_document
+from harness.spec.document import Document, read_document
 from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.setting_axis import CUSTOM, setting_of
@@ -41,7 +42,7 @@ from harness.spec.workload import (
     read_declaration,
 )
 from workloads.catalog import BUILT_IN, Declaration
-from workloads.options import Between, Strict
+from workloads.options import Between
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
@@ -54,7 +55,7 @@ MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepContent(Strict):
+class SweepContent:
     """The keys of a sweep file and their defaults."""
 
     name: str  # decides the folder of the results

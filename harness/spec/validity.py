@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from workloads.options import Between, Strict
+from workloads.options import Between
 
 # A fraction, from 0 to 1.
 Share = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidityRules(Strict):
+class ValidityRules:
     """The limits of disturbances, null for no limit, and how often a trial beyond them runs again.
 
     A figure that could not be measured, such as the throttling of a CPU, breaks no rule.

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from harness.core.errors import BadInput
+from harness.core.validation import InvalidValue, Key, choose, dotted, members_by_source
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
     Length,
@@ -26,12 +27,12 @@ from harness.spec.cell import (
 from harness.spec.code import describe_workload_code
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.data_files import FileDigests, Files, describe_state, files_by_setting
-from harness.spec.document import Document, Key, choose, dotted, members_by_source
+from harness.spec.document import Document
 from harness.spec.setting_axis import CUSTOM, SOURCE, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
-from workloads.options import Between, Settings, Strict, map_paths
+from workloads.options import Between, Settings, map_paths
 
 # What `numpy.random.seed` takes: 32 bits without a sign.
 Seed = Annotated[int, Between(0, 2**32 - 1)]
@@ -40,7 +41,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadEntry(Strict):
+class WorkloadEntry:
     """The keys of one workload in a sweep file; the sweep's values are the defaults."""
 
     uses: str | None = None  # the workload; its label unless set
@@ -321,8 +322,8 @@ def _read_settings(
     """
     try:
         member = choose(kind, values)
-    except ValueError as error:
-        raise document.error((*key, "source"), str(error)) from None
+    except InvalidValue as error:
+        raise document.error(key + error.key, error.problem) from None
     _refuse_keys_of_other_sources(document, kind, member, values, key)
     try:
         settings: Settings = document.validate(member, dict(values), key)

@@ -32,10 +32,10 @@ from harness.core import storage
 from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, StorageError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
+from harness.core.validation import decode_value
 from harness.measure.collectives import count_collectives
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records.assignment import Assignment, read_assignment
-from harness.records.decode import decode_settings
 from harness.records.environment import Environment, describe_environment
 from harness.records.files import write_record
 from harness.records.record import (
@@ -194,8 +194,8 @@ def load_workload(assignment: Assignment) -> Workload:
         share_in(Path(assignment.shared_data))
     workload_class = load_class(reference.uses, base_folder)
     check_code(reference, base_folder)
-    options = decode_settings(workload_class.Options, reference.options)
-    data = decode_settings(workload_class.Data, reference.data)
+    options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)
+    data = decode_value(workload_class.Data, reference.data, refuse_unknown=True)
     if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
         check_files(reference, options, data)
     return workload_class(options, data)

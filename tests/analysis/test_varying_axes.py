@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from harness.analysis.cells import varying_axes
-from harness.records.decode import decode_value
+from harness.core.validation import decode_value
 from harness.spec.cell import Cell
 from tests.factories import make_cell
 

@@ -14,14 +14,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from harness.core.errors import BadInput
+from harness.core.validation import decode_value
 from harness.records.checks import Number
-from harness.records.decode import (
-    FileFormat,
-    decode_file,
-    decode_settings,
-    decode_text,
-    decode_value,
-)
+from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.spec.cluster import Profile
 from workloads.options import Between
 
@@ -79,13 +74,16 @@ def test_whole_number_may_stand_for_a_fraction() -> None:
         ({"height": "2"}, 'height: found "2"; allowed: a number'),
         ({"height": True}, "height: found true; allowed: a number"),
         ({"evergreen": 1}, "evergreen: found 1; allowed: true or false"),
-        ({"season": "sumer"}, 'season: found "sumer"; allowed: what this version knows'),
+        (
+            {"season": "sumer"},
+            "season: found \"sumer\"; did you mean 'summer'? allowed: summer, winter",
+        ),
         ({"names": "oak"}, 'names: found "oak"; allowed: a list'),
         ({"names": ["oak", 3]}, "names[1]: found 3; allowed: text"),
-        ({"shares": {"b": "much"}}, 'shares[...]: found {"b": "much"}; allowed: a number'),
+        ({"shares": {"b": "much"}}, 'shares.b: found "much"; allowed: a number'),
         ({"twig": 3}, "twig: found 3; allowed: keys with values or null"),
         ({"twig": {"leaves": [{"kind": "root"}]}}, 'twig.leaves[0].kind: found "root"; '),
-        ({"counted": -1}, "counted: found -1; allowed: a whole number >= 0"),
+        ({"counted": -1}, "counted: found -1; allowed: at least 0"),
         ({"rings": -1}, "rings: found -1; allowed: 0 or more"),
     ],
     ids=str,
@@ -96,22 +94,15 @@ def test_what_does_not_fit_is_refused_with_its_key(change: dict[str, Any], probl
     assert str(raised.value).startswith(problem)
 
 
-def test_key_that_is_no_field_is_refused_in_settings_and_ignored_elsewhere() -> None:
+def test_key_that_is_no_field_is_ignored_or_refused() -> None:
     assert decode_value(Tree, {"rings": 3, "ring": 4}) == Tree(rings=3)
     with pytest.raises(ValueError, match=r"^ring: unknown key; did you mean 'rings'\? allowed: "):
-        decode_settings(Tree, {"rings": 3, "ring": 4})
+        decode_value(Tree, {"rings": 3, "ring": 4}, refuse_unknown=True)
 
 
 def test_missing_key_is_named() -> None:
     with pytest.raises(ValueError, match=r"^rings: missing; it has no default$"):
         decode_value(Tree, {})
-
-
-def test_unions_are_told_apart_by_their_literal_fields() -> None:
-    assert decode_value(Leaf | Twig, {"kind": "twig"}) == Twig()
-    assert decode_value(Leaf | Twig, {}) == Leaf()
-    with pytest.raises(ValueError, match=r'found {"kind": "root"}; allowed: Leaf or Twig'):
-        decode_value(Leaf | Twig, {"kind": "root"})
 
 
 def test_error_names_file_key_and_remedy(tmp_path: Path) -> None:
@@ -201,7 +192,7 @@ class TestSchema:
     [
         ("auto", None),
         (2, None),
-        (0, "parallel: found 0; allowed: 1 or more"),
+        (0, "parallel: found 0; allowed: at least 1"),
         ("all", "parallel: "),
     ],
 )

@@ -102,7 +102,7 @@ def test_what_a_rank_leaves_is_sealed_too(path: Path) -> None:
             "ranks",
             "count",
             2**63,
-            "ranks.count: found 9223372036854775808; allowed: a whole number <= 2147483647",
+            "ranks.count: found 9223372036854775808; allowed: at most 2147483647",
         ),
         ("columns", "file", "", "columns: found the file ''; allowed: a name that ends in .npz"),
     ],
@@ -167,7 +167,7 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         (replace(DDP, status="failed"), "summary: found something in a trial that is failed"),
         (replace(DDP, status="invalid"), "violations: found 0"),
         (replace(DDP, rank0=None), "rank0: found nothing"),
-        (replace(DDP, attempt=0), "attempt: found 0; allowed: a whole number >= 1"),
+        (replace(DDP, attempt=0), "attempt: found 0; allowed: at least 1"),
         (replace(STOPPED, rank0=replace(STOPPED.rank0, stop=None)), "rank0.stop: found nothing"),
         (replace(DDP, rank0=replace(DDP.rank0, stop=LENGTH)), "rank0.stop: found something"),
         (

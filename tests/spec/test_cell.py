@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.records.decode import decode_value
+from harness.core.validation import decode_value
 from harness.spec import sweep as spec
 from harness.spec.axes import AXES, DEFAULTS, Axes, axis_choices
 from harness.spec.cell import (

@@ -7,24 +7,19 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from harness.core.errors import BadInput
-from harness.spec.document import (
-    choose,
-    dotted,
-    parse_document,
-    parse_value,
-    read_document,
-)
-from workloads.options import Between, Count, Settings, Strict
+from harness.core.validation import choose, dotted
+from harness.spec.document import parse_document, parse_value, read_document
+from workloads.options import Between, Count, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inner(Strict):
+class Inner:
     kind: Literal["left", "right"] = "left"
     share: Annotated[float, Between(0, 1)] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outer(Strict):
+class Outer:
     name: str
     count: Count = 1
     sizes: tuple[Count, ...] = ()
@@ -202,5 +197,5 @@ def test_class_that_is_no_union_is_itself() -> None:
 
 @pytest.mark.parametrize("source", ["tow", ["two"], None])
 def test_source_that_is_unknown(source: Any) -> None:
-    with pytest.raises(ValueError, match=r"^found .*allowed: one, two$"):
+    with pytest.raises(ValueError, match=r"^source: found .*allowed: one, two$"):
         choose(One | Two, {"source": source})

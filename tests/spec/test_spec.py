@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput
-from harness.records.decode import decode_value
+from harness.core.validation import decode_value
 from harness.spec import sweep as spec
 from harness.spec.axes import Axes
 from harness.spec.cell import Length, Profiling

@@ -33,7 +33,7 @@ class NoEvaluation(Hooks):
 
 def make_assignment(*, steps: int, **axes: Any) -> Assignment:
     """Return a trial of `steps` steps with an evaluation at its end, in batches of 32."""
-    # Here, as it loads pydantic, which a machine that only trains may not have.
+    # Here, as it loads PyYAML, which a machine that only trains may not have.
     from tests.factories import make_cell
 
     cell = Cell(

@@ -11,15 +11,16 @@ import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from msgspec import Meta
 from rich.table import Table
 from rich.text import Text
 
 from harness.core.errors import one_line
+from harness.core.validation import bounds_in
 from harness.render.terminal.console import TerminalConsole
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
 from workloads.catalog import installed_axes, load_axis
-from workloads.options import Between
 
 # Axes whose names are not the harness's own: the name, its values, its effect.
 OPEN_AXES = (
@@ -93,21 +94,13 @@ def allowed_values(axis: str) -> str:
     """Return the choices of an axis, or the range of its numbers: `1, …`, `1e-08 to 10`.
 
     The range is an annotation of its type, which may be nested, as in
-    `Annotated[int, Between(1)] | None`. So the arguments of the type are searched, then those of
-    the arguments, until there are none.
+    `Annotated[int, Between(1)] | None`.
     """
     choices = axis_choices(axis)
     if choices:
         return ", ".join(choices)
-    types: list[Any] = [AXIS_TYPES[axis]]
-    while types:
-        arguments: list[Any] = []
-        for outer in types:
-            arguments += get_args(outer)
-        for argument in arguments:
-            if isinstance(argument, Between):
-                return describe_range(argument)
-        types = arguments
+    for bounds in bounds_in(AXIS_TYPES[axis]):
+        return describe_range(bounds)
     return "a number"
 
 
@@ -116,7 +109,7 @@ def describe_type(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for bounds in arguments[1:]:
-            if isinstance(bounds, Between) and bounds.low is not None:
+            if isinstance(bounds, Meta) and bounds.ge is not None:
                 return describe_range(bounds)
         return describe_type(arguments[0])
     if origin in (Union, types.UnionType):
@@ -128,8 +121,8 @@ def describe_type(kind: Any) -> str:
     return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def describe_range(bounds: Between) -> str:
+def describe_range(bounds: Meta) -> str:
     """Return a range of numbers, without an end where there is no upper bound."""
-    if bounds.high is None:
-        return f"{bounds.low:.12g}, …"
-    return f"{bounds.low:.12g} to {bounds.high:.12g}"
+    if bounds.le is None:
+        return f"{bounds.ge:.12g}, …"
+    return f"{bounds.ge:.12g} to {bounds.le:.12g}"

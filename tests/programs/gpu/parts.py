@@ -13,7 +13,7 @@ from typing import Any
 # Without these no part can train: what a rank imports, and SciPy for a record's summary.
 REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psutil")
 # What some parts need besides, and what makes a part show more.
-OPTIONAL = ("sklearn", "transformers", "tokenizers", "pytest", "pydantic", "yaml", "pynvml")
+OPTIONAL = ("sklearn", "transformers", "tokenizers", "pytest", "yaml", "pynvml")
 # Distributions that are named otherwise than what is imported of them.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 DIGITS = ("sklearn",)
@@ -62,7 +62,7 @@ def parts(device: str, *, small: bool) -> list[Part]:
             shows="the tests that are marked gpu, and those of NVML and telemetry",
             module="tests.programs.gpu.marked",
             seconds=90,
-            needs=("pytest", "pydantic", "yaml", "pynvml"),
+            needs=("pytest", "yaml", "pynvml"),
         ),
     ]
 

@@ -7,9 +7,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.core.validation import decode_value
 from harness.hardware.machine import Machine
 from harness.hardware.measured_peaks import Request, measure
-from harness.records.decode import decode_value
 from harness.training.ranks import Ranks
 from tests.programs.gpu.arguments import leave, parser
 

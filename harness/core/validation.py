@@ -1,0 +1,274 @@
+"""Turns JSON values into dataclasses, strictly, by msgspec: files of users as well as our own.
+
+Types must match exactly: text is never taken for a number, nor 2.0 for a whole number. The only
+widening is that a whole number may stand where a fraction is expected, because JSON writers drop the
+`.0`. Bounds are msgspec's `Meta` in the annotation of a number.
+
+msgspec stops at the first mistake, and does not say which key of a mapping has it. So a value that
+it refuses is searched for the innermost part that it refuses, whose type says what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from harness.core.errors import did_you_mean, one_line
+
+# The way to a value: keys of mappings and indexes of lists; () is the value as a whole.
+Key = tuple[str | int, ...]
+
+LONGEST_VALUE = 60  # characters of a value that an error shows
+# What errors call the types of values.
+TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "text",
+    type(None): "null",
+}
+LIST, MAPPING = "a list", "keys with values"
+UNIONS = (Union, types.UnionType)  # `Optional[A]` and `A | None`
+
+_prepared: set[Any] = set()  # the kinds whose types msgspec knows
+_preparing = threading.Lock()
+
+
+class InvalidValue(ValueError):
+    """A value that its type does not allow: where it is, what was found and what is allowed."""
+
+    def __init__(self, key: Key, problem: str, value: Any = None) -> None:
+        """Make the error of `value`, which is at `key`; as text it is `KEY: PROBLEM`."""
+        super().__init__(f"{dotted(key)}: {problem}" if key else problem)
+        self.key = key
+        self.problem = problem
+        self.value = value
+
+
+def decode_value(kind: Any, value: Any, *, refuse_unknown: bool = False) -> Any:
+    """Return a JSON value, as `json.loads` gives it, as a `kind`; raises InvalidValue.
+
+    `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings,
+    literals, optional values and paths. It may also be a union of dataclasses, which their literal
+    `source` tells apart. Keys that are no field are ignored, or refused with `refuse_unknown`: one
+    that is ignored in what somebody asked for would be a silently other result.
+    """
+    if isinstance(value, Mapping):
+        kind = choose(kind, value)
+    _prepare(kind)
+    if refuse_unknown:
+        error = _find_error(kind, value, refuse_unknown)
+        if error is not None:
+            raise error
+    try:
+        return _convert(value, kind)
+    except msgspec.ValidationError as problem:
+        error = _find_error(kind, value, refuse_unknown)
+        raise error or InvalidValue((), str(problem), value) from None
+
+
+def _prepare(kind: Any) -> None:
+    """Let msgspec look at the types of a kind's fields, in one thread at a time.
+
+    Raises InvalidValue for a type that it does not support, such as one in a user's class. Without
+    the lock, it shows a dataclass to other threads before it knows all of its fields; the process
+    then ends with a segmentation fault. Looking at a large dataclass takes some 10 ms.
+    """
+    if kind in _prepared:
+        return
+    with _preparing:
+        try:
+            msgspec.json.Decoder(kind, dec_hook=_decode_custom)
+        except TypeError as error:
+            raise InvalidValue((), f"found a type that can't be read: {error}") from None
+        _prepared.add(kind)
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """Return a value as a `kind`; raises msgspec.ValidationError."""
+    return msgspec.convert(value, kind, strict=True, dec_hook=_decode_custom)
+
+
+def _decode_custom(kind: type, value: Any) -> Any:
+    """Return a value of a type that msgspec does not know: a path, or an object that is one already."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"found {shown(value)}; allowed: {_name_of(kind)}")
+
+
+def _find_error(kind: Any, value: Any, refuse_unknown: bool, key: Key = ()) -> InvalidValue | None:
+    """Return the error of the first part of a value, at `key`, that is refused; None if all fits.
+
+    A misspelled key is missing too; that it is there and unknown says more.
+    """
+    members = _members(kind)
+    for member in members:
+        if is_dataclass(member) and isinstance(value, Mapping):
+            names = [declared.name for declared in fields(member)]
+            unknown = [name for name in value if name not in names] if refuse_unknown else []
+            if unknown:
+                problem = f"unknown key; {did_you_mean(unknown[0], names)}"
+                return InvalidValue((*key, unknown[0]), problem)
+            for declared in fields(member):
+                has_default = (declared.default, declared.default_factory) != (MISSING, MISSING)
+                if declared.name not in value and not has_default:
+                    return InvalidValue((*key, declared.name), "missing; it has no default")
+        for name, part_kind, part in _parts(member, value):
+            error = _find_error(part_kind, part, refuse_unknown, (*key, name))
+            if error is not None:
+                return error
+    try:
+        _convert(value, kind)
+    except msgspec.ValidationError as refusal:
+        return InvalidValue(key, _problem(kind, members, value, str(refusal)), value)
+    return None
+
+
+def _members(kind: Any) -> list[Any]:
+    """Return the types that a value may have: those of a union, without annotations."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) not in UNIONS:
+        return [kind]
+    members = []
+    for member in get_args(kind):
+        members += _members(member)
+    return members
+
+
+def _parts(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
+    """Yield the parts of a value of a type that has some, each with its key and its type."""
+    arguments = get_args(kind)
+    if isinstance(value, Mapping):
+        hints = _hints(kind) if is_dataclass(kind) else {}  # type: ignore[arg-type]
+        for name, item in value.items():
+            if name in hints:
+                yield name, hints[name], item
+            elif arguments and _name_of(kind) == MAPPING:
+                yield name, arguments[1], item
+    elif isinstance(value, list | tuple) and arguments and _name_of(kind) == LIST:
+        is_fixed = get_origin(kind) is tuple and arguments[-1] is not Ellipsis
+        for index, item in enumerate(value):
+            if not is_fixed:
+                yield index, arguments[0], item
+            elif index < len(arguments):
+                yield index, arguments[index], item
+
+
+@lru_cache(maxsize=256)  # with a bound, since the classes of users' workloads may come and go
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the annotated types of a dataclass's fields."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def _name_of(kind: Any) -> str:
+    """Return what errors call a type."""
+    if kind in TYPE_NAMES:
+        return TYPE_NAMES[kind]
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type):  # such as Literal
+        return str(kind)
+    if is_dataclass(origin) or issubclass(origin, Mapping):
+        return MAPPING
+    if issubclass(origin, Collection):
+        return LIST
+    return f"a {origin.__name__}"
+
+
+def _problem(kind: Any, members: list[Any], value: Any, refusal: str) -> str:
+    """Return what is wrong with a value whose parts all fit; `refusal` is msgspec's error."""
+    found = f"found {shown(value)}"
+    broken_bound = _broken_bound(kind, value)
+    if broken_bound is not None:
+        return f"{found}; allowed: {broken_bound}"
+    choices: list[str] = []
+    names: list[str] = []
+    for member in members:
+        if get_origin(member) is Literal:
+            choices += map(str, get_args(member))
+        else:
+            names.append(_name_of(member))
+    if choices and (isinstance(value, str) or not names):
+        return f"{found}; {did_you_mean(value, choices)}"
+    if isinstance(value, Mapping) and MAPPING in names:
+        return refusal  # of a `__post_init__`, which says what was found and what is allowed
+    if TYPE_NAMES.get(type(value), LIST) in names:
+        return f"{found}; allowed: {refusal}"
+    return f"{found}; allowed: {' or '.join(names + choices)}"
+
+
+def _broken_bound(kind: Any, value: Any) -> str | None:
+    """Return the bound of a type that a number is beyond, None if it is within them."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for bounds in bounds_in(kind):
+            if bounds.ge is not None and value < bounds.ge:
+                return f"at least {bounds.ge:.12g}"
+            if bounds.le is not None and value > bounds.le:
+                return f"at most {bounds.le:.12g}"
+    return None
+
+
+def bounds_in(kind: Any) -> Iterator[msgspec.Meta]:
+    """Yield the bounds in a type, such as those of `Annotated[int, Meta(ge=1)] | None`."""
+    for argument in get_args(kind):
+        if isinstance(argument, msgspec.Meta):
+            yield argument
+        yield from bounds_in(argument)
+
+
+def choose(kind: Any, value: Mapping[str, Any]) -> Any:
+    """Return the member of a union of dataclasses whose literal `source` is that of `value`.
+
+    Without a `source` that is the first member; any other type is its own. Raises InvalidValue for
+    an unknown source. msgspec takes no unions of several dataclasses.
+    """
+    by_source = members_by_source(kind)
+    if len(by_source) < 2:
+        return kind
+    if "source" not in value:
+        return next(iter(by_source.values()))
+    source = value["source"]
+    if not isinstance(source, str) or source not in by_source:
+        problem = f"found {source!r}; {did_you_mean(source, by_source)}"
+        raise InvalidValue(("source",), problem, source)
+    return by_source[source]
+
+
+def members_by_source(kind: Any) -> dict[str, Any]:
+    """Return the dataclasses of a union by their literal `source`, in their order.
+
+    A single dataclass is its own only member; the source of one that declares none is "".
+    """
+    by_source: dict[str, Any] = {}
+    for member in _members(kind):
+        if is_dataclass(member):
+            words = get_args(_hints(member).get("source"))  # type: ignore[arg-type]  # is hashable
+            by_source[words[0] if words else ""] = member
+    return by_source
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON, cut where it is long."""
+    return one_line(json.dumps(value, default=str), LONGEST_VALUE)
+
+
+def dotted(key: Key) -> str:
+    """Return `matrix.execution[1]` for ("matrix", "execution", 1)."""
+    text = ""
+    for part in key:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}"
+    return text.removeprefix(".") or "the file"
