@@ -39,9 +39,8 @@ from harness.core.text import counted
 from harness.hardware import certificate
 from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
-from harness.spec.cell import Cell, Length, axis_names
+from harness.spec.cell import SECTIONS, Cell, Length, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
-from harness.spec.setting_axis import SECTIONS, setting_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, Question, judge
 

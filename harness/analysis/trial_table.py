@@ -16,9 +16,8 @@ from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.records.record import Record
 from harness.spec.axes import AXES, axis_help
-from harness.spec.cell import Cell, axis_names
+from harness.spec.cell import Cell, axis_names, setting_of
 from harness.spec.environment import variable_of
-from harness.spec.setting_axis import setting_of
 
 Value = str | int | float | bool | None
 # time: seconds since the epoch in a row, to be shown as a date and a time in UTC.

@@ -15,15 +15,14 @@ from typing import Any
 from harness.core.errors import BadInput
 from harness.records.record import RunSettings
 from harness.records.settings import WITHHELD
-from harness.spec.cell import Cell, Fingerprints, Trial
+from harness.spec.cell import CUSTOM, Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
 from harness.spec.custom import custom_axes_of
 from harness.spec.document import Document
 from harness.spec.overrides import apply_data
-from harness.spec.setting_axis import CUSTOM
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
-from harness.spec.workload import WorkloadEntry, plan_workload, read_declaration
+from harness.spec.workload import SweepWorkload, WorkloadEntry, read_declaration
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
 # A rerun is for its bits, which other programs cannot change, so no measurement is refused.
@@ -55,8 +54,14 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
         custom = custom_axes_of(workload, base)
     except ValueError as error:
         raise BadInput(f"{cell.label}: {error}") from None
-    values = {f"{CUSTOM}.{name}": value for name, value in workload.custom.items()}
-    planned = plan_workload(document, workload.label, parsed, declaration, values, custom=custom)
+    planned = SweepWorkload(
+        document=document,
+        label=workload.label,
+        entry=parsed,
+        declaration=declaration,
+        custom=custom,
+        settings={f"{CUSTOM}.{name}": value for name, value in workload.custom.items()},
+    )
     conflict = planned.find_conflict(cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")

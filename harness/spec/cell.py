@@ -17,16 +17,20 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
-from harness.spec.setting_axis import setting_of
 from harness.spec.stack import Stack
 from workloads.options import Between, Count
 
+CUSTOM = "custom"  # the axes that users have written
+SOURCE = "source"  # the data setting that decides which others there are
+# Of what a cell's workload is trained with; the first two are keys of its entry in a sweep file.
+SECTIONS = ("options", "data", CUSTOM)
+MAX_AXES = 2**12  # whose settings are kept: to compare many cells asks for them again and again
 # The axes that every label shows.
 LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
 # Counts the meanings that the id of settings has had; a new one makes every id a new id.
@@ -38,6 +42,22 @@ SORTED_JSON = json.JSONEncoder(sort_keys=True)
 # A record has the time and the loss of every step, and is read as a whole.
 MAX_STEPS = 2**24
 StepCount = Annotated[int, Between(1, MAX_STEPS)]
+
+
+class Setting(NamedTuple):
+    """A key of a workload's entry in a sweep file, or an axis that a user has written."""
+
+    section: str  # of SECTIONS
+    name: str
+
+
+@lru_cache(MAX_AXES)
+def setting_of(axis: str) -> Setting | None:
+    """Return the setting that an axis decides, None of other axes."""
+    section, dot, name = axis.partition(".")
+    if section in SECTIONS and dot:
+        return Setting(section, name)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from harness.core.errors import CodeChanged
 from harness.core.variables import UNDECIDING_VARIABLE
-from harness.spec.cell import WorkloadCode, WorkloadRef
-from harness.spec.setting_axis import CUSTOM
+from harness.spec.cell import CUSTOM, WorkloadCode, WorkloadRef
 from workloads.catalog import find_source
 from workloads.code import digest_code, read_source
 from workloads.importing import user_files

@@ -7,19 +7,16 @@ with the code of the class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.errors import did_you_mean
-from harness.spec.cell import WorkloadRef
+from harness.spec.cell import CUSTOM, WorkloadRef, setting_of
 from harness.spec.environment import problem_of_variable
-from harness.spec.setting_axis import CUSTOM, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import installed_axes, load_axis
-from workloads.options import Settings
 
 if TYPE_CHECKING:  # ranks have axes too, and load no library that reads sweep files
     from harness.spec.document import Document
@@ -31,14 +28,6 @@ class CustomAxes:
 
     uses: Mapping[str, str] = field(default_factory=dict)  # name -> file.py:Class
     classes: Mapping[str, type[CustomAxis]] = field(default_factory=dict)  # by the same names
-
-    @cached_property
-    def settings(self) -> type[Settings]:
-        """The class whose fields are the axes, with their types and defaults."""
-        declared = [
-            (name, axis.Value, field(default=axis.default)) for name, axis in self.classes.items()
-        ]
-        return make_dataclass("Custom", declared, bases=(Settings,), frozen=True, kw_only=True)
 
     @property
     def variables(self) -> list[str]:
@@ -56,17 +45,19 @@ def read_custom_axes(document: Document, base_folder: Path) -> CustomAxes:
     can't be loaded, and for a variable that no axis may set.
     """
     declared: dict[str, str] = dict(document.content.get(CUSTOM, {}))
-    mentioned = set(_mentioned(document))
+    mentioned = set()  # anywhere in the sweep
+    for key in document.sources:
+        setting = setting_of(str(key[-1])) if key else None
+        if setting is not None and setting.section == CUSTOM:
+            mentioned.add(setting.name)
+    names = [*declared, *sorted(mentioned)]
     if mentioned - set(declared):
         declared = {**installed_axes(), **declared}
     classes = {}
-    for name in [*document.content.get(CUSTOM, {}), *sorted(mentioned)]:
+    for name in names:
         key = (CUSTOM, name)
         if name not in declared:
-            raise document.error(
-                key,
-                f"found no such axis; {did_you_mean(name, declared) if declared else 'allowed: none'}",
-            )
+            raise document.error(key, f"found no such axis; {did_you_mean(name, declared)}")
         try:
             classes[name] = load_axis(declared[name], base_folder)
         except ValueError as error:
@@ -76,14 +67,6 @@ def read_custom_axes(document: Document, base_folder: Path) -> CustomAxes:
             if problem is not None:
                 raise document.error(key, f"variables: {variable}: {problem}")
     return CustomAxes({name: declared[name] for name in classes}, classes)
-
-
-def _mentioned(document: Document) -> Iterator[str]:
-    """Yield the names of the axes `custom.NAME` that stand anywhere in a sweep."""
-    for key in document.sources:
-        setting = setting_of(str(key[-1])) if key else None
-        if setting is not None and setting.section == CUSTOM:
-            yield setting.name
 
 
 def custom_axes_of(reference: WorkloadRef, base_folder: Path) -> CustomAxes:

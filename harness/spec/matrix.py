@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from harness.core.errors import did_you_mean
 from harness.core.validation import Key
 from harness.spec.axes import AXIS_TYPES, Axes
+from harness.spec.cell import setting_of
 from harness.spec.document import Document
 from harness.spec.environment import (
     PREFIX,
@@ -25,10 +27,9 @@ from harness.spec.environment import (
     variable_of,
     variable_value,
 )
-from harness.spec.setting_axis import setting_of
-from harness.spec.settings import WorkloadSettings, checked_value, checked_values
 from harness.spec.stack import AXIS as STACK
 from harness.spec.stack import check_name
+from harness.spec.workload import SweepWorkload, plain
 
 Values = Mapping[str, Any]  # axis -> value
 Options = Mapping[str, Sequence[Any]]  # axis -> the values it takes
@@ -100,7 +101,7 @@ class Matrix:
     # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
     # the shell has it must not decide what one of the sweep's cells computes.
     variables: Sequence[str] = ()
-    workloads: Mapping[str, WorkloadSettings] = field(default_factory=dict)  # by label
+    workloads: Mapping[str, SweepWorkload] = field(default_factory=dict)  # by label
     # The settings in `exclude` as each workload's entry has them, by label, where no point decides them.
     excluded_settings: Mapping[str, Values] = field(default_factory=dict)
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
@@ -197,7 +198,7 @@ def _options_of(rule: Options) -> Options:
     return {axis: values for axis, values in rule.items() if axis != "workload"}
 
 
-def read_matrix(document: Document, workloads: Mapping[str, WorkloadSettings]) -> Matrix:
+def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> Matrix:
     """Return the `axes`, `matrix`, `zip`, `exclude` and `include` keys of a sweep.
 
     `workloads` are those of the sweep, by the labels that rules may name. Raises BadInput at the
@@ -247,15 +248,14 @@ def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _excluded_settings(
-    rules: Sequence[Options], workloads: Mapping[str, WorkloadSettings]
+    rules: Sequence[Options], workloads: Mapping[str, SweepWorkload]
 ) -> Mapping[str, Values]:
     """Return the settings in exclude rules as each workload's entry has them, by label."""
     values: dict[str, dict[str, Any]] = {label: {} for label in workloads}
     for axis in {axis for rule in rules for axis in rule}:
-        setting = setting_of(axis)
-        if setting is not None:
+        if setting_of(axis) is not None:
             for label, workload in workloads.items():
-                values[label][axis] = workload.value(setting)
+                values[label][axis] = workload.value_in_entry(axis)
     return values
 
 
@@ -275,7 +275,7 @@ def _read_zip(
     document: Document,
     key: Key,
     group: Mapping[str, Any],
-    workloads: Mapping[str, WorkloadSettings],
+    workloads: Mapping[str, SweepWorkload],
 ) -> Options:
     """Return the axes of a zip, whose lists must be of one length; raises BadInput."""
     columns: dict[str, list[Any]] = {}
@@ -306,7 +306,7 @@ def _check_axes_are_set_once(
 
 
 def _read_rules(
-    document: Document, name: str, workloads: Mapping[str, WorkloadSettings]
+    document: Document, name: str, workloads: Mapping[str, SweepWorkload]
 ) -> list[Options]:
     """Return the rules of `exclude` or `include`, whichever `name` is; raises BadInput."""
     rules: list[Options] = []
@@ -319,7 +319,7 @@ def _read_rule(
     document: Document,
     key: Key,
     rule: Mapping[str, Any],
-    workloads: Mapping[str, WorkloadSettings],
+    workloads: Mapping[str, SweepWorkload],
 ) -> Options:
     """Return a rule's values, each a list: one value stands for a list of one.
 
@@ -362,78 +362,82 @@ def _read_labels(document: Document, key: Key, value: Any, workloads: Collection
 
 
 def axis_values(
-    document: Document, key: Key, values: Any, workloads: Mapping[str, WorkloadSettings]
+    document: Document, key: Key, values: Any, workloads: Mapping[str, SweepWorkload]
 ) -> list[Any]:
     """Return the checked values of the axis that ends `key`, at least one; raises BadInput.
 
-    `workloads` are those that the axis holds for.
+    `workloads` are those that the axis holds for. For a setting that is a list itself, a list
+    without lists in it is one value.
     """
-    if setting_of(str(key[-1])) is not None:
-        return checked_values(document, key, values, workloads)
-    variable = _variable_at(document, key)
-    checked: list[Any]
-    if variable is None:
-        axis_type = _axis_type(document, key)
-        checked = document.validate(list[axis_type], values, key)  # type: ignore[valid-type]
-        for index, value in enumerate(checked):
-            _check_stack(document, key, (*key, index), value)
-    else:
-        listed = document.validate(list[Any], values, key)
-        checked = []
-        for index, value in enumerate(listed):
-            checked.append(_value_of_variable(document, (*key, index), value))
-    if not checked:
+    axis_types = _axis_types(document, key, workloads)
+    listed: list[Any] = document.validate(list[Any], values, key)
+    if not listed:
         raise document.error(key, "found an empty list; allowed: at least one value")
+    holds_lists = any(isinstance(value, list) for value in listed)
+    if not holds_lists and any(_is_list(kind) for kind in axis_types):
+        return [_checked(document, key, axis_types, listed, key)]
+    checked = []
+    for index, value in enumerate(listed):
+        checked.append(_checked(document, key, axis_types, value, (*key, index)))
     return checked
 
 
 def axis_value(
-    document: Document, key: Key, value: Any, workloads: Mapping[str, WorkloadSettings]
+    document: Document, key: Key, value: Any, workloads: Mapping[str, SweepWorkload]
 ) -> Any:
     """Return the checked value of the axis that ends `key`; raises BadInput."""
-    if setting_of(str(key[-1])) is not None:
-        return checked_value(document, key, value, workloads)
-    if _variable_at(document, key) is not None:
-        return _value_of_variable(document, key, value)
-    checked = document.validate(_axis_type(document, key), value, key)
-    _check_stack(document, key, key, checked)
-    return checked
+    axis_types = _axis_types(document, key, workloads)
+    return _checked(document, key, axis_types, value, key)
 
 
-def _check_stack(document: Document, axis_key: Key, key: Key, value: Any) -> None:
-    """Raise BadInput for a value, at `key`, that names no stack if the axis is that of stacks."""
-    if axis_key[-1] == STACK:
-        check_name(document, key, value)
+def _axis_types(document: Document, key: Key, workloads: Mapping[str, SweepWorkload]) -> list[Any]:
+    """Return the type of the axis that ends `key`, a setting's at each workload that has it.
 
-
-def _variable_at(document: Document, key: Key) -> str | None:
-    """Return the variable of the axis that ends `key`, None for another axis.
-
-    Raises BadInput for a variable that can't be an axis.
+    Raises BadInput for what is no axis, and for a setting that no workload has.
     """
-    variable = variable_of(str(key[-1]))
-    if variable is None:
-        return None
-    problem = problem_of_variable(variable)
-    if problem is not None:
-        raise document.error(key, problem)
-    return variable
+    axis = str(key[-1])
+    variable, setting = variable_of(axis), setting_of(axis)
+    if axis in AXIS_TYPES:
+        return [AXIS_TYPES[axis]]
+    if variable is not None:
+        problem = problem_of_variable(variable)
+        if problem is not None:
+            raise document.error(key, problem)
+        return [Any]
+    if setting is None:
+        allowed = [*AXIS_TYPES, axis_hint(axis)]
+        if key[0] in ("exclude", "include"):
+            allowed.append("workload")
+        raise document.error(key, f"unknown axis; {did_you_mean(axis, allowed)}")
+    owners = [workload for workload in workloads.values() if axis in workload.setting_names()]
+    if not owners:
+        names = {name for workload in workloads.values() for name in workload.setting_names()}
+        problem = f"found no workload with it among {', '.join(workloads)}"
+        raise document.error(key, f"{problem}; {did_you_mean(axis, names)}")
+    return [workload.type_of(setting) for workload in owners]
 
 
-def _value_of_variable(document: Document, key: Key, value: Any) -> str | None:
-    """Return what a variable is set to, which the file has at `key`; raises BadInput."""
+def _is_list(kind: Any) -> bool:
+    """Return whether values of a type are lists, possibly optional ones."""
+    if get_origin(kind) in (Annotated, Union, types.UnionType):
+        return any(_is_list(member) for member in get_args(kind))
+    return get_origin(kind) in (tuple, list, Sequence) or kind in (tuple, list)
+
+
+def _checked(
+    document: Document, axis_key: Key, axis_types: Sequence[Any], value: Any, key: Key
+) -> Any:
+    """Return the checked value, at `key`, of the axis that ends `axis_key`; raises BadInput."""
+    axis = str(axis_key[-1])
+    for kind in axis_types:
+        checked = document.validate(kind, value, key)
+    if setting_of(axis) is not None:
+        return plain(value)
+    if axis == STACK:
+        check_name(document, key, value)
+    if variable_of(axis) is None:
+        return checked
     try:
         return variable_value(value)
     except ValueError as error:
         raise document.error(key, str(error)) from None
-
-
-def _axis_type(document: Document, key: Key) -> Any:
-    """Return the type of the axis that ends `key`; raises BadInput for what is no axis."""
-    axis = str(key[-1])
-    if axis in AXIS_TYPES:
-        return AXIS_TYPES[axis]
-    allowed = [*AXIS_TYPES, axis_hint(axis)]
-    if key[0] in ("exclude", "include"):
-        allowed.append("workload")
-    raise document.error(key, f"unknown axis; {did_you_mean(axis, allowed)}")

@@ -12,9 +12,9 @@ from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec.axes import AXIS_TYPES
+from harness.spec.cell import setting_of
 from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
-from harness.spec.setting_axis import setting_of
 from harness.spec.text import find_control_character
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.spec.cell import Cell, Trial, axis_names, is_named
+from harness.spec.cell import SECTIONS, Cell, Trial, axis_names, is_named
 from harness.spec.condition import Condition, LevelOf, check_condition, parse_condition
-from harness.spec.setting_axis import SECTIONS
 from harness.spec.sweep import Sweep
 
 ONLY = "--only"

@@ -7,7 +7,7 @@ mistake in a file costs a second, not a place in the queue.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,31 +17,29 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Key, dotted
 from harness.spec import matrix
 from harness.spec.cell import (
+    CUSTOM,
     Cell,
     Fingerprints,
     Length,
     Profiling,
     StopRule,
     Trial,
+    setting_of,
 )
 from harness.spec.custom import read_custom_axes
-from harness.spec.data_files import FileDigests
 from harness.spec.document import Document, read_document
 from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
-from harness.spec.setting_axis import CUSTOM, setting_of
-from harness.spec.settings import WorkloadSettings
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
-    PlannedWorkload,
     Seed,
     Seeds,
+    SweepWorkload,
     WorkloadEntry,
-    plan_workload,
     read_declaration,
 )
-from workloads.catalog import BUILT_IN, Declaration
+from workloads.catalog import BUILT_IN
 from workloads.options import Between
 
 # The sweeps that come with the package.
@@ -195,26 +193,20 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     file = _read_file(document, sets, data)
     entries = {label: entry or WorkloadEntry() for label, entry in file.workloads.items()}
     custom = read_custom_axes(document, path.absolute().parent)
-    workloads: dict[str, WorkloadSettings] = {}
+    workloads: dict[str, SweepWorkload] = {}
     for label, entry in entries.items():
-        declaration = read_declaration(document, label, entry)
-        workloads[label] = WorkloadSettings(
-            declaration=declaration, options=entry.options, data=entry.data, custom=custom
+        workloads[label] = SweepWorkload(
+            document=document,
+            label=label,
+            entry=entry,
+            declaration=read_declaration(document, label, entry),
+            custom=custom,
         )
     axes_matrix = matrix.read_matrix(document, workloads)
     cells: list[Cell] = []
     excluded: list[matrix.ExcludedPoint] = []
-    for label, entry in entries.items():
-        planner = _CellPlanner(
-            document=document,
-            file=file,
-            label=label,
-            entry=entry,
-            declaration=workloads[label].declaration,
-            axes_matrix=axes_matrix,
-            setting_names=frozenset(workloads[label].names()),
-        )
-        cells += planner.cells(excluded)
+    for workload in workloads.values():
+        cells += _CellPlanner(file, workload, axes_matrix).cells(excluded)
     if not cells:
         raise _nothing_to_run(document, excluded)
     sweep = Sweep(
@@ -338,25 +330,19 @@ def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]
     return document.error((), problem)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _CellPlanner:
     """Makes the cells of one workload of a sweep."""
 
-    document: Document
-    file: SweepContent
-    label: str  # the sweep's name for the workload
-    entry: WorkloadEntry
-    declaration: Declaration
-    axes_matrix: matrix.Matrix
-    setting_names: Collection[str]  # axes of the settings that the workload has
-    # The workload with the settings of points of the matrix, by these settings as text.
-    planned: dict[str, PlannedWorkload] = field(default_factory=dict)
-    digests: FileDigests = field(default_factory=FileDigests)  # of its data files
-
-    @property
-    def key(self) -> Key:
-        """Return where the workload's entry is in the file, for errors."""
-        return ("workloads", self.label)
+    def __init__(
+        self, file: SweepContent, workload: SweepWorkload, axes_matrix: matrix.Matrix
+    ) -> None:
+        self.file = file
+        self.workload = workload
+        self.entry = workload.entry
+        self.axes_matrix = axes_matrix
+        self.setting_names = frozenset(workload.setting_names())
+        # The workload with the settings of points of the matrix, by these settings as text.
+        self.at_points: dict[str, SweepWorkload] = {}
 
     def cells(self, excluded: list[matrix.ExcludedPoint]) -> list[Cell]:
         """Return the workload's cells, and add the points that are left out to `excluded`.
@@ -373,32 +359,20 @@ class _CellPlanner:
                 cells.append(self._cell(point))
             else:
                 excluded.append(exclusion)
-        for number, point in self.axes_matrix.inclusions(self.label, axes_of_workload):
+        for number, point in self.axes_matrix.inclusions(self.workload.label, axes_of_workload):
             conflict = self._find_conflict(point)
             if conflict:
-                raise self.document.error(("include", number), conflict)
+                raise self.workload.document.error(("include", number), conflict)
             cells.append(self._cell(point))
         return cells
 
-    def _workload(self, point: matrix.MatrixPoint) -> PlannedWorkload:
-        """Return the workload with the settings of a point; raises BadInput for wrong ones."""
-        settings = point.settings
-        key = str(settings)
-        if key not in self.planned:
-            planned = plan_workload(
-                self.document,
-                self.label,
-                self.entry,
-                self.declaration,
-                settings,
-                self.digests,
-                self.axes_matrix.workloads[self.label].custom,
-            )
-            if not self._sets_batch_size():
-                unset = [*planned.reference.unset, "batch_size"]
-                planned = replace(planned, reference=replace(planned.reference, unset=unset))
-            self.planned[key] = planned
-        return self.planned[key]
+    def _workload(self, point: matrix.MatrixPoint) -> SweepWorkload:
+        """Return the workload with the settings of a point."""
+        key = str(point.settings)
+        if key not in self.at_points:
+            unset = [] if self._sets_batch_size() else ["batch_size"]
+            self.at_points[key] = replace(self.workload, settings=point.settings, unset=unset)
+        return self.at_points[key]
 
     def _sets_batch_size(self) -> bool:
         """Return whether the sweep sets a batch size that may apply to the workload."""
@@ -412,7 +386,7 @@ class _CellPlanner:
         """Return why a point makes no sense for the workload, None if it does."""
         for axis in point.settings:
             if axis not in self.setting_names:
-                return f"{self.label} has no {axis}"
+                return f"{self.workload.label} has no {axis}"
         return self._workload(point).find_conflict(point.axes)
 
     def _axes_of_workload(self) -> dict[str, Any]:
@@ -422,19 +396,20 @@ class _CellPlanner:
         overwrite. The product overwrites it in any case. Raises BadInput for an axis that the
         matrix decides too, and for both ways to set a batch size.
         """
+        document, workload_key = self.workload.document, self.workload.key
         axes: dict[str, Any] = {}
         for axis, value in self.entry.axes.items():
+            key = (*workload_key, "axes", axis)
             setting = setting_of(axis)
             if setting is not None and setting.section != CUSTOM:
                 problem = (
-                    f"found a setting of the workload; allowed: {dotted((*self.key, *setting))}"
+                    f"found a setting of the workload; allowed: {dotted((*workload_key, *setting))}"
                 )
-                raise self.document.error((*self.key, "axes", axis), problem)
-            key = (*self.key, "axes", axis)
-            axes[axis] = matrix.axis_value(self.document, key, value, self.axes_matrix.workloads)
+                raise document.error(key, problem)
+            axes[axis] = matrix.axis_value(document, key, value, self.axes_matrix.workloads)
             if self.axes_matrix.varies(axis):
                 problem = "found in matrix or zip too; allowed: an axis in one place"
-                raise self.document.error((*self.key, "axes", axis), problem)
+                raise document.error(key, problem)
         axes |= self._written_settings()
         batch_size_axes = []
         for axis in ("batch_size", "rank_batch_size"):
@@ -442,10 +417,10 @@ class _CellPlanner:
                 batch_size_axes.append(axis)
         if len(batch_size_axes) > 1:
             problem = "found batch_size and rank_batch_size; allowed: one of them"
-            raise self.document.error(self.key, problem)
+            raise document.error(workload_key, problem)
         if "batch_size" in self.axes_matrix.fixed:
             return axes
-        return {"batch_size": self.declaration.batch_size, **axes}
+        return {"batch_size": self.workload.declaration.batch_size, **axes}
 
     def _written_settings(self) -> dict[str, Any]:
         """Return those settings of the workload's entry that `axes` of the sweep has too.
@@ -459,7 +434,7 @@ class _CellPlanner:
                 axis = f"{section}.{name}"
                 if self.axes_matrix.varies(axis):
                     problem = "found in matrix or zip too; allowed: a setting in one place"
-                    raise self.document.error((*self.key, section, name), problem)
+                    raise self.workload.document.error((*self.workload.key, section, name), problem)
                 if axis in self.axes_matrix.fixed:
                     settings[axis] = value
         return settings
@@ -472,15 +447,12 @@ class _CellPlanner:
         steps, warmup = self._length.steps, self.file.warmup
         if steps is None or warmup < steps:
             return
-        default = (
-            ", the default"  # an axis that the file does not have needs no error about the file
-        )
-        if ("warmup",) in self.document.sources:
-            default = ""
-        problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {self.label}"
-        raise self.document.error(("warmup",), problem)
+        document, label = self.workload.document, self.workload.label
+        default = "" if ("warmup",) in document.sources else ", the default"
+        problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {label}"
+        raise document.error(("warmup",), problem)
 
-    def _stop_rule(self, workload: PlannedWorkload) -> StopRule | None:
+    def _stop_rule(self, workload: SweepWorkload) -> StopRule | None:
         """Return the workload's rule for stopping, or else the sweep's.
 
         Raises BadInput if it needs a validation set that the data's settings leave empty. A user's
@@ -492,7 +464,7 @@ class _CellPlanner:
                 "found 0; allowed: more, such as 0.15: stop looks at a validation set, so that the"
                 " test set does not decide when training ends"
             )
-            raise self.document.error((*self.key, "data", "validation"), problem)
+            raise workload.document.error((*workload.key, "data", "validation"), problem)
         return rule
 
     @property
@@ -502,7 +474,7 @@ class _CellPlanner:
 
     def _exclusion(self, point: matrix.MatrixPoint) -> matrix.ExcludedPoint | None:
         """Return a point that is left out with the rule, or CONFLICT, and the reason; None of a cell."""
-        rule = self.axes_matrix.matching_exclusion(self.label, point)
+        rule = self.axes_matrix.matching_exclusion(self.workload.label, point)
         reason: str | None = "the sweep says so"
         if rule is None:
             rule = matrix.CONFLICT
@@ -510,22 +482,22 @@ class _CellPlanner:
         if reason is None:
             return None
         return matrix.ExcludedPoint(
-            workload=self.label, axes=point.levels, rule=rule, reason=reason
+            workload=self.workload.label, axes=point.levels, rule=rule, reason=reason
         )
 
-    def _environment(self, point: matrix.MatrixPoint, workload: PlannedWorkload) -> Variables:
+    def _environment(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> Variables:
         """Return the variables of a point, with those that custom axes set or leave unset.
 
         Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
         does not declare.
         """
-        variables = dict.fromkeys(self.axes_matrix.workloads[self.label].custom.variables)
+        variables = dict.fromkeys(workload.custom.variables)
         environment: dict[str, str | None] = {**variables, **point.environment}
-        for name, axis in workload.custom.items():
+        for name, axis in workload.active_axes.items():
             for variable, value in axis.environment().items():
                 if variable in point.environment or variable not in axis.variables:
                     problem = f"found the variable {variable}; allowed: one of `variables` that is no axis"
-                    raise self.document.error((CUSTOM, name), problem)
+                    raise workload.document.error((CUSTOM, name), problem)
                 environment[variable] = value
         return environment
 

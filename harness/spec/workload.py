@@ -1,34 +1,42 @@
 """The workloads of a sweep file: their declarations, and their settings checked against files.
 
+A workload's options and data settings may be axes, `options.NAME` and `data.NAME`, as may what users
+have written, `custom.NAME`. A sweep may have workloads with and without such a setting: points of
+those without are left out.
+
 Built-in workloads are planned from a table, without importing torch. A user's own class has to be
 imported, and it usually imports torch.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from harness.core.errors import BadInput
 from harness.core.validation import InvalidValue, Key, choose, dotted, members_by_source
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
+    CUSTOM,
+    SOURCE,
     Length,
+    Setting,
     StopRule,
     WorkloadCode,
     WorkloadRef,
     declared_defaults,
+    setting_of,
     without_defaults,
 )
 from harness.spec.code import describe_workload_code
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.data_files import FileDigests, Files, describe_state, files_by_setting
 from harness.spec.document import Document
-from harness.spec.setting_axis import CUSTOM, SOURCE, setting_of
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn
@@ -37,7 +45,6 @@ from workloads.options import Between, Settings, map_paths
 # What `numpy.random.seed` takes: 32 bits without a sign.
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 Seeds = list[Seed]
-NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,29 +62,265 @@ class WorkloadEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedWorkload:
-    """A workload of a sweep whose settings were checked."""
+class SweepWorkload:
+    """A workload of a sweep file, with the settings of a point of the matrix if it has some.
 
+    Its settings are checked, and its files are read for their digests, when they are needed first.
+    That raises BadInput for a wrong setting or an unusable file.
+    """
+
+    document: Document
+    label: str  # the sweep's name for it
+    entry: WorkloadEntry
     declaration: Declaration
-    options: Settings  # with absolute paths
-    data: Settings  # with absolute paths
-    reference: WorkloadRef  # the part that its cells keep
-    custom: Mapping[str, CustomAxis] = field(default_factory=dict)  # those not at their defaults
+    custom: CustomAxes = NO_CUSTOM_AXES  # of the sweep, which every workload has
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by axis, that the point sets
+    unset: Sequence[str] = ()  # axes that the sweep leaves to the workload's declaration
+    digests: FileDigests = field(default_factory=FileDigests)  # of data files, of all points
+
+    @property
+    def key(self) -> Key:
+        """Return where the workload's entry is in the file, for errors."""
+        return ("workloads", self.label)
+
+    def setting_names(self) -> list[str]:
+        """Return the axes of all settings, those of every source of its data too."""
+        return [*self._fields, *(f"{CUSTOM}.{name}" for name in self.custom.classes)]
+
+    def type_of(self, setting: Setting) -> Any:
+        """Return the annotated type of a setting; raises KeyError for one that there is not.
+
+        The type of `data.source` is any, as each source allows its own name only.
+        """
+        if setting.section == CUSTOM:
+            return self.custom.classes[setting.name].Value
+        if setting == Setting("data", SOURCE):
+            return Any
+        settings_class, _ = self._fields[f"{setting.section}.{setting.name}"]
+        return get_type_hints(settings_class, include_extras=True)[setting.name]
+
+    def value_in_entry(self, axis: str) -> Any:
+        """Return what a setting is without an axis: as written, else the default, None without."""
+        setting = setting_of(axis)
+        assert setting is not None
+        if setting.section == CUSTOM:
+            axis_class = self.custom.classes.get(setting.name)
+            return None if axis_class is None else plain(axis_class.default)
+        written = {"options": self.entry.options, "data": self.entry.data}[setting.section]
+        if setting.name in written:
+            return plain(written[setting.name])
+        if axis not in self._fields:
+            return None
+        _, declared = self._fields[axis]
+        if declared.default is not MISSING:
+            return plain(declared.default)
+        if declared.default_factory is not MISSING:
+            return plain(declared.default_factory())
+        return None
+
+    @cached_property
+    def _fields(self) -> dict[str, tuple[type, Field[Any]]]:
+        """The class and the field of each option and data setting, by its axis.
+
+        Of several sources with a setting, the one that the entry chooses counts.
+        """
+        sources = members_by_source(self.declaration.data).values()
+        try:
+            chosen = choose(self.declaration.data, self.entry.data)
+        except InvalidValue:  # an unknown source, which planning reports
+            chosen = next(iter(sources))
+        declared: dict[str, tuple[type, Field[Any]]] = {}
+        for setting in fields(self.declaration.options):
+            declared[f"options.{setting.name}"] = (self.declaration.options, setting)
+        for source in (chosen, *sources):
+            for setting in fields(source):
+                declared.setdefault(f"data.{setting.name}", (source, setting))
+        return declared
+
+    @cached_property
+    def options(self) -> Settings:
+        """The checked options, with absolute paths."""
+        return self._read_settings("options", self.declaration.options)
+
+    @cached_property
+    def data(self) -> Settings:
+        """The checked data settings, with absolute paths."""
+        return self._read_settings("data", self.declaration.data)
+
+    @cached_property
+    def active_axes(self) -> dict[str, CustomAxis]:
+        """The axes that users have written and that are not at their defaults, by name."""
+        active = {}
+        for name, value in self._custom_values.items():
+            if value != self.custom.classes[name].default:
+                active[name] = self.custom.classes[name](value)
+        return active
+
+    @cached_property
+    def _custom_values(self) -> dict[str, Any]:
+        """The checked values of all axes that users have written, by name."""
+        values = {}
+        for name, axis_class in self.custom.classes.items():
+            values[name] = axis_class.default
+            axis = f"{CUSTOM}.{name}"
+            if axis in self.settings:
+                values[name] = self._sources.validate(
+                    axis_class.Value, self.settings[axis], (*self.key, CUSTOM, name)
+                )
+        return values
+
+    @cached_property
+    def _sources(self) -> Document:
+        """The document with the settings of the point where their axes stand.
+
+        Errors then name the line of the matrix, or the `--set`, that a setting comes from.
+        """
+        sources = dict(self.document.sources)
+        for location, source in self.document.sources.items():
+            if not location or location[0] not in ("axes", "matrix", "zip", "include"):
+                continue
+            axis = str(location[-1])
+            setting = setting_of(axis)
+            if setting is not None and axis in self.settings:
+                sources[(*self.key, *setting)] = source
+        return replace(self.document, sources=sources)
+
+    def _written(self, section: str) -> dict[str, Any]:
+        """Return the options or the data settings that the entry or the point sets."""
+        written = dict({"options": self.entry.options, "data": self.entry.data}[section])
+        for axis, value in self.settings.items():
+            setting = setting_of(axis)
+            assert setting is not None
+            if setting.section == section:
+                written[setting.name] = value
+        return written
+
+    def _read_settings(self, section: str, kind: Any) -> Settings:
+        """Return the workload's options or data; raises BadInput.
+
+        They have the right types, absolute paths, and files that can be read. `kind` is the class
+        that the workload declares, or a union of them told apart by `source`.
+        """
+        document, key = self._sources, (*self.key, section)
+        values = self._written(section)
+        try:
+            member = choose(kind, values)
+        except InvalidValue as error:
+            raise document.error(key + error.key, error.problem) from None
+        _refuse_keys_of_other_sources(document, kind, member, values, key)
+        try:
+            settings: Settings = document.validate(member, values, key)
+        except BadInput as error:
+            # Ready sweeps leave the path of their data to the user.
+            message = str(error)
+            if "data.path: missing" in message:
+                message += f"; give it here or as --data {self.label}=PATH"
+            raise BadInput(message) from None
+        settings = _with_paths_of_flags(document, settings, key)
+        settings = settings.with_paths_relative_to(base_folder(document))
+        try:
+            settings.check()
+        except ValueError as error:
+            message = str(error)
+            if isinstance(error, UnknownColumn):
+                message += f"; name it as --set {dotted((*key, error.setting))}=COLUMN"
+            # At the field that the message begins with, if any.
+            name, _, problem = message.partition(": ")
+            if name in {setting.name for setting in fields(settings)}:
+                raise document.error((*key, name), problem) from None
+            raise document.error(key, message) from None
+        return settings
+
+    @cached_property
+    def reference(self) -> WorkloadRef:
+        """The part of the workload that its cells keep."""
+        uses = self.entry.uses or self.label
+        base = base_folder(self.document)
+        location = _location_of(uses, base)
+        files = files_by_setting(self.options, self.data)
+        states, contents = self._digest_files(files)
+        # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
+        # Without it, equal settings of two sources would share an id.
+        identity = {
+            "uses": location,
+            "options": without_defaults(self.options),
+            "data": without_defaults(self.data) | {"source": getattr(self.data, "source", None)},
+            "files": contents or None,
+        }
+        active_uses = {name: self.custom.uses[name] for name in self.active_axes}
+        if active_uses:  # without any, the id is that of a sweep without such axes
+            identity[CUSTOM] = {name: self._custom_values[name] for name in active_uses}
+            identity["custom_uses"] = {
+                name: _location_of(axis_uses, base) for name, axis_uses in active_uses.items()
+            }
+        return WorkloadRef(
+            label=self.label,
+            uses=uses if location.startswith("../") else location,  # a tree may have another base
+            options=map_paths(asdict(self.options), str),
+            data=map_paths(asdict(self.data), str),
+            identity=identity,
+            file_states=states,
+            code=self._find_code(uses, base, active_uses.values()),
+            axes=list(self.settings),
+            unset=[
+                *_unset_settings("options", self.options, self._written("options")),
+                *_unset_settings("data", self.data, self._written("data")),
+                *self.unset,
+            ],
+            custom=map_paths(self._custom_values, str),
+            custom_uses=dict(self.custom.uses),
+        )
+
+    def _find_code(self, uses: str, base: Path, custom_uses: Iterable[str]) -> WorkloadCode:
+        """Return the code of the workload; raises BadInput for a file that is unreadable."""
+        try:
+            return describe_workload_code(uses, base, custom_uses)
+        except OSError as error:
+            problem = f"{error.filename}: can't be read: {error.strerror}"
+            raise self.document.error(_uses_key(self.label, self.entry), problem) from None
+
+    def _digest_files(
+        self, by_setting: Mapping[str, Files]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the states and the digests of the files of each setting.
+
+        Raises BadInput, which names the setting, for a file that is missing or can't be read.
+        """
+        states: dict[str, str] = {}
+        contents: dict[str, str] = {}
+        for axis, files in by_setting.items():
+            location: Key = (*self.key, *axis.split(".", 1))
+            for _, path in files:
+                if not path.is_file():
+                    problem = f"found no file or folder {path}; allowed: one that exists"
+                    raise self._sources.error(location, problem)
+            try:
+                # The state comes first: the trial then reads files again that change before they
+                # are digested.
+                states[axis] = describe_state(files)
+                contents[axis] = self.digests.digest(files)
+            except OSError as error:
+                problem = f"{error.filename}: can't be read: {error.strerror}"
+                raise self._sources.error(location, problem) from None
+        return states, contents
 
     def find_conflict(self, axes: Axes) -> str | None:
         """Return why the workload can't be trained with these axes, None if it can.
 
-        Conflicts among the axes come first, then those of the workload's settings.
+        Conflicts among the axes come first, then those of the workload's settings. Raises BadInput
+        for wrong settings, whatever the axes are.
         """
+        declared = [self.options, self.data]
         reason = find_conflict(axes) or self._missing_plan(axes)
         if reason:
             return reason
-        settings = axes.values
-        reason = self.options.conflict(settings) or self.data.conflict(settings)
-        if reason:
-            return reason
-        for name, axis in self.custom.items():
-            reason = axis.conflict(settings)
+        values = axes.values
+        for settings in declared:
+            reason = settings.conflict(values)
+            if reason:
+                return reason
+        for name, axis in self.active_axes.items():
+            reason = axis.conflict(values)
             if reason is not None:
                 return f"{CUSTOM}.{name}: {reason}"
         return None
@@ -96,98 +339,61 @@ class PlannedWorkload:
         return f"{setting} needs a tensor_parallel_plan, which {self.reference.uses} does not have"
 
 
+def plain(value: Any) -> Any:
+    """Return a value of a setting as JSON can hold it."""
+    return json.loads(json.dumps(map_paths(value, str)))
+
+
+def base_folder(document: Document) -> Path:
+    """Return the folder that relative paths in a sweep file are relative to."""
+    return Path(document.sources[()]).absolute().parent
+
+
 def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
     """Return the declaration of the workload of a sweep's entry; raises BadInput if there is none."""
-    return _find_declaration(
-        document, entry.uses or label, _base_folder(document), _uses_key(label, entry)
+    uses = entry.uses or label
+    return _find_declaration(document, uses, base_folder(document), _uses_key(label, entry))
+
+
+def named_declaration(uses: str, base: Path) -> Declaration:
+    """Return the declaration of a workload named on the command line; raises BadInput."""
+    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base, ())
+
+
+def _find_declaration(document: Document, uses: str, base: Path, key: Key) -> Declaration:
+    """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
+
+    Built-in workloads are declared in a table; a user's own class is imported, and torch with it.
+    Any other error that a user's module raises keeps its traceback.
+    """
+    if uses in BUILT_IN:
+        return BUILT_IN[uses]
+    try:
+        workload_class = load_class(uses, base)
+    except ValueError as error:
+        raise document.error(key, str(error)) from None
+    except SyntaxError as error:
+        source = uses
+        if error.filename:
+            source = f"{error.filename}:{error.lineno}"
+        raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
+    from workloads.base import Workload  # the class has imported torch by now
+
+    plan = workload_class.tensor_parallel_plan
+    return Declaration(
+        path=uses,
+        options=workload_class.Options,
+        data=workload_class.Data,
+        batch_size=workload_class.batch_size,
+        has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
 
 
 def _uses_key(label: str, entry: WorkloadEntry) -> Key:
     """Return the key that names the class of a workload in a sweep file: `uses`, or else its label."""
-    key: Key = ("workloads", label)
     if entry.uses:
-        return (*key, "uses")
-    return key
-
-
-def _base_folder(document: Document) -> Path:
-    """Return the folder that relative paths in a sweep file are relative to."""
-    return Path(document.sources[()]).absolute().parent
-
-
-def plan_workload(
-    document: Document,
-    label: str,
-    entry: WorkloadEntry,
-    declaration: Declaration,
-    settings: Mapping[str, Any] = NO_SETTINGS,
-    digests: FileDigests | None = None,
-    custom: CustomAxes = NO_CUSTOM_AXES,
-) -> PlannedWorkload:
-    """Return the workload of a sweep's entry at a point of the matrix.
-
-    `settings` are the settings by axis that the point sets. Raises BadInput for a wrong setting
-    or an unusable file. Its data files are read for their digest, which is part of the identity of
-    its cells, unless `digests` has it from another point. So are the files of its code.
-    """
-    uses = entry.uses or label
-    key: Key = ("workloads", label)
-    document = _with_sources_of_axes(document, key, settings)
-    base_folder = _base_folder(document)
-    written: dict[str, dict[str, Any]] = {
-        "options": dict(entry.options),
-        "data": dict(entry.data),
-        CUSTOM: {},
-    }
-    for axis, value in settings.items():
-        setting = setting_of(axis)
-        assert setting is not None
-        written[setting.section][setting.name] = value
-    options = _read_settings(
-        document, declaration.options, written["options"], (*key, "options"), base_folder
-    )
-    data = _read_settings(document, declaration.data, written["data"], (*key, "data"), base_folder)
-    values = _read_settings(document, custom.settings, written[CUSTOM], (*key, CUSTOM), base_folder)
-    changed = without_defaults(values)
-    location = _location_of(uses, base_folder)
-    files = files_by_setting(options, data)
-    states, contents = _digest_files(document, key, files, digests or FileDigests())
-    # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
-    # Without it, equal settings of two sources would share an id.
-    identity = {
-        "uses": location,
-        "options": without_defaults(options),
-        "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-        "files": contents or None,
-    }
-    active_uses = {name: custom.uses[name] for name in changed}
-    if changed:  # without any, the id is that of a sweep without such axes
-        locations = {name: _location_of(used, base_folder) for name, used in active_uses.items()}
-        identity |= {CUSTOM: changed, "custom_uses": locations}
-    reference = WorkloadRef(
-        label=label,
-        uses=uses if location.startswith("../") else location,  # a tree may have another base
-        options=_as_json(options),
-        data=_as_json(data),
-        identity=identity,
-        file_states=states,
-        code=_find_code(document, uses, base_folder, _uses_key(label, entry), active_uses.values()),
-        axes=list(settings),
-        unset=[
-            *_unset_settings("options", options, written["options"]),
-            *_unset_settings("data", data, written["data"]),
-        ],
-        custom=_as_json(values),
-        custom_uses=dict(custom.uses),
-    )
-    return PlannedWorkload(
-        declaration=declaration,
-        options=options,
-        data=data,
-        reference=reference,
-        custom={name: custom.classes[name](value) for name, value in changed.items()},
-    )
+        return ("workloads", label, "uses")
+    return ("workloads", label)
 
 
 def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]) -> list[str]:
@@ -217,132 +423,6 @@ def _location_of(uses: str, base_folder: Path) -> str:
     path = base_folder / Path(location).expanduser()
     relative = os.path.relpath(path.parent.resolve() / path.name, base_folder.resolve())
     return f"{Path(relative).as_posix()}:{class_name}"
-
-
-def _digest_files(
-    document: Document, key: Key, by_setting: Mapping[str, Files], digests: FileDigests
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the states and the digests of the files of each setting of the workload at `key`.
-
-    Raises BadInput, which names the setting, for a file that is missing or can't be read.
-    """
-    states: dict[str, str] = {}
-    contents: dict[str, str] = {}
-    for axis, files in by_setting.items():
-        location: Key = (*key, *axis.split(".", 1))
-        for _, path in files:
-            if not path.is_file():
-                problem = f"found no file or folder {path}; allowed: one that exists"
-                raise document.error(location, problem)
-        try:
-            # The state comes first: the trial then reads files again that change before they are digested.
-            states[axis] = describe_state(files)
-            contents[axis] = digests.digest(files)
-        except OSError as error:
-            problem = f"{error.filename}: can't be read: {error.strerror}"
-            raise document.error(location, problem) from None
-    return states, contents
-
-
-def _with_sources_of_axes(document: Document, key: Key, axes: Iterable[str]) -> Document:
-    """Return the document with the settings of the workload at `key` where their axes stand.
-
-    Errors then name the line of the matrix, or the `--set`, that a setting comes from.
-    """
-    sources = dict(document.sources)
-    for location, source in document.sources.items():
-        if not location or location[0] not in ("axes", "matrix", "zip", "include"):
-            continue
-        axis = str(location[-1])
-        setting = setting_of(axis)
-        if setting is not None and axis in axes:
-            sources[(*key, *setting)] = source
-    return replace(document, sources=sources)
-
-
-def named_declaration(uses: str, base_folder: Path) -> Declaration:
-    """Return the declaration of a workload named on the command line; raises BadInput."""
-    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base_folder, ())
-
-
-def _find_declaration(document: Document, uses: str, base_folder: Path, key: Key) -> Declaration:
-    """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
-
-    Any other error that a user's module raises keeps its traceback.
-    """
-    try:
-        return workload_declaration(uses, base_folder)
-    except ValueError as error:
-        raise document.error(key, str(error)) from None
-    except SyntaxError as error:
-        source = uses
-        if error.filename:
-            source = f"{error.filename}:{error.lineno}"
-        raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
-
-
-def _find_code(
-    document: Document, uses: str, base_folder: Path, key: Key, custom_uses: Iterable[str]
-) -> WorkloadCode:
-    """Return the code of a workload that was found; raises BadInput for a file that is unreadable."""
-    try:
-        return describe_workload_code(uses, base_folder, custom_uses)
-    except OSError as error:
-        raise document.error(key, f"{error.filename}: can't be read: {error.strerror}") from None
-
-
-def workload_declaration(uses: str, base_folder: Path) -> Declaration:
-    """Return the declaration of a workload, which planning needs.
-
-    Built-in workloads are declared in a table; a user's own class is imported, and torch with it.
-    Raises ValueError if there is none of that name.
-    """
-    if uses in BUILT_IN:
-        return BUILT_IN[uses]
-    workload_class = load_class(uses, base_folder)
-    from workloads.base import Workload  # the class has imported torch by now
-
-    plan = workload_class.tensor_parallel_plan
-    return Declaration(
-        path=uses,
-        options=workload_class.Options,
-        data=workload_class.Data,
-        batch_size=workload_class.batch_size,
-        has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
-    )
-
-
-def _read_settings(
-    document: Document, kind: Any, values: Mapping[str, Any], key: Key, base_folder: Path
-) -> Settings:
-    """Return a workload's options or data, which the file has at `key`; raises BadInput.
-
-    They have the right types, absolute paths, and files that can be read. `kind` is the Settings
-    class that the workload declares, or a union of them told apart by `source`.
-    """
-    try:
-        member = choose(kind, values)
-    except InvalidValue as error:
-        raise document.error(key + error.key, error.problem) from None
-    _refuse_keys_of_other_sources(document, kind, member, values, key)
-    try:
-        settings: Settings = document.validate(member, dict(values), key)
-    except BadInput as error:
-        # Ready sweeps leave the path of their data to the user.
-        message = str(error)
-        if "data.path: missing" in message:
-            message += f"; give it here or as --data {key[1]}=PATH"
-        raise BadInput(message) from None
-    settings = _with_paths_of_flags(document, settings, key)
-    settings = settings.with_paths_relative_to(base_folder)
-    try:
-        settings.check()
-    except ValueError as error:
-        message = str(error)
-        if isinstance(error, UnknownColumn):
-            message += f"; name it as --set {dotted((*key, error.setting))}=COLUMN"
-        raise _settings_error(document, key, settings, message) from None
-    return settings
 
 
 def _refuse_keys_of_other_sources(
@@ -383,17 +463,3 @@ def _with_paths_of_flags(document: Document, settings: Settings, key: Key) -> Se
 def _if_it_exists(path: Path) -> Path:
     """Return a path as absolute if it exists in the working directory, else unchanged."""
     return path.absolute() if path.exists() else path
-
-
-def _settings_error(document: Document, key: Key, settings: Settings, message: str) -> BadInput:
-    """Return the error for a failed check, at the field that `message` begins with, if any."""
-    name, _, problem = message.partition(": ")
-    if name in {setting.name for setting in fields(settings)}:
-        return document.error((*key, name), problem)
-    return document.error(key, message)
-
-
-def _as_json(settings: Settings) -> dict[str, Any]:
-    """Return settings as JSON can hold them, paths as text."""
-    values: dict[str, Any] = map_paths(asdict(settings), str)
-    return values

@@ -17,8 +17,8 @@ from harness.render.table import Table
 from harness.render.terminal.axes import as_yaml, describe_type
 from harness.render.terminal.console import TerminalConsole
 from harness.render.terminal.table import show as show_table
-from harness.spec.setting_axis import SOURCE
-from harness.spec.settings import plain
+from harness.spec.cell import SOURCE
+from harness.spec.workload import plain
 from workloads.catalog import Declaration
 
 
