@@ -12,6 +12,7 @@ from harness.core.paths import SweepFolder
 from harness.hardware.machine import Copy, Machine, Matmul, Timing
 from harness.measure.summary import summarize
 from harness.records import store
+from harness.records.across import in_memory_ranks
 from harness.records.code import Code
 from harness.records.environment import Environment, Hardware, Software
 from harness.records.files import write_record
@@ -21,7 +22,6 @@ from harness.records.record import (
     Failure,
     Rank0Report,
     RankResult,
-    RankResults,
     Record,
     Status,
     StopOutcome,
@@ -128,7 +128,7 @@ def make_record(
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
-        ranks=RankResults.of(ranks),
+        ranks=in_memory_ranks(ranks),
         rank0=learned if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
@@ -150,7 +150,7 @@ def with_throughput(record: Record, throughput: float) -> Record:
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
     # Without the rounding errors of the series.
     return replace(
-        record, ranks=RankResults.of(ranks), summary=replace(summary, throughput=throughput)
+        record, ranks=in_memory_ranks(ranks), summary=replace(summary, throughput=throughput)
     )
 
 

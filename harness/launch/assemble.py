@@ -15,6 +15,7 @@ from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.measure.summary import mean_loss, summarize, unpack
 from harness.measure.validity import violations
+from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
 from harness.records.company import Company
 from harness.records.files import read_rank_result
@@ -22,7 +23,6 @@ from harness.records.record import (
     Failure,
     Rank0Report,
     RankResult,
-    RankResults,
     Record,
     Status,
     Summary,
@@ -112,7 +112,7 @@ def assemble(
         summary=summary,
         loss=loss,
         order_digest=order_digest,
-        ranks=RankResults.of(ranks),
+        ranks=in_memory_ranks(ranks),
         rank0=files.rank0,
         phases=phase_seconds(ranks, started, summary),
         company=company,

@@ -28,6 +28,7 @@ from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.stack import ReadyStack, write_packages
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
 from harness.mllog.log import write_log
+from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
 from harness.records.company import Company, Lane
@@ -37,7 +38,7 @@ from harness.records.files import (
     remove_unused_columns,
     write_record,
 )
-from harness.records.record import Failure, RankResults, Record
+from harness.records.record import Failure, Record
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
 from harness.records.store import comparison_key
@@ -490,7 +491,7 @@ def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
         replace(result, failure=_clean_failure(result.failure, secrets)) for result in record.ranks
     ]
     return replace(
-        record, failure=_clean_failure(record.failure, secrets), ranks=RankResults.of(ranks)
+        record, failure=_clean_failure(record.failure, secrets), ranks=in_memory_ranks(ranks)
     )
 
 

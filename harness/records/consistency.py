@@ -14,13 +14,13 @@ from dataclasses import fields
 
 import msgspec
 
+from harness.records.across import across_ranks
 from harness.records.record import (
     AcrossRanks,
     RankResult,
     Record,
     Summary,
     Telemetry,
-    across_ranks,
 )
 from harness.records.series import Numbers, Series
 

@@ -1,51 +1,54 @@
 """Writes records and reads them back, checked.
 
-A record is a JSON header and a file of columns next to it (`harness.records.columns`). The columns
-are written first, and read when they are first looked at.
+A record is a small JSON header that commands read. Its numbers are in a file next to it, of which
+the header has the name and for each column the type, the number of values and the SHA-256 of their
+bytes. `numpy.load` opens the file. The values of a column are those of rank 0, then those of rank
+1, and so on: shape (ranks, steps) where all ranks have equally many, else one row.
+
+Nothing is compressed. Timings are noise in most of their bits, so that zlib at its fastest takes
+20 times as long for a tenth of the size, and a file that is not compressed can't unpack to more
+than its size.
+
+The name of the file has a digest of its content. So a header never names a file that was written
+for another one: the columns are written first, then the header replaces the last one. They are read
+when they are first looked at.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, BinaryIO, cast
+
+from msgspec import Meta
 
 from harness.core.errors import BadFile, one_line
-from harness.core.paths import TrialFolder, write_atomically
+from harness.core.paths import TrialFolder, write_atomically, write_atomically_by
 from harness.core.validation import decode_value
 from harness.records import seal
-from harness.records.columns import SUFFIX as COLUMNS_SUFFIX
-from harness.records.columns import (
-    Column,
-    ColumnFile,
-    Opener,
-    describe_columns,
-    in_memory,
-    next_to,
-    put_series,
-    read_columns,
-    take_series,
-    text_column,
-    write_columns,
-)
+from harness.records.across import in_memory_ranks
 from harness.records.consistency import header_problem, rank_problem, ranks_problem
-from harness.records.decode import (
-    FileFormat,
-    checked_content,
-    parse_json,
-    read_json,
-)
+from harness.records.decode import FileFormat, checked_content, parse_json, read_json
 from harness.records.record import SCHEMA, AcrossRanks, RankResult, RankResults, Record
-from harness.records.series import Numbers, Series
+from harness.records.series import DType, Numbers, Series
 from harness.spec.cell import Trial
 
+COLUMNS_SUFFIX = ".npz"
+FILE_NAME = re.compile(r"[^/\0]+-[0-9a-f]{12}\.npz")
+MAX_VALUES = 2**36  # of a column; 4,096 ranks with as many steps as a trial may have
+RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
+LARGEST_HEADER = 2**16  # bytes before the values of a column; NumPy writes 128
 RECORD_FORMAT = FileFormat(
     name="record",
     schema=SCHEMA,
-    remedy="move it away and run the sweep again to measure it anew",
+    remedy="move it away and run the sweep again to measure it again",
     is_sealed=True,
 )
 # Without a schema: the same version of the harness reads it, minutes later.
@@ -60,6 +63,231 @@ TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's f
 # Columns besides those of `take_series`.
 MEAN_LOSS = "mean_loss"  # over ranks, of each step
 RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
+
+# Opens the file of columns of that name; raises OSError.
+Opener = Callable[[str], BinaryIO]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What a header says of one column."""
+
+    dtype: DType
+    count: Annotated[int, Meta(ge=0, le=MAX_VALUES)]  # of values, over all ranks
+    sha256: str  # of their bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFile:
+    """What a header says of the file of columns next to it."""
+
+    file: str  # its name; it is in the header's folder
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no file's in that folder, with ValueError."""
+        if not FILE_NAME.fullmatch(self.file):
+            raise ValueError(
+                f"found the file {self.file!r}; allowed: a name that ends in {COLUMNS_SUFFIX}"
+            )
+
+
+def describe_columns(
+    header_path: Path, columns: Mapping[str, Numbers | list[Numbers]]
+) -> ColumnFile:
+    """Return what the header at `header_path` says of its columns.
+
+    A column is an array, or a list of arrays, one a rank. Raises ValueError for ranks of unlike
+    types.
+    """
+    described = {name: _describe(name, _parts(values)) for name, values in columns.items()}
+    digest = hashlib.sha256(repr(described).encode()).hexdigest()[:12]
+    return ColumnFile(file=f"{header_path.stem}-{digest}{COLUMNS_SUFFIX}", columns=described)
+
+
+def write_columns(
+    path: Path, columns: Mapping[str, Numbers | list[Numbers]], *, durable: bool = True
+) -> None:
+    """Write the file of columns; raises StorageError.
+
+    Nothing is copied: the numbers of a thousand ranks may fill most of the memory.
+    """
+    write_atomically_by(path, lambda file: _write_npz(file, columns), durable=durable)
+
+
+def _parts(values: Numbers | list[Numbers]) -> list[Numbers]:
+    """Return the arrays that a column is made of."""
+    return values if isinstance(values, list) else [values]
+
+
+def _describe(name: str, parts: Sequence[Numbers]) -> Column:
+    """Return what a header says of a column; raises ValueError for parts of unlike types."""
+    dtypes = {part.dtype.str for part in parts}
+    if len(dtypes) != 1:
+        raise ValueError(f"column {name}: found {', '.join(sorted(dtypes))}; allowed: one type")
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.data)
+    return Column(
+        dtype=cast("DType", dtypes.pop()),
+        count=sum(part.size for part in parts),
+        sha256=digest.hexdigest(),
+    )
+
+
+def _write_npz(file: BinaryIO, columns: Mapping[str, Numbers | list[Numbers]]) -> None:
+    """Write what `numpy.load` reads.
+
+    `numpy.savez` would need each column in one piece. Members have no date, so that equal columns
+    make equal files.
+    """
+    import numpy as np
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in columns.items():
+            parts = _parts(values)
+            header = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": _shape(values)}
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                for part in parts:
+                    member.write(part.tobytes())
+
+
+def _shape(values: Numbers | list[Numbers]) -> tuple[int, ...]:
+    """Return the shape of a column: (ranks, values) where all ranks have equally many."""
+    sizes = [part.size for part in _parts(values)]
+    if isinstance(values, list) and len(set(sizes)) == 1:
+        return len(sizes), sizes[0]
+    return (sum(sizes),)
+
+
+def read_columns(
+    open_file: Opener, described: ColumnFile, names: Iterable[str]
+) -> dict[str, Numbers]:
+    """Return some columns, each of shape (values,), read-only.
+
+    Raises ValueError for a file that is not the one that the header describes, and OSError.
+    """
+    columns = {}
+    with open_file(described.file) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                for name in names:
+                    columns[name] = _read_column(archive, name, described.columns[name])
+        # All that zipfile raises for a damaged file.
+        except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
+            raise ValueError(f"can't be read as columns: {error}") from None
+    return columns
+
+
+def _read_column(archive: zipfile.ZipFile, name: str, column: Column) -> Numbers:
+    """Return the values of a column; raises ValueError unless they are those described."""
+    import numpy as np
+
+    dtype = np.dtype(column.dtype)
+    size = column.count * dtype.itemsize
+    info = archive.getinfo(f"{name}.npy")
+    # What is not compressed is no larger than the file, so that no small file fills the memory.
+    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+        raise ValueError(f"column {name}: found it compressed; allowed: uncompressed")
+    header_size = info.file_size - size
+    if not 0 <= header_size <= LARGEST_HEADER:
+        raise ValueError(
+            f"column {name}: found {info.file_size} bytes; allowed: {size} and a header"
+        )
+    content = archive.read(info)
+    values = memoryview(content)[header_size:]
+    digest = hashlib.sha256(values).hexdigest()
+    if len(values) != size or digest != column.sha256:
+        raise ValueError(
+            f"column {name}: found the SHA-256 {digest[:12]}…; allowed: {column.sha256[:12]}…, as"
+            " in its record"
+        )
+    return np.frombuffer(values, dtype=dtype)
+
+
+def next_to(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) -> Opener:
+    """Return what opens the files next to a header, reading `buffer_bytes` at once."""
+    return lambda name: header_path.with_name(name).open("rb", buffer_bytes)
+
+
+def in_memory(fetch: Callable[[str], bytes]) -> Opener:
+    """Return what opens the files that `fetch` returns by their names."""
+    return lambda name: io.BytesIO(fetch(name))
+
+
+def text_column(text: bytes) -> Numbers:
+    """Return the column of a text in UTF-8, shape (bytes,)."""
+    import numpy as np
+
+    return np.frombuffer(text, dtype=np.uint8)
+
+
+def take_series(results: Sequence[dict[str, Any]]) -> dict[str, list[Numbers]]:
+    """Take the series out of the results of ranks, in the order of the ranks.
+
+    Returns the arrays of each column, one a rank. In the results, which `dataclasses.asdict` has
+    made, the number of values stays in place of a series.
+    """
+    columns: dict[str, list[Numbers]] = {}
+    for result in results:
+        for slot in _series_slots(result):
+            series = slot.holder[slot.key]
+            columns.setdefault(slot.column, []).append(series.unpack())
+            slot.holder[slot.key] = series.count
+    return columns
+
+
+def put_series(results: Sequence[Any], columns: Mapping[str, Numbers]) -> None:
+    """Put the values of columns back into the JSON results of ranks: undoes `take_series`.
+
+    Raises ValueError for results that do not come to as many values as a column has.
+    """
+    used = dict.fromkeys(columns, 0)
+    for index, result in enumerate(results):
+        for slot in _series_slots(result):
+            count = slot.holder[slot.key]
+            if slot.column not in used or not isinstance(count, int) or count < 0:
+                raise ValueError(
+                    f"[{index}].{slot.column}: found {count!r}; allowed: a column's part"
+                )
+            start = used[slot.column]
+            used[slot.column] = start + count
+            slot.holder[slot.key] = Series.of(columns[slot.column][start : start + count])
+    for name, count in used.items():
+        if count != len(columns[name]):
+            raise ValueError(f": {name}: found {count} values; allowed: {len(columns[name])}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slot:
+    """Where the result of a rank has a series, or the number of its values."""
+
+    column: str  # the name of its column
+    holder: dict[str, Any]
+    key: str
+
+
+def _series_slots(result: Any) -> list[_Slot]:
+    """Return where the result of a rank has series that are not None."""
+    if not isinstance(result, dict):
+        return []
+    slots = [
+        _Slot(column="loss", holder=result, key="loss"),
+        _Slot(column="step_seconds", holder=result, key="step_seconds"),
+        _Slot(column="epoch_began_at", holder=result, key="epoch_began_at"),
+        _Slot(column="epoch_ended_at", holder=result, key="epoch_ended_at"),
+    ]
+    groups = {"step_phases": result.get("step_phases")}
+    telemetry = result.get("telemetry")
+    if isinstance(telemetry, dict):
+        column = "telemetry.sample_times"
+        slots.append(_Slot(column=column, holder=telemetry, key="sample_times"))
+        groups["telemetry.readings"] = telemetry.get("readings")
+    for group, holder in groups.items():
+        if isinstance(holder, dict):
+            slots += [_Slot(column=f"{group}.{key}", holder=holder, key=key) for key in holder]
+    return [slot for slot in slots if slot.holder.get(slot.key) is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +330,7 @@ def read_record(path: Path) -> Record:
 
     Raises BadFile for a file that is missing, incomplete, of a major schema that can't be read or
     changed after it was written, for a header that contradicts itself, and for the record of
-    another trial than its folder is named after. RankResults and losses raise it then for columns that
+    another trial than its folder is named after. Ranks and losses raise it then for columns that
     are missing or other than the header says, and for figures that they contradict.
     """
     return _record_of(read_json(path, RECORD_FORMAT), path, next_to(path))
@@ -129,11 +357,15 @@ def _record_of(content: Any, source: Path | str, open_file: Opener) -> Record:
 
     Raises BadFile unless it agrees with itself and with its folder.
     """
+
+    def load_ranks() -> list[RankResult]:
+        return columns.rank_results(record)
+
     content = checked_content(content, source, RECORD_FORMAT)
     try:
         parts: ColumnParts = decode_value(ColumnParts, content)
         columns = _Columns(parts.columns, source, open_file)
-        content["ranks"] = RankResults(lambda: columns.rank_results(record), parts.ranks)
+        content["ranks"] = RankResults(lambda: _load_recent(load_ranks), parts.ranks)
         content["loss"] = columns.mean_loss()
         record: Record = decode_value(Record, content)
     except ValueError as error:
@@ -142,6 +374,12 @@ def _record_of(content: Any, source: Path | str, open_file: Opener) -> Record:
     if problem is not None:
         raise RECORD_FORMAT.invalid(source, problem)
     return record
+
+
+@lru_cache(maxsize=RECENT_RANKS)
+def _load_recent(load_ranks: Callable[[], list[RankResult]]) -> list[RankResult]:
+    """Return the ranks of a record on disk, which stay in memory for the last few records only."""
+    return load_ranks()
 
 
 class _Columns:
@@ -262,7 +500,7 @@ def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
     record = read_record(path)
     results = seal.cleaned([asdict(result) for result in record.ranks], clean)
     header: Record = decode_value(Record, seal.cleaned(asdict(record), clean))
-    ranks_without_secrets = RankResults.of(decode_value(list[RankResult], results))
+    ranks_without_secrets = in_memory_ranks(decode_value(list[RankResult], results))
     write_record(folder / path.name, replace(header, ranks=ranks_without_secrets))
 
 

@@ -5,7 +5,7 @@ trial's Record (`harness.launch.assemble`), which is written before any tracker 
 samples of every step are kept, as Series, so that every figure can be computed again.
 
 A record on disk is a JSON header of some kilobytes, which commands read, and a file of columns
-next to it, which has what grows with ranks and steps (`harness.records.columns`). The seal of the
+next to it, which has what grows with ranks and steps (`harness.records.files`). The seal of the
 header covers the digests of all columns. What the header says of its columns is checked where they
 are read, and by `harness results verify`; what it says of itself wherever it is read
 (`harness.records.consistency`).
@@ -16,12 +16,9 @@ measured is None, or absent, and never 0.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from statistics import fmean
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
 from harness.records.company import Company
@@ -35,10 +32,6 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
 # without its comments.
 SCHEMA = "6.4"
-RECENT_RANKS = 2  # records whose ranks stay in memory once they have been read
-
-T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -409,33 +402,13 @@ class AcrossRanks:
 class RankResults(Sequence[RankResult]):
     """The results of a trial's ranks, in their order; ranks that left nothing readable are missing.
 
-    Those of a record on disk are read when one is first looked at, which raises BadFile where they
-    can't be, or contradict the record. They stay in memory for the last few records only. `across`
-    and the length need none of them.
+    Those of a record on disk are loaded when one is looked at, which raises BadFile where they are
+    missing or damaged, or contradict the record. `across` and the length need none of them.
     """
-
-    _recent: ClassVar[deque[RankResults]] = deque()  # that were read, the earliest first
 
     def __init__(self, load: Callable[[], Sequence[RankResult]], across: AcrossRanks) -> None:
         self.across = across
         self._load = load
-        self._results: Sequence[RankResult] | None = None
-
-    @staticmethod
-    def of(results: Sequence[RankResult]) -> RankResults:
-        """Return ranks whose results are in memory."""
-        ranks = RankResults(lambda: results, across_ranks(results))
-        ranks._results = results
-        return ranks
-
-    def _read(self) -> Sequence[RankResult]:
-        """Return the results, read if they are not in memory; raises BadFile."""
-        if self._results is None:
-            self._results = self._load()
-            RankResults._recent.append(self)
-            if len(RankResults._recent) > RECENT_RANKS:
-                RankResults._recent.popleft()._results = None
-        return self._results
 
     def __len__(self) -> int:
         return self.across.count
@@ -445,10 +418,10 @@ class RankResults(Sequence[RankResult]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[RankResult]: ...
     def __getitem__(self, index: int | slice) -> RankResult | Sequence[RankResult]:
-        return self._read()[index]
+        return self._load()[index]
 
     def __iter__(self) -> Iterator[RankResult]:
-        return iter(self._read())
+        return iter(self._load())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RankResults):
@@ -463,178 +436,6 @@ class RankResults(Sequence[RankResult]):
     def __deepcopy__(self, memo: object) -> RankResults:
         """Return the ranks themselves, as nothing can change them."""
         return self
-
-
-def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
-    """Return what the results of ranks come to, in the order of the ranks."""
-    hosts = Counter(result.host for result in results)
-    interruptions: Sequence[Interruption] = ()
-    refused_checkpoints: Sequence[str] = ()
-    if results and results[0].rank == 0:
-        interruptions = results[0].interruptions
-        refused_checkpoints = results[0].refused_checkpoints
-    return AcrossRanks(
-        count=len(results),
-        nodes=len(hosts),
-        ranks_per_node=max(hosts.values(), default=0),
-        memory=_largest([result.memory for result in results]),
-        training_bytes=_training_bytes(results),
-        compiled=_compiled(results),
-        loss_scale=_loss_scale(results),
-        may_vary=_warnings(results),
-        interruptions=interruptions,
-        refused_checkpoints=refused_checkpoints,
-        telemetry=_telemetry(results),
-    )
-
-
-def training_bytes(memory: Mapping[str, int]) -> int | None:
-    """Return the bytes that training took, of what `PeakMemory.read` returned; None if unknown.
-
-    On a GPU that is the peak of what torch allocated, elsewhere the growth of the resident size.
-    """
-    if "allocated" in memory:
-        return memory["allocated"]
-    if "resident" not in memory or "resident_before" not in memory:
-        return None
-    return memory["resident"] - memory["resident_before"]
-
-
-def _training_bytes(results: Sequence[RankResult]) -> int | None:
-    """Return the bytes of the rank where training took most.
-
-    None unless they are known of every rank: the unknown one might be the largest.
-    """
-    sizes = []
-    for result in results:
-        size = training_bytes(result.memory)
-        if size is None:
-            return None
-        sizes.append(size)
-    return max(sizes, default=None)
-
-
-def _largest(values: Sequence[Mapping[str, N]]) -> dict[str, N]:
-    """Return the largest value of each name in any of some mappings."""
-    largest: dict[str, N] = {}
-    for mapping in values:
-        for name, value in mapping.items():
-            largest[name] = max(largest.get(name, value), value)
-    return largest
-
-
-def _compiled(results: Sequence[RankResult]) -> Compiled | None:
-    """Return each number of torch.compile from the rank that had most of it, None for eager.
-
-    Ranks compile by themselves, and only some may meet a graph break.
-    """
-    compiled = [result.compiled for result in results if result.compiled is not None]
-    if not compiled:
-        return None
-    return reduce(_most_compiled, compiled)
-
-
-def _most_compiled(a: Compiled, b: Compiled) -> Compiled:
-    """Return the larger of each number of two ranks."""
-    return Compiled(
-        graphs=max(a.graphs, b.graphs),
-        graph_breaks=max(a.graph_breaks, b.graph_breaks, key=lambda breaks: sum(breaks.values())),
-        recompiles=max(a.recompiles, b.recompiles),
-        seconds=max(a.seconds, b.seconds),
-        cache_hits=max(a.cache_hits, b.cache_hits),
-        cache_misses=max(a.cache_misses, b.cache_misses),
-    )
-
-
-def _loss_scale(results: Sequence[RankResult]) -> LossScale | None:
-    """Return what the loss scaling did, which all ranks share; None without it."""
-    for result in results:
-        if result.loss_scale is not None:
-            return result.loss_scale
-    return None
-
-
-def _warnings(results: Sequence[RankResult]) -> list[str]:
-    """Return what torch said of operations that may vary, each text once.
-
-    Texts of several ranks are the same as a rule.
-    """
-    texts: dict[str, None] = {}  # an ordered set
-    for result in results:
-        if result.determinism is not None:
-            texts.update(dict.fromkeys(result.determinism.warnings))
-    return list(texts)
-
-
-def _telemetry(results: Sequence[RankResult]) -> TelemetryAcross | None:
-    """Return the telemetry of all ranks, None unless every rank has some."""
-    ranks = [result.telemetry for result in results if result.telemetry is not None]
-    if not ranks or len(ranks) < len(results):
-        return None
-    throttled = _of_every(ranks, lambda rank: rank.throttled)
-    processes = _of_every(ranks, lambda rank: rank.foreign_processes)
-    joules = _of_every(ranks, _joules_per_step)
-    most_processes = None if processes is None else max(map(len, processes))
-    total_joules = None if joules is None else sum(joules)
-    return TelemetryAcross(
-        readings=_mean_readings(ranks),
-        shares=_means([rank.shares for rank in ranks]),
-        throttled=_largest(throttled or []),
-        foreign_processes=most_processes,
-        joules_per_step=total_joules,
-    )
-
-
-def _mean_readings(ranks: Sequence[Telemetry]) -> dict[str, float]:
-    """Return the mean of each reading over samples, then over ranks."""
-    means = []
-    for rank in ranks:
-        of_rank = {name: _mean_of_samples(series) for name, series in rank.readings.items()}
-        means.append({name: mean for name, mean in of_rank.items() if mean is not None})
-    return _means(means)
-
-
-def _mean_of_samples(series: Series) -> float | None:
-    """Return the mean of the samples that could be read, None if none could.
-
-    A sample that could not be read is NaN.
-    """
-    import numpy as np
-
-    values = series.unpack()
-    if np.isnan(values).all():
-        return None
-    return float(np.nanmean(values, dtype=np.float64))
-
-
-def _means(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over ranks of each number that every rank has."""
-    means = {}
-    for name in ranks[0]:
-        if all(name in rank for rank in ranks):
-            means[name] = fmean(rank[name] for rank in ranks)
-    return means
-
-
-def _joules_per_step(telemetry: Telemetry) -> float | None:
-    """Return the energy of a step, None where there is no counter.
-
-    The joules are of the steps in segments that are long enough for the energy counter.
-    """
-    if telemetry.joules is None:
-        return None
-    return telemetry.joules / telemetry.metered_steps
-
-
-def _of_every(ranks: Sequence[Telemetry], read: Callable[[Telemetry], T | None]) -> list[T] | None:
-    """Return what `read` returns for each rank, None if that is None for any of them."""
-    values = []
-    for rank in ranks:
-        value = read(rank)
-        if value is None:
-            return None
-        values.append(value)
-    return values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Rows of numbers, such as the time of every step: exact to the bit.
 
-A series is a column of the file next to its record (`harness.records.columns`).
+A series is a column of the file next to its record (`harness.records.files`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from harness.core.paths import Results
 from harness.launch import selftest
 from harness.measure.selftest import check_record
 from harness.measure.summary import summarize, unpack
-from harness.records.record import RankResult, RankResults, Record
+from harness.records.across import in_memory_ranks
+from harness.records.record import RankResult, Record
 from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.cluster import Profile
@@ -119,7 +120,7 @@ def _moved(record: Record, source: str, target: str) -> Record:
     assert record.rank0 is not None
     return replace(
         record,
-        ranks=RankResults.of(ranks),
+        ranks=in_memory_ranks(ranks),
         summary=summarize(ranks, record.rank0, batch(record), 0),
     )
 

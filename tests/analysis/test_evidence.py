@@ -16,7 +16,8 @@ from harness.analysis.evidence import (
     evidence_of_record,
 )
 from harness.analysis.result import of_trial
-from harness.records.record import RankFingerprints, RankResults, Record, StepFingerprint
+from harness.records.across import in_memory_ranks
+from harness.records.record import RankFingerprints, Record, StepFingerprint
 from harness.records.series import Numbers, Series
 from tests.factories import make_cell, make_record
 
@@ -26,7 +27,7 @@ RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 def with_losses(record: Record, rank: int, losses: Numbers) -> Record:
     ranks = list(record.ranks)
     ranks[rank] = replace(ranks[rank], loss=Series.pack(losses))
-    return replace(record, ranks=RankResults.of(ranks))
+    return replace(record, ranks=in_memory_ranks(ranks))
 
 
 def losses_of(rank: int) -> Numbers:
@@ -51,7 +52,7 @@ def fingerprinted(record: Record, digests: dict[str, str], step: int) -> Record:
         steps=[StepFingerprint(step=step, digests=digests)], file="f", file_digest="0"
     )
     ranks = [replace(result, fingerprints=fingerprints) for result in record.ranks]
-    return replace(record, ranks=RankResults.of(ranks))
+    return replace(record, ranks=in_memory_ranks(ranks))
 
 
 def agreement(again: Record, recorded: Record = RECORD, exact: Sequence[Record] = ()) -> Agreement:

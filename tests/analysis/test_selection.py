@@ -16,7 +16,8 @@ from harness.analysis.selection import select
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.measure.summary import summarize
-from harness.records.record import RankResults, Record
+from harness.records.across import in_memory_ranks
+from harness.records.record import Record
 from harness.records.series import Series
 from harness.records.store import write_spec
 from harness.spec.sweep import Sweep
@@ -327,5 +328,5 @@ def test_a_trials_error_follows_the_spread_of_its_steps(results: Results) -> Non
     )
     assert record.rank0 is not None
     summary = summarize([wild], record.rank0, record.trial.cell.axes.batch_size, warmup=2)
-    changed = replace(record, ranks=RankResults.of([wild]), summary=summary)
+    changed = replace(record, ranks=in_memory_ranks([wild]), summary=summary)
     assert error(record) == pytest.approx(10 * error(changed), rel=0.01)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.records.record import Record, training_bytes
+from harness.records.across import training_bytes
+from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed

@@ -24,8 +24,9 @@ from harness.hardware.roofline import (
 )
 from harness.interface.reporting import write_roofline
 from harness.launch.assemble import assemble
+from harness.records.across import in_memory_ranks
 from harness.records.environment import Gpu
-from harness.records.record import RankResults, Record
+from harness.records.record import Record
 from harness.render.results import result_table, show_results
 from harness.render.roofline import (
     draw_roofline,
@@ -63,7 +64,7 @@ def measured(
         rank0=replace(
             found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment
         ),
-        ranks=RankResults.of(
+        ranks=in_memory_ranks(
             [
                 replace(
                     rank, host=f"node{rank.rank % hosts}", memory={"allocated": 1} if gpu else {}

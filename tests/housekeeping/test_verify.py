@@ -19,8 +19,9 @@ from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
 from harness.preflight.rates import RateSearch, write_search
 from harness.preflight.report import Preflight, write_preflight
+from harness.records.across import in_memory_ranks
 from harness.records.files import remove_unused_columns, write_record
-from harness.records.record import RankFingerprints, RankResults, Record
+from harness.records.record import RankFingerprints, Record
 from harness.records.seal import sealed_text
 from harness.serving.exporting import digest_files
 from harness.serving.record import ExportedModel, ExportParity, TrialExport, write_export
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> SweepFolder:
     path.write_text("marks", encoding="utf-8")
     digest = hashlib.sha256(b"marks").hexdigest()
     fingerprints = RankFingerprints(steps=[], file="fingerprints/rank0.jsonl", file_digest=digest)
-    ranks = RankResults.of([replace(first.ranks[0], fingerprints=fingerprints)])
+    ranks = in_memory_ranks([replace(first.ranks[0], fingerprints=fingerprints)])
     write_record(trial_folder.record_path, replace(first, ranks=ranks))
     remove_unused_columns(trial_folder.path)
     return folder

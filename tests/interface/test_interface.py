@@ -12,7 +12,7 @@ import harness
 from harness.analysis.scalars import SCALARS
 from harness.analysis.trial_table import COURSE, IDENTITY, ORIGIN
 from harness.core.paths import Results
-from harness.records.record import RankResults
+from harness.records.across import in_memory_ranks
 from harness.records.store import write_spec
 from harness.spec.axes import AXES
 from harness.spec.sweep import Sweep
@@ -77,7 +77,7 @@ def test_steps_are_those_of_every_rank_and_of_failed_trials_too(tmp_path: Path) 
     write_trial(folder, done)
     failed = make_record(sweep.cells[0], seed=1, status="failed")
     partial = replace(failed.ranks[0], step_seconds=done.ranks[0].step_seconds)
-    write_trial(folder, replace(failed, ranks=RankResults.of([partial, failed.ranks[1]])))
+    write_trial(folder, replace(failed, ranks=in_memory_ranks([partial, failed.ranks[1]])))
     write_spec(sweep, folder)
     data = harness.load("demo", results.path)
     assert repr(data) == "demo: 2 trials of 1 cell, 1 done, 1 failed"

@@ -25,6 +25,7 @@ from harness.measure.telemetry import (
 )
 from harness.records import files
 from harness.records import record as records
+from harness.records.across import in_memory_ranks
 from tests.factories import make_record
 from tests.support.gpu import UUID, FakeGpu, FakeHost
 from tests.support.running import by_label, line_sweep, run, wait_until
@@ -368,7 +369,7 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_record()
     single_rank = [replace(record.ranks[0], telemetry=account(300, 40_000, {"hw_slowdown"}))]
     two = [*single_rank, replace(record.ranks[0], rank=1, telemetry=account(200, 24_000, set()))]
-    report = scalars(replace(record, ranks=records.RankResults.of(two)))
+    report = scalars(replace(record, ranks=in_memory_ranks(two)))
     batch = record.trial.cell.axes.batch_size
     assert report["gpu_power_w"] == 250
     assert report["gpu_sm_clock_mhz"] == 1500
@@ -380,7 +381,7 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gpu_temperature_c" not in report
     unknown = replace(two[1], telemetry=replace(account(200, 0, set()), joules=None))
     assert "joules_per_sample" not in scalars(
-        replace(record, ranks=records.RankResults.of([single_rank[0], unknown]))
+        replace(record, ranks=in_memory_ranks([single_rank[0], unknown]))
     )
 
 

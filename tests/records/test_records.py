@@ -20,6 +20,7 @@ from harness.analysis.result import aggregate
 from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, safe_folder_name, write_atomically
 from harness.records import files
+from harness.records.across import in_memory_ranks
 from harness.records.record import SCHEMA, Evaluation, RankResult, RankResults, TargetMetric
 from harness.records.seal import sealed_text
 from harness.records.series import Numbers, Series
@@ -250,7 +251,7 @@ def test_ranks_that_stopped_at_different_steps_come_back_equal(path: Path) -> No
     first, second = record.ranks
     early = replace(first, loss=Series.pack(np.arange(3.0)))
     late = replace(second, loss=Series.pack(np.arange(5.0)), step_seconds=Series.pack(np.zeros(4)))
-    files.write_record(path, replace(record, ranks=RankResults.of([early, late])))
+    files.write_record(path, replace(record, ranks=in_memory_ranks([early, late])))
     assert normal(files.read_record(path).ranks) == normal([early, late])
 
 
@@ -264,7 +265,7 @@ def test_header_does_not_grow_with_ranks_and_steps(path: Path) -> None:
     files.write_record(path, one)
     small = path.stat().st_size
     trial = replace(one.trial, cell=replace(one.trial.cell, axes=axes))
-    files.write_record(path, replace(one, trial=trial, ranks=RankResults.of(many)))
+    files.write_record(path, replace(one, trial=trial, ranks=in_memory_ranks(many)))
     assert path.stat().st_size < small + 1000 < 20_000
 
 
@@ -315,7 +316,7 @@ def test_record_that_is_not_replaced_keeps_its_columns(
 def test_copy_has_no_secrets_and_all_numbers(path: Path, tmp_path: Path) -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
     first, second = record.ranks
-    record = replace(record, ranks=RankResults.of([first, replace(second, host="hunter2")]))
+    record = replace(record, ranks=in_memory_ranks([first, replace(second, host="hunter2")]))
     files.write_record(path, record)
     same, clean = tmp_path / "same", tmp_path / "clean"
     same.mkdir()

@@ -15,8 +15,9 @@ import pytest
 from harness.core.errors import BadFile, FileUnavailable
 from harness.core.paths import SweepFolder
 from harness.housekeeping.verify import verify_record
+from harness.records.across import in_memory_ranks
 from harness.records.files import RECORD_FORMAT, read_rank_result, read_record, write_record
-from harness.records.record import RankResults, Record
+from harness.records.record import Record
 from harness.records.seal import digest_of, sealed_text
 from harness.records.series import Series
 from harness.spec.cell import StopRule
@@ -162,8 +163,8 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         ),
         (replace(DDP, loss=SHORT), "loss: found 3 steps; allowed: the 20"),
         (replace(DDP, loss=Series.pack(np.zeros(20))), "loss: found other numbers"),
-        (replace(DDP, ranks=RankResults.of(DDP.ranks[:1])), "ranks: found 1; allowed: all 2"),
-        (replace(DDP, ranks=RankResults.of(DDP.ranks[::-1])), "ranks: found 1, 0; allowed"),
+        (replace(DDP, ranks=in_memory_ranks(DDP.ranks[:1])), "ranks: found 1; allowed: all 2"),
+        (replace(DDP, ranks=in_memory_ranks(DDP.ranks[::-1])), "ranks: found 1, 0; allowed"),
         (replace(DDP, status="failed"), "summary: found something in a trial that is failed"),
         (replace(DDP, status="invalid"), "violations: found 0"),
         (replace(DDP, rank0=None), "rank0: found nothing"),

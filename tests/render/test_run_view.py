@@ -9,7 +9,8 @@ import pytest
 
 from harness.core.paths import Results
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.record import Interruption, RankResults, Record
+from harness.records.across import in_memory_ranks
+from harness.records.record import Interruption, Record
 from harness.render.format import interruption_note
 from harness.render.results import show_results
 from harness.render.terminal.run import trial_line
@@ -153,7 +154,7 @@ def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Resu
     record = records(sweep.cells[0])[0]
     interruption = Interruption(step=8, at=0.0, signal=None, lost_seconds=1.5)
     record = replace(
-        record, ranks=RankResults.of([replace(record.ranks[0], interruptions=[interruption])])
+        record, ranks=in_memory_ranks([replace(record.ranks[0], interruptions=[interruption])])
     )
     folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
     note = "ended without a signal after step 8: 1.5 s lost"

@@ -14,11 +14,11 @@ import pytest
 
 from harness.core.errors import BadFile
 from harness.measure.summary import summarize
+from harness.records.across import in_memory_ranks
 from harness.records.files import write_record
 from harness.records.record import (
     Evaluation,
     RankFingerprints,
-    RankResults,
     Record,
     StepFingerprint,
 )
@@ -58,7 +58,7 @@ def recorded(
     assert record.rank0 is not None
     summary = summarize(ranks, record.rank0, axes.batch_size, record.trial.cell.warmup)
     return RecordedTrial(
-        record=replace(record, ranks=RankResults.of(ranks), summary=summary), folder=folder
+        record=replace(record, ranks=in_memory_ranks(ranks), summary=summary), folder=folder
     )
 
 
@@ -103,7 +103,7 @@ def changed_loss(record: Record, step: int) -> Record:
     losses = first.loss.unpack().copy()
     losses[step - 1] = np.nextafter(losses[step - 1], np.inf)
     return replace(
-        record, ranks=RankResults.of([replace(first, loss=Series.pack(losses)), *others])
+        record, ranks=in_memory_ranks([replace(first, loss=Series.pack(losses)), *others])
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import BadInput
-from harness.spec.condition import MAX_DEPTH, check_condition, parse_condition
+from harness.spec.selected import MAX_DEPTH, check_condition, parse_condition
 
 LEVELS: Mapping[str, Hashable] = {
     "strategy": "ddp",

@@ -18,9 +18,10 @@ from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.paths import Results, write_atomically
 from harness.measure.summary import summarize
+from harness.records.across import in_memory_ranks
 from harness.records.environment import Environment
 from harness.records.files import write_record
-from harness.records.record import Evaluation, RankResults, Record
+from harness.records.record import Evaluation, Record
 from harness.records.series import Series
 from harness.spec.cell import Cell
 from harness.spec.sweep import load_sweep
@@ -131,4 +132,4 @@ def _record(
     )
     ranks[0] = replace(ranks[0], rank0=rank0)
     summary = summarize(ranks, rank0, cell.axes.batch_size, cell.warmup)
-    return replace(record, ranks=RankResults.of(ranks), rank0=rank0, summary=summary)
+    return replace(record, ranks=in_memory_ranks(ranks), rank0=rank0, summary=summary)

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.housekeeping.sweeps import rename
-from harness.records.columns import SUFFIX
+from harness.records.files import COLUMNS_SUFFIX
 from harness.records.record import Record
 from harness.tracking import Tracker, runs
 from harness.tracking import tracker as tracker_module
@@ -95,7 +95,7 @@ def test_the_run_of_a_trial_shows_its_record(results: Results, folder: SweepFold
     ]
     assert [value for _, value, _ in shown["metrics"]["memory_resident_mib"]] == [301.0]
     assert [value for _, value, _ in shown["metrics"]["memory_training_mib"]] == [101.0]
-    (columns,) = [name for name in shown["artifacts"] if name.endswith(SUFFIX)]
+    (columns,) = [name for name in shown["artifacts"] if name.endswith(COLUMNS_SUFFIX)]
     assert set(shown["artifacts"]) - {columns} == {
         "classes/mistakes.csv", "classes/scores.csv", "environment.json", "logs/launch.log", "logs/rank0.log",
         "logs/rank1.log", "record.json",

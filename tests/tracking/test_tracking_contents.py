@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from harness.analysis.scalars import scalars
+from harness.records.across import in_memory_ranks
 from harness.records.record import (
     Compiled,
     Evaluation,
     Interruption,
     LossScale,
-    RankResults,
     Record,
 )
 from harness.render.format import stop_note
@@ -93,7 +93,7 @@ def test_compilation_and_loss_scaling_have_numbers() -> None:
         replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped_steps=2))
         for rank, compiled in zip(record.ranks, (quiet, broken), strict=True)
     ]
-    numbers = scalars(replace(record, ranks=RankResults.of(ranks)))
+    numbers = scalars(replace(record, ranks=in_memory_ranks(ranks)))
     shown = {
         name: value
         for name, value in numbers.items()
@@ -109,7 +109,7 @@ def test_compilation_and_loss_scaling_have_numbers() -> None:
 def test_a_checkpoint_that_was_passed_over_is_described() -> None:
     record = make_record()
     rank = replace(record.ranks[0], refused_checkpoints=["resume/step-000000200: damaged"])
-    changed = replace(record, ranks=RankResults.of([rank, *record.ranks[1:]]))
+    changed = replace(record, ranks=in_memory_ranks([rank, *record.ranks[1:]]))
     contents = trial_contents(changed, repeats=1)
     note = "not resumed from resume/step-000000200: damaged"
     assert contents.tags["harness.interruptions"] == note
@@ -122,8 +122,10 @@ def test_interruptions_are_described_and_counted() -> None:
         Interruption(step=12, at=BEGUN, signal=None, lost_seconds=2),
     ]
     calm, once, twice = make_record(), make_record(seed=1), make_record(seed=2)
-    once = replace(once, ranks=RankResults.of([replace(once.ranks[0], interruptions=taken_up[:1])]))
-    twice = replace(twice, ranks=RankResults.of([replace(twice.ranks[0], interruptions=taken_up)]))
+    once = replace(
+        once, ranks=in_memory_ranks([replace(once.ranks[0], interruptions=taken_up[:1])])
+    )
+    twice = replace(twice, ranks=in_memory_ranks([replace(twice.ranks[0], interruptions=taken_up)]))
     assert (
         scalars(twice)["harness.interruptions"],
         scalars(twice)["harness.interruptions_lost_s"],

@@ -16,9 +16,10 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.housekeeping.verify import verify_record
 from harness.measure.summary import summarize
+from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
 from harness.records.files import read_record, write_record
-from harness.records.record import RankFingerprints, RankResults, Record, StepFingerprint
+from harness.records.record import RankFingerprints, Record, StepFingerprint
 from harness.records.series import Series
 from harness.records.trace import PHASES, Mark, decode_trace
 from harness.spec.cell import Fingerprints
@@ -142,7 +143,7 @@ def record_with(slow_steps: Sequence[int]) -> Record:
     cell = record.trial.cell
     assert record.rank0 is not None
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
-    return replace(record, ranks=RankResults.of(ranks), summary=summary)
+    return replace(record, ranks=in_memory_ranks(ranks), summary=summary)
 
 
 def test_fingerprinted_steps_are_no_part_of_what_is_measured(tmp_path: Path) -> None:

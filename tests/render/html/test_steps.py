@@ -8,7 +8,8 @@ import numpy as np
 
 from harness.analysis.result import aggregate
 from harness.measure.summary import summarize
-from harness.records.record import RankResults, Record
+from harness.records.across import in_memory_ranks
+from harness.records.record import Record
 from harness.records.series import Series
 from harness.render.html.plots import step_times
 from harness.render.html.report import ReportCell
@@ -22,7 +23,7 @@ def record_of(seconds: list[float]) -> Record:
     ranks = [replace(rank, step_seconds=packed, step_phases={}) for rank in record.ranks]
     assert record.rank0
     summary = summarize(ranks, record.rank0, batch_size=64, warmup=2)
-    return replace(record, ranks=RankResults.of(ranks), summary=summary)
+    return replace(record, ranks=in_memory_ranks(ranks), summary=summary)
 
 
 def report_cell(record: Record) -> ReportCell:
