@@ -5,8 +5,8 @@
 - `rungs`: how alike two rows of numbers are, from the same bits down to other results.
 - `distance`: the same for tensors, by figures that a trial has left of them.
 - `convergence`: the steps until the target metric reaches a goal.
-- `effects`: what each axis contributes.
-- `sweep_result`: all that is known of a sweep, the model that every renderer shows.
+- `sweep_result`: all that is known of a sweep, the model that every renderer shows: verdicts, and what
+  each axis contributes.
 - `baseline`: results saved in files, for later runs to be compared with.
 - `selection`: from names on the command line to results.
 - `adaptive`: repeats until the results are precise enough.

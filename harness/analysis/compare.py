@@ -39,7 +39,7 @@ from harness.core.text import counted
 from harness.hardware import certificate
 from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
-from harness.spec.cell import SECTIONS, Cell, Length, axis_names, setting_of
+from harness.spec.cell import SECTIONS, Cell, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, Question, judge
@@ -51,7 +51,6 @@ CONDITIONS = ("hardware", "code", "software")  # of trials; not part of a cell's
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # the values of --across, besides variables
 LONGEST_VALUE = 60  # characters of a setting in an error message
-KEPT_TABLES = 1024  # of what cells ran with; the reference is compared with all others
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Fields that differ if the code differs, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
@@ -349,19 +348,13 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
         "workload": identity["uses"],
         **settings,
         **cell.workload.file_digests,
-        "length": _length_settings(cell.length),
-        "evaluate": _length_settings(cell.evaluate),
+        "length": asdict(cell.length),
+        "evaluate": asdict(cell.evaluate),
         "stop": None if cell.stop is None else asdict(cell.stop),
         "warmup": cell.warmup,
         **dict(zip(AXES, READ_AXES(cell.axes), strict=True)),
         **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
-
-
-@lru_cache(KEPT_TABLES)
-def _length_settings(length: Length) -> Mapping[str, Any]:
-    """Return the settings of a length, of which the cells of a sweep have a few."""
-    return asdict(length)
 
 
 def matching_key(cell: Cell, across: Collection[str]) -> str:
@@ -569,7 +562,17 @@ def _judge_matches(
     verdicts = judge(questions, alpha=rules.alpha, correction=rules.correction)
     rows: list[list[MetricRow]] = [[] for _ in matches]
     for (number, difference), verdict in zip(askers, verdicts, strict=True):
-        rows[number].append(_row(matches[number], difference, verdict))
+        match = matches[number]
+        rows[number].append(
+            MetricRow(
+                a=match.a,
+                b=match.b,
+                b_side=match.b_side,
+                mean_a=difference.mean_a,
+                mean_b=difference.mean_b,
+                verdict=verdict,
+            )
+        )
     judged = []
     for match, rows_of_match in zip(matches, rows, strict=True):
         judged.append(replace(match, rows=rows_of_match))
@@ -594,18 +597,6 @@ def _convergence(match: Match, rules: Rules, missing: list[str]) -> MetricDiffer
     return convergence_difference(match.a, match.b, rules.goal, rules.steps_margin)
 
 
-def _row(match: Match, difference: MetricDifference, verdict: MetricVerdict) -> MetricRow:
-    """Return the row of one metric of a match."""
-    return MetricRow(
-        a=match.a,
-        b=match.b,
-        b_side=match.b_side,
-        mean_a=difference.mean_a,
-        mean_b=difference.mean_b,
-        verdict=verdict,
-    )
-
-
 def _missing(
     match: Match, speed: MetricDifference | None, accuracy: MetricDifference | None
 ) -> list[str]:
@@ -626,13 +617,8 @@ def _missing(
         for letter, side in match.sides:
             for status, count in side.left_out.items():
                 if status != "invalid":
-                    problems.append(f"{_trials(count, status)} of {letter}")
+                    problems.append(f"{counted(count, f'{status} trial')} of {letter}")
     return [f"{match.b.cell.label}: {problem}" for problem in problems]
-
-
-def _trials(count: int, status: str) -> str:
-    """Return how many trials have a status: `1 failed trial`, `2 failed trials`."""
-    return counted(count, f"{status} trial")
 
 
 def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
@@ -656,22 +642,17 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
     if speed is None:
         return notes
     if match.has_other_company:
-        notes.append(_other_company(match))
+        companies = [f"{' and '.join(side.companies)} ({letter})" for letter, side in match.sides]
+        notes.append(
+            f"{match.b.cell.label}: other company: {', '.join(companies)}: other trials on the machine"
+            " may have caused a difference; --parallel 1 measures each trial alone"
+        )
     for letter, side in match.sides:
         invalid = side.left_out.get("invalid")
         if invalid:
-            left_out = _trials(invalid, "invalid")
+            left_out = counted(invalid, "invalid trial")
             notes.append(f"{match.b.cell.label}: left out {left_out} of {letter}")
     return notes
-
-
-def _other_company(match: Match) -> str:
-    """Return the note that the sides' trials ran next to different numbers of other trials."""
-    companies = [f"{' and '.join(side.companies)} ({letter})" for letter, side in match.sides]
-    return (
-        f"{match.b.cell.label}: other company: {', '.join(companies)}: other trials on the machine"
-        " may have caused a difference; --parallel 1 measures each trial alone"
-    )
 
 
 def _not_interleaved(drift: Sequence[Drift]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from harness.analysis.rungs import (
     FACTOR,
@@ -21,8 +20,6 @@ from harness.analysis.rungs import (
     fp64_repeats,
 )
 from harness.records.checks import Amount, Number, Ordinal
-
-SeedsShow = Literal["same", "different"]
 
 # The distance from 1.0 to the next float, by torch's name of the type.
 EPSILONS = {
@@ -123,18 +120,14 @@ class TensorDistance:
         return fp64_repeats(self.error, self.scale)
 
 
-def assign_rung(
-    *,
-    same_bits: bool,
-    distances: Sequence[TensorDistance] = (),
-    seeds_show: SeedsShow | None = None,
-    max_ulp: int = MAX_ULP,
+def tensor_rung(
+    *, same_bits: bool, distances: Sequence[TensorDistance], max_ulp: int = MAX_ULP
 ) -> Rung | None:
-    """Return the highest rung that the evidence reaches, None where none can be told.
+    """Return the highest rung that tensors reach, None where they reach none: seeds decide then.
 
     `same_bits` is whether all digests that were compared are the same. `distances` are those of all
     tensors that were kept along the trajectory, each of which has to meet a rung's rule; without any,
-    neither `ulp` nor `fp64` can be shown. `seeds_show` is what the target metric says over seeds.
+    neither `ulp` nor `fp64` can be shown.
     """
     if same_bits and all(distance.differing == 0 for distance in distances):
         return "bitwise"
@@ -142,9 +135,7 @@ def assign_rung(
         return "ulp"
     if distances and all(distance.is_within_fp64_rule for distance in distances):
         return "fp64"
-    if seeds_show is None:
-        return None
-    return "equivalent" if seeds_show == "same" else "different"
+    return None
 
 
 def worst_distance(distances: Sequence[TensorDistance]) -> TensorDistance | None:

@@ -182,27 +182,35 @@ def compare_evidence(
     differ in something that decides how operations round.
     """
     fp64_problem = _find_fp64_problem(again, exact)
-    is_exact = bool(exact) and fp64_problem is None
     common = [key for key in recorded.digests if key in again.digests]
     unequal = [key for key in common if recorded.digests[key] != again.digests[key]]
     rows = [name for name in recorded.rows if name in again.rows]
-    unequal_rows = _unequal_rows(recorded, again, rows)
-    distances = [_distance(recorded.rows[name], again.rows[name]) for name in rows]
+    unequal_rows = []
+    ulps: list[int | None] = []
+    gaps: list[float | None] = []  # as a share of the larger number
+    for name in rows:
+        numbers, again_numbers = recorded.rows[name].numbers, again.rows[name].numbers
+        if not same_bytes(numbers, again_numbers):
+            unequal_rows.append(name)
+        ulp = largest_ulp(numbers, again_numbers)
+        ulps.append(ulp)
+        gaps.append(None if ulp is None else _largest_relative_gap(numbers, again_numbers))
+    rung = _rung(
+        recorded,
+        again,
+        exact[0] if exact and fp64_problem is None else None,
+        rows,
+        OTHER_KERNELS if has_other_kernels else FP32_EPSILON,
+        is_equal=not unequal and not unequal_rows,
+    )
     return Agreement(
-        rung=_rung(
-            recorded,
-            again,
-            exact[0] if is_exact else None,
-            rows,
-            OTHER_KERNELS if has_other_kernels else FP32_EPSILON,
-            is_equal=not unequal and not unequal_rows,
-        ),
+        rung=rung,
         compared=_subjects(common, rows),
         differing=_subjects(unequal, unequal_rows),
         has_series=_has_series(rows),
         first_difference=_earliest_difference(recorded, again, unequal, unequal_rows),
-        max_ulp=_largest([distance.ulp for distance in distances]),
-        max_relative=_largest([distance.relative for distance in distances]),
+        max_ulp=_largest(ulps),
+        max_relative=_largest(gaps),
         fp64_problem=fp64_problem,
     )
 
@@ -229,15 +237,6 @@ def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Proble
     return None
 
 
-def _unequal_rows(recorded: Evidence, again: Evidence, rows: Sequence[str]) -> list[str]:
-    """Return the rows whose bits differ."""
-    unequal = []
-    for name in rows:
-        if not same_bytes(recorded.rows[name].numbers, again.rows[name].numbers):
-            unequal.append(name)
-    return unequal
-
-
 def _subjects(digests: Sequence[tuple[Moment, str]], rows: Sequence[str]) -> list[str]:
     """Return the subjects of digests and rows, each once."""
     return list(dict.fromkeys([*(subject for _, subject in digests), *rows]))
@@ -248,26 +247,17 @@ def _has_series(rows: Sequence[str]) -> bool:
     return any(name != LAST_METRIC for name in rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Distance:
-    """How far two rows are apart; None for rows of other lengths."""
+def _largest_relative_gap(a: Numbers, b: Numbers) -> float | None:
+    """Return the largest distance as a share of the larger number, None if it is not finite.
 
-    ulp: int | None
-    relative: float | None
-
-
-def _distance(recorded: NumberSeries, again: NumberSeries) -> _Distance:
-    """Return how far two rows are apart."""
-    a, b = recorded.numbers, again.numbers
-    ulp = largest_ulp(a, b)
-    if ulp is None:
-        return _Distance(ulp=None, relative=None)
+    Both have the same type and shape.
+    """
     scales = np.maximum(np.abs(a), np.abs(b)).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinities, whose distance is not a number
         gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))
         relative = np.divide(gaps, scales, out=np.zeros_like(gaps), where=scales > 0)
     largest = float(relative.max(initial=0))
-    return _Distance(ulp=ulp, relative=largest if np.isfinite(largest) else None)
+    return largest if np.isfinite(largest) else None
 
 
 def _largest(values: Sequence[N | None]) -> N | None:

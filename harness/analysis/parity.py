@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from harness.analysis.distance import SeedsShow, TensorDistance, assign_rung, worst_distance
+from harness.analysis.distance import TensorDistance, worst_distance
 from harness.analysis.questions import ACCURACY_MARGIN, metric_difference
 from harness.analysis.result import CellResult
 from harness.analysis.rungs import MAX_ULP, Rung, at_least
@@ -30,8 +30,7 @@ PARITY_FORMAT = FileFormat(
     remedy="harness diff parity measures it again",
     is_sealed=True,
 )
-# The rungs that tensors decide; below them, seeds do.
-TENSOR_RUNGS: tuple[Rung, ...] = ("bitwise", "ulp", "fp64")
+SeedOutcome = Literal["same", "different", "inconclusive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class SeedEvidence:
     """The evidence of the target metric over seeds."""
 
     metric: str
-    outcome: Literal["same", "different", "inconclusive"]
+    outcome: SeedOutcome
     equivalence: Equivalence  # of the differences by seed, in the metric's unit
 
     @property
@@ -86,7 +85,7 @@ class CellParity:
     compared: Number = 0  # moments of training and evaluation whose digests were compared
     first_difference: FirstDifference | None = None  # None: the same bits at all of them
     causes: Sequence[str] = ()  # possible ones of the first difference
-    tensor_rung: Rung | None = None  # reached by the tensors; None: none of TENSOR_RUNGS
+    tensor_rung: Rung | None = None  # reached by the tensors; None: seeds decide
     largest_ulp: Number | None = None  # of all tensors; None where one can't be counted so
     # For each step with kept tensors that differ, the one that is farthest by the fp64 rule.
     trajectory: Sequence[TensorDistance] = ()
@@ -165,13 +164,6 @@ class SweepParity:
         return None
 
 
-def tensor_rung(
-    *, same_bits: bool, distances: Sequence[TensorDistance], max_ulp: int
-) -> Rung | None:
-    """Return the highest rung that tensors reach, None where they reach none."""
-    return assign_rung(same_bits=same_bits, distances=distances, max_ulp=max_ulp)
-
-
 def worst_by_step(distances: Sequence[TensorDistance]) -> list[TensorDistance]:
     """Return the tensor that is farthest at each step, without steps at which none differs."""
     worst = []
@@ -234,7 +226,7 @@ def _seed_evidence(verdict: MetricVerdict | None, margin: float) -> SeedEvidence
     if verdict is None:
         return None
     shown = equivalence(verdict.estimate, margin)
-    outcome: SeedsShow | Literal["inconclusive"] = "inconclusive"
+    outcome: SeedOutcome = "inconclusive"
     if shown.is_shown:
         outcome = "same"
     elif verdict.outcome in ("better", "worse"):

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from statistics import fmean
 
-from harness.analysis import telemetry
 from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
 from harness.records.record import Compiled, LossScale, Record, Summary
 
@@ -42,7 +41,8 @@ class Scalar:
     """A number of a trial: its name, its unit, what it means, and how it is read from a record.
 
     `read` returns the number in the base unit (seconds, bytes, hertz), or None where it was not
-    measured. A cell shows the mean over its done trials.
+    measured. Numbers whose names depend on the record, as in `phase_*_s`, are returned by what stands
+    for the `*` in `name`. A cell shows the mean over its done trials.
 
     Names are part of what users have: filters and charts in MLflow refer to them.
     """
@@ -50,41 +50,18 @@ class Scalar:
     name: str  # in MLflow and in tables
     unit: str  # a key of UNITS
     meaning: str  # without a full stop
-    read: Callable[[Record], float | None]
+    read: Callable[[Record], float | Mapping[str, float | None] | None]
     summed: bool = False  # a cell shows the sum instead of the mean
     with_range: bool = False  # a cell shows the smallest and the largest value too
 
-    def values(self, record: Record) -> Iterator[tuple[str, float | None]]:
-        """Yield the number's name and its value in `unit`."""
-        yield self.name, _in_unit(self.unit, self.read(record))
-
-
-@dataclass(frozen=True)
-class ScalarFamily:
-    """Numbers of a trial whose names depend on the record, as in `phase_*_s`.
-
-    `read` returns the numbers by what stands for the `*` in `name`. The other fields mean the same
-    as in `Scalar`.
-    """
-
-    name: str
-    unit: str
-    meaning: str
-    read: Callable[[Record], Mapping[str, float | None]]
-    summed: bool = False
-    with_range: bool = False
-
-    def values(self, record: Record) -> Iterator[tuple[str, float | None]]:
-        """Yield the name and the value in `unit` of each number that the record has."""
-        for part, value in self.read(record).items():
-            yield self.name.replace("*", part), _in_unit(self.unit, value)
-
-
-def _in_unit(unit: str, value: float | None) -> float | None:
-    """Convert a number from the base unit; None stays None."""
-    if value is None:
-        return None
-    return UNITS[unit](value)
+    def values(self, record: Record) -> Iterator[tuple[str, float]]:
+        """Yield the name and the value in `unit` of each number that was measured."""
+        numbers = self.read(record)
+        if not isinstance(numbers, Mapping):
+            numbers = {"*": numbers}  # a name without a pattern stays as it is
+        for part, value in numbers.items():
+            if value is not None:
+                yield self.name.replace("*", part), UNITS[self.unit](value)
 
 
 def of_summary(read: Callable[[Summary], float | None]) -> Callable[[Record], float | None]:
@@ -202,7 +179,56 @@ def peak_memory(record: Record) -> Mapping[str, float]:
     return peaks
 
 
-SCALARS: tuple[Scalar | ScalarFamily, ...] = (
+def mean_reading(reading: str) -> Callable[[Record], float | None]:
+    """Return a function that reads the mean of a sampled reading: over samples, then over ranks.
+
+    `reading` is a key of `Telemetry.readings`, whose name ends with its unit.
+    """
+
+    def read(record: Record) -> float | None:
+        telemetry = record.ranks.across.telemetry
+        return None if telemetry is None else telemetry.readings.get(reading)
+
+    return read
+
+
+def mean_share(counter: str) -> Callable[[Record], float | None]:
+    """Return a function that reads the mean over ranks of a counter that covers every step.
+
+    `counter` is a key of `Telemetry.shares`.
+    """
+
+    def read(record: Record) -> float | None:
+        telemetry = record.ranks.across.telemetry
+        return None if telemetry is None else telemetry.shares.get(counter)
+
+    return read
+
+
+def throttled_shares(record: Record) -> Mapping[str, float]:
+    """Return the share of samples in which a GPU was throttled, by reason, at its worst rank."""
+    telemetry = record.ranks.across.telemetry
+    return {} if telemetry is None else telemetry.throttled
+
+
+def foreign_processes(record: Record) -> float | None:
+    """Return the number of processes on a GPU that are not of the trial, at the rank with most.
+
+    None where a driver does not list the processes, as in some containers.
+    """
+    telemetry = record.ranks.across.telemetry
+    return None if telemetry is None else telemetry.foreign_processes
+
+
+def joules_per_sample(record: Record) -> float | None:
+    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules."""
+    telemetry = record.ranks.across.telemetry
+    if telemetry is None or telemetry.joules_per_step is None:
+        return None
+    return telemetry.joules_per_step / record.trial.cell.axes.batch_size
+
+
+SCALARS: tuple[Scalar, ...] = (
     # Speed, in the steady state of the trial.
     Scalar(RATE, "samples/s", "samples of all ranks a second, in the measured window",
            of_summary(lambda summary: summary.throughput), with_range=True),
@@ -219,16 +245,16 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
     # What was learned.
     Scalar("final_loss", "", "loss of the last step in training, mean over ranks",
            of_summary(lambda summary: summary.final_loss), with_range=True),
-    ScalarFamily("final_*", "", "target metric at the last evaluation",
+    Scalar("final_*", "", "target metric at the last evaluation",
                  of_target(lambda summary: summary.final_metric), with_range=True),
-    ScalarFamily("best_*", "", "target metric at the best evaluation",
+    Scalar("best_*", "", "target metric at the best evaluation",
                  of_target(lambda summary: summary.best_metric)),
     Scalar("epochs", "", "epochs trained, of trials with a rule for stopping", epochs_trained,
            with_range=True),
     Scalar("epochs_to_best", "", "epochs until the best evaluation", epochs_to_best),
     Scalar("epochs_to_goal", "", "epochs until the goal of the rule for stopping", epochs_to_goal),
     # Where the time went.
-    ScalarFamily("*_share", "", "share of the window's time in this phase of a step, all ranks together",
+    Scalar("*_share", "", "share of the window's time in this phase of a step, all ranks together",
                  step_phase_shares),
     Scalar("data_cached", "", "share of the data's files in the page cache when training began, on rank 0's machine",
            cached_share),
@@ -236,7 +262,7 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
            interruptions, summed=True),
     Scalar("harness.interruptions_lost_s", "s", "time that the interruptions cost",
            interruptions_lost, summed=True),
-    ScalarFamily("phase_*_s", "s", "time of this phase of the trial, at the rank that took longest",
+    Scalar("phase_*_s", "s", "time of this phase of the trial, at the rank that took longest",
                  lambda record: record.phases),
     # What torch.compile and fp16's loss scaling did.
     Scalar("compile_graphs", "", "graphs that were compiled, at the rank with most",
@@ -262,30 +288,30 @@ SCALARS: tuple[Scalar | ScalarFamily, ...] = (
            sent_bytes),
     # Telemetry during the training.
     Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
-           telemetry.mean_reading("gpu_utilization")),
+           mean_reading("gpu_utilization")),
     Scalar("gpu_memory_mib", "MiB", "memory in use on the GPU, mean",
-           telemetry.mean_reading("gpu_memory_bytes")),
+           mean_reading("gpu_memory_bytes")),
     Scalar("gpu_temperature_c", "°C", "temperature of the GPU, mean",
-           telemetry.mean_reading("gpu_temperature_c")),
+           mean_reading("gpu_temperature_c")),
     Scalar("gpu_sm_clock_mhz", "MHz", "clock of the GPU's multiprocessors, mean",
-           telemetry.mean_reading("gpu_sm_clock_hz")),
-    Scalar("gpu_power_w", "W", "power of the GPU, mean", telemetry.mean_reading("gpu_power_w")),
+           mean_reading("gpu_sm_clock_hz")),
+    Scalar("gpu_power_w", "W", "power of the GPU, mean", mean_reading("gpu_power_w")),
     Scalar("cpu_frequency_mhz", "MHz", "frequency of the cores, mean",
-           telemetry.mean_reading("cpu_frequency_hz")),
+           mean_reading("cpu_frequency_hz")),
     Scalar("load_per_core", "", "load average of the machine per core, mean",
-           telemetry.mean_reading("load_per_core")),
-    Scalar("cpu_use", "", "share of all cores' time in use", telemetry.mean_share("cpu_use")),
+           mean_reading("load_per_core")),
+    Scalar("cpu_use", "", "share of all cores' time in use", mean_share("cpu_use")),
     Scalar("cpu_steal", "", "share of all cores' time that the hypervisor took",
-           telemetry.mean_share("cpu_steal")),
+           mean_share("cpu_steal")),
     Scalar("process_cpu", "cores", "cores that a rank used, mean",
-           telemetry.mean_share("process_cpu")),
-    ScalarFamily("gpu_throttled_share.*", "", "share of samples in which the GPU was throttled, at the worst rank",
-                 telemetry.throttled_shares),
+           mean_share("process_cpu")),
+    Scalar("gpu_throttled_share.*", "", "share of samples in which the GPU was throttled, at the worst rank",
+                 throttled_shares),
     Scalar("gpu_foreign_processes", "", "processes of others on the GPU, at the rank with most",
-           telemetry.foreign_processes),
+           foreign_processes),
     Scalar("joules_per_sample", "J", "energy of all GPUs for one sample",
-           telemetry.joules_per_sample),
-    ScalarFamily("memory_*_mib", "MiB", "peak of this kind of memory, at the rank that took most",
+           joules_per_sample),
+    Scalar("memory_*_mib", "MiB", "peak of this kind of memory, at the rank that took most",
                  peak_memory),
 )  # fmt: skip
 
@@ -298,8 +324,7 @@ def scalars(record: Record) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for row in SCALARS:
         for name, value in row.values(record):
-            if value is not None:
-                numbers[metric_name(name)] = float(value)
+            numbers[metric_name(name)] = float(value)
     return numbers
 
 
@@ -323,7 +348,7 @@ def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 @lru_cache(maxsize=KEPT_NAMES)
-def row_of(name: str) -> Scalar | ScalarFamily:
+def row_of(name: str) -> Scalar:
     """Return the row that a number's name belongs to: the longest pattern that matches it."""
     matching = [row for row in SCALARS if fnmatchcase(name, row.name)]
     return max(matching, key=lambda row: len(row.name))

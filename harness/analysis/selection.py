@@ -282,19 +282,14 @@ def _in_files(paths: Sequence[Path]) -> Named:
     """Return what records or baselines hold; raises BadInput for both side by side."""
     records, baselines = [], []
     for path in paths:
-        if _is_baseline(path):
+        content = read_json(path, EITHER_FORMAT)
+        if isinstance(content, dict) and content.get("kind") == baseline.KIND:
             baselines.append(baseline.read(path))
         else:
             records.append(read_record(path))
     if records and baselines:
         raise BadInput(f"{paths[0].parent}: found records and baselines; allowed: one of them")
     return Named(records=records, baselines=baselines, folder=paths[0].absolute().parents[1])
-
-
-def _is_baseline(path: Path) -> bool:
-    """Return whether a JSON file says that it is a baseline; raises BadInput for no JSON file."""
-    content = read_json(path, EITHER_FORMAT)
-    return isinstance(content, dict) and content.get("kind") == baseline.KIND
 
 
 def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:

@@ -6,20 +6,22 @@ computed when they are first read, because some callers only need means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from harness.analysis.cells import group_by_cell, missing_trials
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
-from harness.analysis.effects import attributions
 from harness.analysis.questions import SPEED, throughput_difference
 from harness.analysis.result import CellResult, join, of_trial, unrecorded
+from harness.core.errors import BadInput
 from harness.records.record import Record
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
-from harness.statistics.attribution import Attribution
+from harness.statistics.attribution import Attribution, TrialThroughput, attribute
 from harness.statistics.verdict import ALPHA
+
+COMPANY = "company"  # in attributions, the axis that says what else ran on the machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,23 +180,19 @@ class SweepResult:
         no cell was measured.
         """
         if workload not in self._contenders:
-            self._contenders[workload] = self._find_contenders(workload)
+            fastest, *slower = self.ranking(workload)
+            open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
+            open_cells = []
+            for cell in slower:
+                if cell.cell.id in open_ids or not self._verdict_allows(fastest, cell):
+                    open_cells.append(cell)
+            self._contenders[workload] = open_cells
         return self._contenders[workload]
 
     @cached_property
     def _contenders(self) -> dict[str, list[CellResult]]:
         """The contenders that were looked for, by workload: renderers ask several times."""
         return {}
-
-    def _find_contenders(self, workload: str) -> list[CellResult]:
-        """Return what `contenders` keeps."""
-        fastest, *slower = self.ranking(workload)
-        open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
-        open_cells = []
-        for cell in slower:
-            if cell.cell.id in open_ids or not self._verdict_allows(fastest, cell):
-                open_cells.append(cell)
-        return open_cells
 
     def _verdict_allows(self, fastest: CellResult, slower: CellResult) -> bool:
         """Return whether no verdict speaks against one cell being faster than another.
@@ -253,3 +251,52 @@ def _is_slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
     estimate = difference.question.estimate
     _, upper_margin = difference.question.metric.margins
     return estimate.p_change() <= alpha and estimate.value >= upper_margin
+
+
+def attributions(side: Side) -> dict[str, Attribution]:
+    """Return the attribution of each workload that allows one, by its label.
+
+    Throughputs of different workloads have nothing in common, so each has its own model.
+    Its cells have to differ in an axis, and it needs more trials than the model has parameters.
+    """
+    names = axis_names(result.cell for result in side.cells)
+    axes = {axis: level_reader(axis) for axis in names}
+    points: dict[str, list[TrialThroughput]] = {}
+    for result in side.cells:
+        points.setdefault(result.cell.workload.label, []).extend(_points(result, axes))
+    by_workload = {}
+    for workload, workload_points in points.items():
+        attribution = attribute(workload_points) if workload_points else None
+        if attribution is not None and attribution.effects:
+            by_workload[workload] = attribution
+    return by_workload
+
+
+def _points(
+    result: CellResult, axes: Mapping[str, Callable[[Cell], Hashable]]
+) -> list[TrialThroughput]:
+    """Return a point for each measured trial of a cell.
+
+    Trials of all cells with the same seed and repeat ran interleaved and are one block: they have
+    the seed and the drift of the machine in common. What else ran on the machine counts as one more
+    axis, which matters where it differs between trials. `axes` are the functions that read the
+    values of axes, by name.
+    """
+    levels_of_cell = {axis: read(result.cell) for axis, read in axes.items()}
+    points = []
+    for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
+        block = (trial.seed, trial.repeat)
+        levels = {**levels_of_cell, COMPANY: trial.company}
+        points.append(TrialThroughput(levels=levels, block=block, value=log_throughput))
+    return points
+
+
+def effects(side: Side) -> Mapping[str, Attribution]:
+    """Return what `attributions` returns; raises BadInput if it is empty."""
+    by_workload = attributions(side)
+    if not by_workload:
+        raise BadInput(
+            f"{side.name}: found too few trials to tell effects from noise;"
+            " allowed: cells that differ in an axis, and more seeds or repeats"
+        )
+    return by_workload

@@ -317,7 +317,7 @@ def _show_effects(side: Side, *, as_json: bool) -> None:
 
     Raises BadInput for too few trials to tell effects from noise.
     """
-    from harness.analysis.effects import effects
+    from harness.analysis.sweep_result import effects
     from harness.render.terminal.effects import show_effects
 
     show_effects(effects(side), as_json=as_json)
@@ -405,7 +405,7 @@ def collect(
     trials = [record.trial.id for record in recorded.records]
     del recorded  # they would take as much memory as all that MLflow is told
     # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
-    delivery = Tracker(results_folder, tracking_uri).deliver_trials(sweep_folder, trials)
+    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, trials)
     delivered = counted(delivery.delivered, "trial")
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -20,21 +20,17 @@ from harness.analysis.result import CellResult, TrialResult
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
-from harness.core.ports import free_port
 from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
-from harness.gate.ranks import StackTree, end_fresh, start_fresh
-from harness.launch.forkserver import TORCH, ForkRequest, Setup, kill_all, shared_server
-from harness.launch.launcher import rank_variables
+from harness.gate.ranks import rank_requests, server_of, start_ranks
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_rank_result
 from harness.records.record import RankResult
 from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Profile, count_gpus
+from harness.spec.cluster import Profile
 from harness.statistics.verdict import ALPHA, MetricVerdict, Question, judge
 
 POLL = 0.2  # seconds between two checks of ranks that train
@@ -105,40 +101,42 @@ class RevisionTrainer:
                 for key, of_tree in trials.items():
                     result = self._run(key, Trial(cell=cell.with_any_code(), seed=seed))
                     of_tree.append(_trial_result(result, seed))
-                    parts[key] = _cell_result(cell, result, of_tree)
+                    assert result.rank0 is not None
+                    parts[key] = CellResult(
+                        cell=cell,
+                        target=result.rank0.target,
+                        conditions={},
+                        trials=list(of_tree),
+                        left_out={},
+                    )
         except HarnessError as error:
-            if str(self.folder) in str(error):
-                self._keep_logs()
+            if str(self.folder) in str(error):  # it names a log, which stays, without secrets
+                for path in self.folder.iterdir():
+                    if path.is_dir():
+                        scrub_logs(TrialFolder(path), self.secrets)
+                self._scratch.keep()
             return TrainedCell(failure=str(error))
         return TrainedCell(before=parts["a"], now=parts["b"])
-
-    def _keep_logs(self) -> None:
-        """Leave the logs for the user, without secrets."""
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                scrub_logs(TrialFolder(path), self.secrets)
-        self._scratch.keep()
 
     def _run(self, key: str, trial: Trial) -> RankResult:
         """Train a trial in a tree and return the result of rank 0; raises HarnessError if it fails."""
         tree = self.trees[key]
         folder = TrialFolder(self.folder / f"{key}-{trial.id}")
-        assignment = Assignment(
-            trial=trial,
-            base_folder=str(tree.counterpart(self.base)),
-            device=self.profile.device,
-            interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
-        )
-        write_assignment(folder.assignment_path, assignment)
-        folder.log_folder.mkdir(exist_ok=True)
         axes = trial.cell.axes
         launcher = Torchrun(environment=self.profile.environment)
         variables = launcher.variables(axes.num_threads, trial.cell.environment)
-        requests = _rank_requests(tree, folder, variables, axes.world_size)
-        if isinstance(tree, StackTree):
-            self._train_fresh(requests, tree)
-        else:
-            self._train_forked(requests, variables)
+        requests = rank_requests(
+            trial,
+            tree,
+            folder,
+            self.base,
+            self.profile,
+            module="harness.training.worker",
+            variables=variables,
+        )
+        with ExitStack() as stack:
+            server = server_of([tree], variables, self.profile)
+            self._wait(start_ranks(server, [(tree, request) for request in requests], stack))
         results = []
         for rank in range(axes.world_size):
             with suppress(BadInput):  # a rank that was killed has no result
@@ -148,25 +146,6 @@ class RevisionTrainer:
                 return result
         reason = self._describe_failure(results, folder)
         raise HarnessError(f"{tree.name}: seed {trial.seed}: {reason}; log: {folder.launch_log}")
-
-    def _train_forked(self, requests: Sequence[ForkRequest], variables: Mapping[str, str]) -> None:
-        """Fork the ranks of a trial, and wait until they have ended."""
-        on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-        setup = Setup(preload=TORCH, refuse_threads=not on_gpus)
-        server = shared_server(variables, setup)
-        processes = server.fork(requests)
-        try:
-            self._wait(processes)
-        finally:
-            kill_all(processes)
-
-    def _train_fresh(self, requests: Sequence[ForkRequest], tree: StackTree) -> None:
-        """Start the ranks of a trial under a stack, and wait until they have ended."""
-        processes = start_fresh(requests, tree)
-        try:
-            self._wait(processes)
-        finally:
-            end_fresh(processes)
 
     def _wait(self, processes: Sequence[Process]) -> None:
         """Wait until all ranks have ended, one has failed, or the time is over."""
@@ -188,30 +167,6 @@ class RevisionTrainer:
         return f"it did not succeed within {self.timeout:g} s; its last output: {last_line}"
 
 
-def _rank_requests(
-    tree: Tree, folder: TrialFolder, variables: Mapping[str, str], world_size: int
-) -> list[ForkRequest]:
-    """Return a fork request for each rank of a trial, with its own tree first in the PYTHONPATH."""
-    common = {
-        **variables,
-        "PYTHONPATH": tree.python_path,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    requests = []
-    for rank in range(world_size):
-        request = ForkRequest(
-            module="harness.training.worker",
-            arguments=[str(folder.path)],
-            variables={**common, **rank_variables(rank, world_size)},
-            folder=str(tree.path),
-            log=str(folder.launch_log),
-            packages=tree.own_packages,
-        )
-        requests.append(request)
-    return requests
-
-
 def _trial_result(result: RankResult, seed: int) -> TrialResult:
     """Return a trial with the fields that a comparison of accuracy needs, without its speed."""
     report = result.rank0
@@ -231,14 +186,6 @@ def _trial_result(result: RankResult, seed: int) -> TrialResult:
         metric=None if final is None else final.metrics.get(report.target.name),
         parameter_digest=report.parameter_digest,
         order_digest=None,
-    )
-
-
-def _cell_result(cell: Cell, result: RankResult, trials: Sequence[TrialResult]) -> CellResult:
-    """Return the result of a cell with these trials."""
-    assert result.rank0 is not None
-    return CellResult(
-        cell=cell, target=result.rank0.target, conditions={}, trials=list(trials), left_out={}
     )
 
 

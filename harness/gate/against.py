@@ -158,22 +158,13 @@ def gate(
     repository = find_repository(inside)
     commit = resolve_commit(repository, options.revision)
     working_tree = Tree(name=WORKING_TREE, top=repository, path=repository)
-    outcomes: list[CellOutcome] = []
     with (
         ScratchFolder("gate") as scratch,
         checked_out(repository, options.revision, scratch.path / "tree") as revision,
     ):
         compared = compare_with_revision(sweep, revision, options.settings, options.data)
-        gauge = Gauge(sweep, len(compared.cells), profile, options, on_progress)
-        for cell in compared.cells:
-            control = None
-            if options.control:
-                control = gauge.measure(cell, revision, revision, "control")
-            measured = gauge.measure(cell, revision, working_tree, "measuring")
-            outcomes.append(CellOutcome(cell=cell, measured=measured, control=control))
-        if options.accuracy_seeds:
-            trees = {"a": revision, "b": working_tree}
-            outcomes = _with_accuracy(outcomes, trees, sweep, profile, options, on_progress)
+        arms = [Arms(cell=cell, reference=revision, tree=working_tree) for cell in compared.cells]
+        outcomes = measure_cells(arms, sweep, profile, options, on_progress)
     return GateOutcome(
         options=options,
         conditions=conditions,
@@ -183,74 +174,69 @@ def gate(
     )
 
 
-def _with_accuracy(
-    outcomes: Sequence[CellOutcome],
-    trees: Mapping[str, Tree],
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """A cell, and the two trees that it is measured in."""
+
+    cell: Cell
+    reference: Tree  # arm A
+    tree: Tree  # arm B, which is judged
+
+
+def measure_cells(
+    arms: Sequence[Arms],
     sweep: Sweep,
     profile: Profile,
     options: GateOptions,
     on_progress: Callable[[Cell, str], None],
 ) -> list[CellOutcome]:
-    """Return the cells, each with the comparison of its accuracy in both revisions."""
+    """Measure each cell's tree against its reference, and compare their accuracy if that is asked for.
+
+    Each cell has an equal share of the allowed chance of a false alarm. If an arm fails, its cell has
+    the failure instead of a measurement.
+    """
+    rng = np.random.default_rng(options.order_seed)
+    budget = Budget(
+        min_effect=options.min_effect,
+        seconds=options.budget_seconds,
+        alpha=ALPHA / max(1, len(arms)),
+        pairs=FRESH_PAIRS_PER_BUDGET if options.stack else PAIRS_PER_BUDGET,
+    )
+
+    def measure_tree(cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:
+        """Measure a cell in two trees; `activity` is the prefix of progress messages."""
+        on_progress(cell, f"{activity}: starting")
+        try:
+            return measure(
+                cell,
+                sweep.seeds[0],
+                {"a": a, "b": b},
+                sweep.base_folder,
+                profile,
+                budget,
+                rng,
+                lambda text: on_progress(cell, f"{activity}: {text}"),
+            )
+        except HarnessError as error:
+            return PairedResult(failure=str(error))
+
+    outcomes = []
+    for entry in arms:
+        control = None
+        if options.control:
+            control = measure_tree(entry.cell, entry.reference, entry.reference, "control")
+        measured = measure_tree(entry.cell, entry.reference, entry.tree, "measuring")
+        outcomes.append(CellOutcome(cell=entry.cell, measured=measured, control=control))
+    if not options.accuracy_seeds:
+        return outcomes
     trained = []
-    with RevisionTrainer(trees, sweep.base_folder, profile, sweep.timeout) as trainer:
-        for outcome in outcomes:
-            seeds = choose_seeds(sweep.seeds_of(outcome.cell), options.accuracy_seeds)
-            report = partial(on_progress, outcome.cell)
-            trained.append(trainer.train(outcome.cell, seeds, report))
+    for entry in arms:
+        trees = {"a": entry.reference, "b": entry.tree}
+        with RevisionTrainer(trees, sweep.base_folder, profile, sweep.timeout) as trainer:
+            seeds = choose_seeds(sweep.seeds_of(entry.cell), options.accuracy_seeds)
+            trained.append(trainer.train(entry.cell, seeds, partial(on_progress, entry.cell)))
     results = judge_accuracy(trained, options.accuracy_margin)
     with_accuracy = []
     for outcome, result in zip(outcomes, results, strict=True):
         with_accuracy.append(replace(outcome, accuracy=result))
     return with_accuracy
-
-
-class Gauge:
-    """Measures cells of one sweep with the same options.
-
-    Each cell has an equal share of the allowed chance of a false alarm.
-    """
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        cell_count: int,
-        profile: Profile,
-        options: GateOptions,
-        on_progress: Callable[[Cell, str], None],
-    ) -> None:
-        self.sweep = sweep
-        self.profile = profile
-        self.on_progress = on_progress
-        self.rng = np.random.default_rng(options.order_seed)
-        self.budget = Budget(
-            min_effect=options.min_effect,
-            seconds=options.budget_seconds,
-            alpha=ALPHA / max(1, cell_count),
-            pairs=FRESH_PAIRS_PER_BUDGET if options.stack else PAIRS_PER_BUDGET,
-        )
-
-    def measure(self, cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:
-        """Measure a cell in two trees.
-
-        If an arm fails, the result has the failure instead of a measurement. `activity` is the
-        prefix of progress messages.
-        """
-
-        def report(text: str) -> None:
-            self.on_progress(cell, f"{activity}: {text}")
-
-        report("starting")
-        try:
-            return measure(
-                cell,
-                self.sweep.seeds[0],
-                {"a": a, "b": b},
-                self.sweep.base_folder,
-                self.profile,
-                self.budget,
-                self.rng,
-                report,
-            )
-        except HarnessError as error:
-            return PairedResult(failure=str(error))

@@ -46,12 +46,15 @@ def judge_cell(
     cell: Cell, limits: Limits, comparison: CellComparison, expected_trials: int
 ) -> GateAnswer:
     """Judge a cell that should have `expected_trials` in the run; a missing measurement never passes."""
-    match = _match_of(cell, comparison)
-    if match is None:
+    of_cell = [
+        match for match in comparison.matches if cell.id in (match.a.cell.id, match.b.cell.id)
+    ]
+    if not of_cell:
         return GateAnswer(
             outcome=OUTCOMES[limits.missing],
             reasons=["no baseline of this cell: harness gate baseline save"],
         )
+    match = of_cell[0]
     reasons = _judge_trials(match, expected_trials)
     for row in match.rows:
         reasons.append(_judge_row(row, limits))
@@ -69,14 +72,6 @@ def judge_cell(
         measured=[reason.text for reason in reasons if reason.outcome == "pass"],
         rows=match.rows,
     )
-
-
-def _match_of(cell: Cell, comparison: CellComparison) -> Match | None:
-    """Return the match that contains a cell, None if it was compared with nothing."""
-    for match in comparison.matches:
-        if cell.id in (match.a.cell.id, match.b.cell.id):
-            return match
-    return None
 
 
 def _judge_trials(match: Match, expected: int) -> list[Reason]:

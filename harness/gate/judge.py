@@ -228,13 +228,16 @@ class LossJudge:
         """Train both until their losses differ; raises HarnessError if a rank fails."""
         setup = self.setup
         trees = {"a": a, "b": b}
+        max_steps, seconds = math.inf, self.seconds
+        if self.max_steps is not None:
+            max_steps, seconds = self.max_steps, math.inf
         steps = 0
         spent = 0.0
         with (
             PairStarter(setup.cell, setup.seed, trees, setup.base, setup.profile) as starter,
             starter.pair("ab") as arms,
         ):
-            while self._continues(steps, spent):
+            while steps < max_steps and spent < seconds:
                 turn_a = arms["a"].train(STRIDE)
                 turn_b = arms["b"].train(STRIDE)
                 steps += STRIDE
@@ -251,12 +254,6 @@ class LossJudge:
     def narrowed(self, bad: BisectFinding) -> Self:
         """Return a judge that trains for as many steps as it took `bad` to differ."""
         return replace(self, max_steps=bad.steps_until_divergence)
-
-    def _continues(self, steps: int, seconds: float) -> bool:
-        """Return whether to train further after this many steps in this many seconds."""
-        if self.max_steps is not None:
-            return steps < self.max_steps
-        return seconds < self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,15 +294,19 @@ def classify(
             spent += sample.seconds
             if len(samples[end]) >= FEWEST_VALUES or spent >= budget.seconds:
                 refuse_misreports(samples[end])
-        distances = _distances(samples, by_whole_turns=by_whole_turns)
+        against_good = _log_ratios(samples[GOOD], by_whole_turns=by_whole_turns)
+        against_bad = _log_ratios(samples[BAD], by_whole_turns=by_whole_turns)
+        distances = []  # from the middle, in each round
+        for both in zip(against_good, against_bad, strict=True):
+            distances.append(fmean(both))
         lows, highs = confidence_sequence(np.asarray(distances), budget.alpha)
         is_certain = len(distances) >= FEWEST_VALUES and bool(lows[-1] > 0 or highs[-1] < 0)
         on_progress(f"{len(distances)} rounds, {math.expm1(fmean(distances)):+.1%} from the middle")
     return Classification(
         is_bad=fmean(distances) < 0,
         is_certain=is_certain,
-        against_good=math.exp(fmean(_log_ratios(samples[GOOD], by_whole_turns=by_whole_turns))),
-        against_bad=math.exp(fmean(_log_ratios(samples[BAD], by_whole_turns=by_whole_turns))),
+        against_good=math.exp(fmean(against_good)),
+        against_bad=math.exp(fmean(against_bad)),
         rounds=len(distances),
         seconds=spent,
     )
@@ -321,13 +322,6 @@ def _sample_against(
         arms = {names[key]: arm for key, arm in started.items()}
         counted = warm_up(arms)
         return sample_pair(arms, uncounted_steps(cell), counted, seconds)
-
-
-def _distances(samples: Mapping[str, Sequence[PairSample]], *, by_whole_turns: bool) -> list[float]:
-    """Return the distance from the middle in each round, on the logarithmic scale."""
-    against_good = _log_ratios(samples[GOOD], by_whole_turns=by_whole_turns)
-    against_bad = _log_ratios(samples[BAD], by_whole_turns=by_whole_turns)
-    return [fmean(both) for both in zip(against_good, against_bad, strict=True)]
 
 
 def _log_ratios(samples: Sequence[PairSample], *, by_whole_turns: bool) -> list[float]:

@@ -18,19 +18,17 @@ from typing import Any
 from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.ports import free_port, unix_socket_path
+from harness.core.ports import unix_socket_path
 from harness.core.processes import Process
 from harness.core.redaction import secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.gate.arms import LONGEST_MESSAGE, START_TIMEOUT, TrainingArm
 from harness.gate.protocol import PROTOCOL
-from harness.gate.ranks import StackTree, end_fresh, start_fresh
-from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
-from harness.launch.launcher import rank_variables
+from harness.gate.ranks import StackTree, rank_requests, server_of, start_ranks
+from harness.launch.forkserver import ForkRequest, ForkServer
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile, count_gpus
 
@@ -116,14 +114,15 @@ class PairStarter:
             requests: dict[ArmRank, ForkRequest] = {}
             secrets = secret_values(os.environ, self.profile.environment)
             cores = self._draw_cores()
-            # Drivers and libraries of GPUs may start threads when they are loaded.
-            on_gpus = self.profile.device != "cpu" and count_gpus() > 0
             for key in keys:
                 log = TrialFolder(self.folder / key).launch_log
                 arms[key] = TrainingArm(self.trees[key].name, log, secrets)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
-            processes = self._start(requests, stack, on_gpus=on_gpus)
+            self.server = server_of(self.trees.values(), self.variables, self.profile)
+            of_trees = [(self.trees[name.arm], request) for name, request in requests.items()]
+            started = start_ranks(self.server, of_trees, stack)
+            processes = dict(zip(requests, started, strict=True))
             self._accept_all(arms, processes, stack)
             for key, arm in arms.items():
                 for rank in arm.sockets:
@@ -135,25 +134,6 @@ class PairStarter:
             for arm in arms.values():
                 arm.freeze()
             yield arms
-
-    def _start(
-        self, requests: Mapping[ArmRank, ForkRequest], stack: ExitStack, *, on_gpus: bool
-    ) -> dict[ArmRank, Process]:
-        """Start the ranks in the order of the requests; closing `stack` kills them."""
-        self.server = None
-        if not any(isinstance(tree, StackTree) for tree in self.trees.values()):
-            setup = Setup(preload=TORCH, refuse_threads=not on_gpus)
-            self.server = shared_server(self.variables, setup)
-            forked = self.server.fork(list(requests.values()))
-            stack.callback(kill_all, forked)
-            return dict(zip(requests, forked, strict=True))
-        processes: dict[ArmRank, Process] = {}
-        for name, request in requests.items():
-            tree = self.trees[name.arm]
-            assert isinstance(tree, StackTree)
-            (processes[name],) = start_fresh([request], tree)
-            stack.callback(end_fresh, [processes[name]])
-        return processes
 
     def _can_measure_delays(self) -> bool:
         """Return whether a rank that waits for a core waits for other programs.
@@ -186,45 +166,24 @@ class PairStarter:
         return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
 
     def _rank_requests(self, key: str, cores: Sequence[Sequence[int]]) -> list[ForkRequest]:
-        """Write the assignment of an arm and return a fork request for each of its ranks.
+        """Return a fork request for each rank of an arm.
 
-        An arm imports from its own tree, with which the PYTHONPATH of its ranks begins, and has its
-        own port for its process group. Its ranks never reach the end of training: they end when
-        their connections are closed.
+        Its ranks never reach the end of training: they end when their connections are closed.
         """
-        tree = self.trees[key]
-        folder = TrialFolder(self.folder / key)
         # All steps count as warm-up, so that no telemetry lengthens the turns.
         cell = self.other_cells.get(key, self.cell).with_any_code()
         endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
-        assignment = Assignment(
-            trial=Trial(cell=endless, seed=self.seed),
-            base_folder=str(tree.counterpart(self.base)),
-            device=self.profile.device,
-            interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
+        return rank_requests(
+            Trial(cell=endless, seed=self.seed),
+            self.trees[key],
+            TrialFolder(self.folder / key),
+            self.base,
+            self.profile,
+            module="harness.gate.turn_worker",
+            arguments=[str(self.socket_path), key],
+            variables=self.variables,
+            cores=cores,
         )
-        write_assignment(folder.assignment_path, assignment)
-        folder.log_folder.mkdir(exist_ok=True)
-        variables = {
-            **self.variables,
-            "PYTHONPATH": tree.python_path,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }
-        requests = []
-        world_size = self.cell.axes.world_size
-        for rank in range(world_size):
-            request = ForkRequest(
-                module="harness.gate.turn_worker",
-                arguments=[str(folder.path), str(self.socket_path), key],
-                variables={**variables, **rank_variables(rank, world_size)},
-                folder=str(tree.path),
-                log=str(folder.launch_log),
-                cores=cores[rank],
-                packages=tree.own_packages,
-            )
-            requests.append(request)
-        return requests
 
     def _accept_all(
         self,

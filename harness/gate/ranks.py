@@ -1,4 +1,4 @@
-"""Starts the ranks of an arm under a stack, as fresh processes.
+"""Starts the ranks of an arm: forked, or under a stack, as fresh processes.
 
 Arms of two trees are forked from one forkserver, so both have the same memory layout of their
 libraries. Arms of two stacks can't be. With a forkserver for each stack, one arm could keep a better
@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
+from harness.core.paths import TrialFolder
+from harness.core.ports import free_port
 from harness.core.processes import Process, parent_variables, signal_group, start_session
 from harness.core.worktree import Tree
 from harness.launch.abandoned import mark_variables
-from harness.launch.forkserver import ForkRequest
+from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
+from harness.launch.launcher import rank_variables
 from harness.launch.stack import ReadyStack, bound_command, harness_path
+from harness.records.assignment import Assignment, write_assignment
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile, count_gpus
 
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 
@@ -53,25 +59,92 @@ def present_stack(name: str, packages: Mapping[str, str]) -> ReadyStack:
     )
 
 
-def start_fresh(requests: Sequence[ForkRequest], tree: StackTree) -> list[Process]:
-    """Start a process for each request, under the tree's stack.
+def rank_requests(
+    trial: Trial,
+    tree: Tree,
+    folder: TrialFolder,
+    base: Path,
+    profile: Profile,
+    *,
+    module: str,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str],
+    cores: Sequence[Sequence[int]] = (),
+) -> list[ForkRequest]:
+    """Write a trial's assignment into `folder`, and return a fork request for each of its ranks.
 
-    Each leads a process group, and ends when this process ends.
+    The ranks run `module` with the folder and `arguments`, import from their own tree, with which
+    their PYTHONPATH begins, and have their own port for their process group. `base` is the folder of
+    the working tree that the trial's paths are relative to; `cores` are those of each rank.
     """
+    assignment = Assignment(
+        trial=trial,
+        base_folder=str(tree.counterpart(base)),
+        device=profile.device,
+        interpreter=tree.stack.executable if isinstance(tree, StackTree) else None,
+    )
+    write_assignment(folder.assignment_path, assignment)
+    folder.log_folder.mkdir(exist_ok=True)
+    common = {
+        **variables,
+        "PYTHONPATH": tree.python_path,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    requests = []
+    world_size = trial.cell.axes.world_size
+    for rank in range(world_size):
+        request = ForkRequest(
+            module=module,
+            arguments=[str(folder.path), *arguments],
+            variables={**common, **rank_variables(rank, world_size)},
+            folder=str(tree.path),
+            log=str(folder.launch_log),
+            cores=cores[rank] if cores else (),
+            packages=tree.own_packages,
+        )
+        requests.append(request)
+    return requests
+
+
+def server_of(
+    trees: Iterable[Tree], variables: Mapping[str, str], profile: Profile
+) -> ForkServer | None:
+    """Return the forkserver of ranks with these variables, None if the trees have stacks."""
+    if any(isinstance(tree, StackTree) for tree in trees):
+        return None
+    # Drivers and libraries of GPUs may start threads when they are loaded.
+    on_gpus = profile.device != "cpu" and count_gpus() > 0
+    return shared_server(variables, Setup(preload=TORCH, refuse_threads=not on_gpus))
+
+
+def start_ranks(
+    server: ForkServer | None, requests: Sequence[tuple[Tree, ForkRequest]], stack: ExitStack
+) -> list[Process]:
+    """Start the ranks of trees in the order of the requests; closing `stack` kills them.
+
+    They are forked from `server`; without one, each is a fresh process under its tree's stack, which
+    leads a process group and ends when this process ends.
+    """
+    if server is not None:
+        forked = server.fork([request for _, request in requests])
+        stack.callback(kill_all, forked)
+        return list(forked)
     processes: list[Process] = []
-    for request in requests:
+    for tree, request in requests:
+        assert isinstance(tree, StackTree)
         command = [*tree.stack.module_command(request.module), *request.arguments]
         bound = bound_command(command, request.cores)
         variables = {**tree.stack.variables(request.variables), **parent_variables()}
         variables.update(mark_variables(request.log))
-        processes.append(start_session(bound, variables, Path(request.log), Path(request.folder)))
+        process = start_session(bound, variables, Path(request.log), Path(request.folder))
+        stack.callback(_end_fresh, process)
+        processes.append(process)
     return processes
 
 
-def end_fresh(processes: Sequence[Process]) -> None:
-    """Kill the process groups of these processes, stopped ones included, and wait."""
-    for process in processes:
-        signal_group(process.pid, SIGKILL)
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_TIMEOUT)
+def _end_fresh(process: Process) -> None:
+    """Kill the process group of a process, a stopped one included, and wait."""
+    signal_group(process.pid, SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_TIMEOUT)

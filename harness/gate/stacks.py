@@ -5,14 +5,12 @@ Both arms have the same files, harness and cell; only the installed packages dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.packages import installed_packages
-from harness.gate.accuracy import RevisionTrainer, choose_seeds, judge_accuracy
-from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome, Gauge
+from harness.gate.against import Arms, Conditions, GateOptions, GateOutcome, measure_cells
 from harness.gate.ranks import StackTree, present_stack
 from harness.launch.stack import ReadyStack, ready_stacks
 from harness.spec.cell import Cell
@@ -46,16 +44,10 @@ def gate_stacks(
         )
     trees = stack_trees(sweep, [*before, *cells], profile)
     reference = trees[options.stack]
-    gauge = Gauge(sweep, len(cells), profile, options, on_progress)
-    outcomes = []
+    arms = []
     for cell in cells:
-        control = None
-        if options.control:
-            control = gauge.measure(cell, reference, reference, "control")
-        measured = gauge.measure(cell, reference, trees[cell.axes.stack], "measuring")
-        outcomes.append(CellOutcome(cell=cell, measured=measured, control=control))
-    if options.accuracy_seeds:
-        outcomes = _with_accuracy(outcomes, trees, sweep, profile, options, on_progress)
+        arms.append(Arms(cell=cell, reference=reference, tree=trees[cell.axes.stack]))
+    outcomes = measure_cells(arms, sweep, profile, options, on_progress)
     used = dict.fromkeys(cell.axes.stack for cell in cells)
     changes = {trees[name].stack.name: changed_packages(reference, trees[name]) for name in used}
     return GateOutcome(
@@ -101,26 +93,3 @@ def changed_packages(before: StackTree, now: StackTree) -> list[str]:
         if old != new and name != HARNESS:
             changes.append(f"{name} {old} → {new}")
     return changes
-
-
-def _with_accuracy(
-    outcomes: Sequence[CellOutcome],
-    trees: Mapping[str | None, StackTree],
-    sweep: Sweep,
-    profile: Profile,
-    options: GateOptions,
-    on_progress: Callable[[Cell, str], None],
-) -> list[CellOutcome]:
-    """Return the cells, each with the comparison of its accuracy under both stacks."""
-    trained = []
-    for outcome in outcomes:
-        cell = outcome.cell
-        arms = {"a": trees[options.stack], "b": trees[cell.axes.stack]}
-        with RevisionTrainer(arms, sweep.base_folder, profile, sweep.timeout) as trainer:
-            seeds = choose_seeds(sweep.seeds_of(cell), options.accuracy_seeds)
-            trained.append(trainer.train(cell, seeds, partial(on_progress, cell)))
-    results = judge_accuracy(trained, options.accuracy_margin)
-    with_accuracy = []
-    for outcome, result in zip(outcomes, results, strict=True):
-        with_accuracy.append(replace(outcome, accuracy=result))
-    return with_accuracy

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from harness.analysis.compare import setting_differences
@@ -67,19 +66,15 @@ def compare_with_revision(
     try:
         before = load_sweep(source, sets, data)
     except Exception as error:  # the revision's workloads are imported, which may raise anything
-        change = SweepChange(kind="unreadable", text=_describe_unreadable(name, source, error))
+        message = one_line(error)
+        if not isinstance(error, BadInput):
+            message = f"{type(error).__name__}: {message}"
+        text = f"{source.name} of {name} can't be read: {message}"
+        change = SweepChange(kind="unreadable", text=text)
         return ComparedSweeps(cells=sweep.cells, changes=[change])
     finally:
         forget(revision.path)  # its checkout is removed after the gate
     return compare_sweeps(before, sweep, name)
-
-
-def _describe_unreadable(name: str, source: Path, error: Exception) -> str:
-    """Return why a revision's sweep can't be read."""
-    message = one_line(error)
-    if not isinstance(error, BadInput):
-        message = f"{type(error).__name__}: {message}"
-    return f"{source.name} of {name} can't be read: {message}"
 
 
 def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from harness.core.errors import BadInput, HarnessError, StorageError, one_line
+from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
 from harness.launch.runner import TrialListener
-from harness.records.files import read_record
 from harness.records.record import Record
 from harness.slurm.status import SweepStatus
 from harness.spec.cell import Trial
@@ -126,20 +125,16 @@ class JobDelivery:
         if self.error is not None:
             return
         sweep_folder = self.results.sweep_folder(status.sweep.name)
-        new: set[Path] = set()
+        new: dict[Path, str] = {}  # the ids of trials by the paths of their records
         for trial in status.trials:
             path = sweep_folder.trial_folder(trial.trial).record_path
             if trial.job and trial.is_final and path not in self.delivered:
-                new.add(path)
+                new[path] = trial.trial
         if not new:
             return
-        records = []
-        for path in new:
-            with suppress(BadInput):  # it is named at the end, and delays no other record
-                records.append(read_record(path))
         try:
-            self.tracker.deliver(sweep_folder, records)
-            self.delivered |= new
+            self.tracker.deliver(sweep_folder, new.values())
+            self.delivered.update(new)
         except HarnessError as error:
             self.error = str(error)
         except Exception as error:  # whatever MLflow and its HTTP client raise

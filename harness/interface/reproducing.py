@@ -12,10 +12,10 @@ from harness.interface.folders import run_folder
 from harness.render.chart import png_bytes
 from harness.render.divergence_plot import draw_divergence
 from harness.render.terminal.divergence import differing_settings
-from harness.reproduce.course import course_of_runs
 from harness.reproduce.parity import ParityPlan, measure_parity
 from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
 from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial, Tracer, diff_traced
+from harness.reproduce.trajectory import course_of_runs
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep

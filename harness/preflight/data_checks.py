@@ -1,27 +1,40 @@
-"""Checks of a workload's samples, before any model sees them."""
+"""Checks of a workload's samples, before any model sees them, and of what else its code reads."""
 
 from __future__ import annotations
 
+import inspect
+import os
+import sys
+import sysconfig
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 from harness.preflight.advice import READ_SEVERAL_CLASSES, USE_LABELS_IN_RANGE
-from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import (
     Probe,
     batches_of,
     draw,
+    listed,
     row_digests,
     seeded_batch,
     spread_indices,
 )
+from harness.preflight.report import CheckFinding, noted, passed, problem, skipped
+from harness.spec.cell import Cell
+from harness.spec.code import describe_dynamic_files
 from harness.training.ranks import seed_everything
-from workloads.base import Batch, Classifier, Samples
+from workloads.base import Batch, Classifier, Samples, Workload
+from workloads.code import is_installed
 
+CODE_SUFFIXES = (".py", ".pyc", ".so")
+MACHINE = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/", "/usr/")  # folders of what belongs to it
 LIMIT = 50_000  # samples of a set to check
 SECONDS = 5.0  # after which no further samples of a set are checked
 CHUNK = 512  # samples at once
@@ -36,7 +49,7 @@ SEED_IT = (
 IGNORED_LABEL = -100  # torch's default of `ignore_index`
 
 
-def check_indices(probe: Probe) -> Outcome:
+def check_indices(probe: Probe) -> CheckFinding:
     """Check that a batch has the requested samples, in their order.
 
     The harness shuffles by requesting other indices. Samples that ignore them are never shuffled.
@@ -59,7 +72,7 @@ def check_indices(probe: Probe) -> Outcome:
     return passed("batches have the requested samples, in their order")
 
 
-def check_repeatable(probe: Probe) -> Outcome:
+def check_repeatable(probe: Probe) -> CheckFinding:
     """Check that the same seed gives the same samples and the same new model, at another time.
 
     Each rank reads the data and builds the model separately, so values that depend on the clock or
@@ -87,7 +100,7 @@ def _equal(a: Batch, b: Batch) -> bool:
     return all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
 
 
-def check_finite_samples(probe: Probe) -> Outcome:
+def check_finite_samples(probe: Probe) -> CheckFinding:
     """Check that no sample has values that are not finite."""
     count = 0
     bad = 0
@@ -112,7 +125,7 @@ def _count_not_finite(batch: Batch) -> int:
     return int(is_bad.sum())
 
 
-def check_labels(probe: Probe) -> Outcome:
+def check_labels(probe: Probe) -> CheckFinding:
     """Check that all labels of a classifier are numbers of classes, and of more than one class."""
     if not isinstance(probe.workload, Classifier) or not probe.calls:
         return skipped("the workload is no Classifier")
@@ -152,7 +165,7 @@ def _labels_outside(labels: Tensor, classes: int) -> list[int]:
     return outside
 
 
-def check_split(probe: Probe) -> Outcome:
+def check_split(probe: Probe) -> CheckFinding:
     """Check that neither the test nor the validation set has samples of the training set.
 
     Texts from templates and tiny images coincide by chance. The training set shows how often
@@ -203,3 +216,75 @@ def _within_time(samples: Samples) -> Iterator[Batch]:
         yield batch
         if time.monotonic() > deadline:
             return
+
+
+class OpenedFiles:
+    """Collects the files that some code opens to read, from now on until this process ends."""
+
+    def __init__(self, code: Iterable[Path]) -> None:
+        """Watch what the files of `code` open, or what they call opens."""
+        self._opened: set[str] = set()
+        self._written: set[str] = set()
+        self._code = {os.path.realpath(path) for path in code}
+        self._is_code: dict[str, bool] = {}  # by the name that a frame has
+        sys.addaudithook(self._on_event)
+
+    @property
+    def paths(self) -> set[Path]:
+        """Return the files that the code has opened and this process has not written."""
+        return {Path(path) for path in self._opened - self._written}
+
+    def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note an opened file."""
+        if event != "open":
+            return
+        path, _, flags = arguments
+        if not isinstance(path, str | bytes):
+            return  # a file that is open already
+        if flags & (os.O_WRONLY | os.O_CREAT):
+            self._written.add(os.path.realpath(os.fsdecode(path)))
+        elif self._is_called_by_code():
+            self._opened.add(os.path.realpath(os.fsdecode(path)))
+
+    def _is_called_by_code(self) -> bool:
+        """Return whether a function of the code is being run."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name not in self._is_code:
+                self._is_code[name] = os.path.realpath(name) in self._code
+            if self._is_code[name]:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def check_reads(cell: Cell, workload: Workload, opened: Collection[Path]) -> CheckFinding:
+    """Return which files, variables, modules and models decide a result and no id.
+
+    `opened` are the files that the code of the workload has opened.
+    """
+    files = [*workload.options.files(), *workload.data.files()]
+    known = {Path(os.path.realpath(path)) for path in files}
+    reads = [f"the file {path}" for path in sorted(set(opened) - known) if _decides(path)]
+    code = cell.workload.code
+    for name in code.variables if code else ():
+        is_recorded = name in PUBLIC_VARIABLES or LIBRARY_VARIABLE.match(name)
+        if not is_recorded and name not in cell.environment:
+            reads.append(f"the variable {name}")
+    reads += [f"the module {name}" for name in describe_dynamic_files(cell.workload)]
+    reads += [*workload.options.unpinned(), *workload.data.unpinned()]
+    if not reads:
+        return passed("the code was seen to read nothing but what its settings name")
+    return noted(
+        f"no cell's id has {listed(reads, limit=10)}",
+        "name files by settings of type Path, variables as axes (env.NAME), modules by import"
+        " statements, and models with their revision: results of other content get the same id",
+    )
+
+
+def _decides(path: Path) -> bool:
+    """Return whether a file may decide a result: no code, which is found by its imports."""
+    if path.suffix in CODE_SUFFIXES or not path.is_file() or is_installed(path.parent):
+        return False
+    return not str(path).startswith((*MACHINE, sysconfig.get_path("data") + os.sep))

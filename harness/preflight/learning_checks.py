@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.preflight.advice import describe
-from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed, without_dropout
-from harness.preflight.report import ParameterNorms
+from harness.preflight.report import CheckFinding, ParameterNorms, passed, problem, skipped
 from harness.training.optimization import prepare_turns
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Turn, Workload
@@ -41,7 +40,7 @@ EXPLODING = 1e3  # Euclidean norm of all gradients of a new model
 RESCUE_RATES = (1e-3, 1e-2)  # of Adam, which learns one batch of nearly anything
 
 
-def check_softmax(probe: Probe) -> Outcome:
+def check_softmax(probe: Probe) -> CheckFinding:
     """Check that cross-entropy, which takes a softmax itself, gets none of probabilities."""
     if not probe.calls:
         return skipped("the loss is no cross-entropy")
@@ -57,7 +56,7 @@ def check_softmax(probe: Probe) -> Outcome:
     return passed("cross-entropy gets logits")
 
 
-def check_start(probe: Probe) -> Outcome:
+def check_start(probe: Probe) -> CheckFinding:
     """Check that the loss of a new model is that of a guess."""
     if not probe.calls:
         return skipped("the loss is no cross-entropy")
@@ -83,7 +82,7 @@ def check_start(probe: Probe) -> Outcome:
     return passed(f"the loss of a new model is {seen}")
 
 
-def check_mean(probe: Probe) -> Outcome:
+def check_mean(probe: Probe) -> CheckFinding:
     """Check that the loss of a batch is the mean of its parts', weighted by `loss_weight`.
 
     Otherwise gradients depend on how a batch is cut into micro-batches and ranks.
@@ -111,7 +110,7 @@ def check_mean(probe: Probe) -> Outcome:
     return _judge_parts(probe, model, whole)
 
 
-def _judge_parts(probe: Probe, model: nn.Module, whole: Tensor) -> Outcome:
+def _judge_parts(probe: Probe, model: nn.Module, whole: Tensor) -> CheckFinding:
     """Judge whether `whole` is the weighted mean of gradients over parts of the batch."""
     is_weighted = type(probe.workload).loss_weight is not Workload.loss_weight
     weighed_by = "what loss_weight() counts" if is_weighted else "samples"
@@ -190,15 +189,16 @@ def _norm(tensor: Tensor) -> float | None:
     return norm
 
 
-def check_gradients(probe: Probe) -> Outcome:
+def check_gradients(probe: Probe) -> CheckFinding:
     """Check that gradients reach every layer, and neither vanish nor explode on the way."""
     model = probe.build()
     probe.loss(model, probe.batch).backward()  # type: ignore[no-untyped-call]
     trained = [(name, part) for name, part in model.named_parameters() if part.requires_grad]
     unused = [name for name, parameter in trained if parameter.grad is None]
     if unused:
+        verb = "gets" if len(unused) == 1 else "get"
         return problem(
-            f"{listed(unused)} {_plural(unused)} no gradient",
+            f"{listed(unused)} {verb} no gradient",
             "use them in forward or delete them: DDP waits for the gradient of every parameter",
         )
     gradients = {name: _peak(parameter) for name, parameter in trained}
@@ -218,7 +218,7 @@ def check_gradients(probe: Probe) -> Outcome:
     return _judge_spread(weights, total)
 
 
-def _judge_spread(weights: dict[str, float], total: float) -> Outcome:
+def _judge_spread(weights: dict[str, float], total: float) -> CheckFinding:
     """Judge whether gradients vanish between layers; `weights` has the largest of each layer."""
     reached = {name: size for name, size in weights.items() if size > 0}
     if reached:
@@ -241,12 +241,7 @@ def _peak(parameter: nn.Parameter) -> float:
     return parameter.grad.detach().double().abs().max().item()
 
 
-def _plural(names: Sequence[str]) -> str:
-    """Return the verb for one or several names."""
-    return "gets" if len(names) == 1 else "get"
-
-
-def check_optimizer(probe: Probe) -> Outcome:
+def check_optimizer(probe: Probe) -> CheckFinding:
     """Check that the optimizer has all parameters, and clears their gradients."""
     model = probe.build()
     # As in a trial, with the same refusals, such as a parameter of two turns.
@@ -380,7 +375,7 @@ def _with_gradients(model: nn.Module) -> list[str]:
     ]
 
 
-def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> Outcome:
+def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
     """Check that the model can overfit a small batch."""
     losses = rehearsal.losses
     steps = len(losses) - 1
@@ -406,7 +401,7 @@ def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> Outcome:
     )
 
 
-def check_reach(probe: Probe, rehearsal: Rehearsal) -> Outcome:
+def check_reach(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
     """Check that every parameter has had a gradient other than 0 within some steps."""
     trained = [name for name, part in rehearsal.model.named_parameters() if part.requires_grad]
     dead = [name for name in trained if name not in rehearsal.reached]
@@ -418,7 +413,7 @@ def check_reach(probe: Probe, rehearsal: Rehearsal) -> Outcome:
     return passed(f"all {len(trained)} parameters are moved within {REACHED_WITHIN} steps")
 
 
-def check_direction(probe: Probe, rehearsal: Rehearsal) -> Outcome:
+def check_direction(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
     """Check that the target metric gets better in the direction that the workload states."""
     target = probe.workload.target
     before, after = rehearsal.metrics_before, rehearsal.metrics_after

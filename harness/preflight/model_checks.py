@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from harness.core.errors import BadInput, NotApplied
 from harness.preflight.advice import USE_DEVICE_OF_INPUTS, advise, describe
-from harness.preflight.outcome import Outcome, passed, problem, skipped
 from harness.preflight.probe import Probe, listed
+from harness.preflight.report import CheckFinding, passed, problem, skipped
 from harness.training.evaluate import check_names
 from harness.training.model import check_training_mode
 from harness.training.ranks import seed_everything
@@ -31,7 +31,7 @@ NOT_A_NUMBER = (
 REGISTERED_BY_TORCH = ("_modules", "_parameters", "_buffers")
 
 
-def check_forward(probe: Probe) -> Outcome:
+def check_forward(probe: Probe) -> CheckFinding:
     """Check that a loss can be computed, and that it is a finite scalar with a gradient."""
     try:
         loss = probe.loss(probe.build(), probe.batch)
@@ -51,7 +51,7 @@ def check_forward(probe: Probe) -> Outcome:
     return passed(f"the loss of a new model is {loss.item():.4g}")
 
 
-def check_registered(probe: Probe) -> Outcome:
+def check_registered(probe: Probe) -> CheckFinding:
     """Check that every layer and parameter is registered, so that it is trained and moved."""
     model = probe.build()
     hidden = sorted(set(_unregistered(model)))
@@ -107,7 +107,7 @@ class DeviceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def check_devices(probe: Probe) -> Outcome:
+def check_devices(probe: Probe) -> CheckFinding:
     """Check that the model computes where its parameters and inputs are.
 
     No GPU is needed: the model is moved to the device `meta`, which has shapes and no values.
@@ -127,7 +127,7 @@ def check_devices(probe: Probe) -> Outcome:
     return passed("everything is computed where the inputs are")
 
 
-def check_layout(probe: Probe) -> Outcome:
+def check_layout(probe: Probe) -> CheckFinding:
     """Check that samples may have any layout in memory.
 
     A sliced or transposed batch has gaps between its rows, which `view` does not support.
@@ -141,7 +141,7 @@ def check_layout(probe: Probe) -> Outcome:
     return passed("samples may have any layout in memory")
 
 
-def check_independence(probe: Probe) -> Outcome:
+def check_independence(probe: Probe) -> CheckFinding:
     """Check that the output for a sample does not depend on the others in its batch.
 
     It does where dimensions are confused, as by a `view` that takes samples for features. Batch norm
@@ -182,7 +182,7 @@ def _share_of_rows_that_differ(a: Tensor, b: Tensor) -> float:
     return float(differs.double().mean())
 
 
-def check_evaluation(probe: Probe) -> Outcome:
+def check_evaluation(probe: Probe) -> CheckFinding:
     """Check that an evaluation draws no random numbers and changes nothing."""
     model = probe.build()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -208,7 +208,7 @@ def check_evaluation(probe: Probe) -> Outcome:
     return passed("the same samples are always evaluated alike")
 
 
-def check_metrics(probe: Probe) -> Outcome:
+def check_metrics(probe: Probe) -> CheckFinding:
     """Check that the metrics have the target, and that a new model has a value of it.
 
     Of a large test set, samples at equal distances are evaluated.
@@ -237,7 +237,7 @@ def check_metrics(probe: Probe) -> Outcome:
     return passed(f"{probe.workload.target.name} of {seen} is {value:.4g} in a new model")
 
 
-def check_mode(probe: Probe) -> Outcome:
+def check_mode(probe: Probe) -> CheckFinding:
     """Check that the model is built to be trained, and that a loss changes no module's mode."""
     model = probe.build()
     try:

@@ -30,10 +30,30 @@ Status = Literal["passed", "problem", "noted", "skipped"]
 class CheckFinding:
     """The result of one check."""
 
-    check: str  # its name
+    check: str = ""  # its name, which whoever runs it knows
     status: Status
     measured: str  # what was seen, or why the check was skipped; one line
     advice: str = ""  # what to do about a problem; one line
+
+
+def passed(measured: str) -> CheckFinding:
+    """Return that a check found nothing wrong; `measured` is the evidence."""
+    return CheckFinding(status="passed", measured=measured)
+
+
+def problem(measured: str, advice: str) -> CheckFinding:
+    """Return a problem: the evidence, and what to do about it."""
+    return CheckFinding(status="problem", measured=measured, advice=advice)
+
+
+def noted(measured: str, advice: str) -> CheckFinding:
+    """Return a note on what may be intended, and what to do about it otherwise."""
+    return CheckFinding(status="noted", measured=measured, advice=advice)
+
+
+def skipped(reason: str) -> CheckFinding:
+    """Return that a check does not apply to this workload."""
+    return CheckFinding(status="skipped", measured=reason)
 
 
 @dataclass(frozen=True, kw_only=True)

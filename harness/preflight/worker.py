@@ -24,15 +24,15 @@ from harness.core.import_path import ROOT
 from harness.core.paths import TrialFolder
 from harness.preflight import data_checks, learning_checks, model_checks
 from harness.preflight.advice import advise, describe
+from harness.preflight.data_checks import OpenedFiles, check_reads
 from harness.preflight.learning_checks import Rehearsal, parameter_norms
-from harness.preflight.outcome import Outcome, problem
 from harness.preflight.probe import Probe
-from harness.preflight.reads import OpenedFiles, check_reads
 from harness.preflight.report import (
     CHECKS_FILE,
     CheckFinding,
     ParameterNorms,
     WorkloadReport,
+    problem,
     write_checks,
 )
 from harness.records.record import RankResult
@@ -43,7 +43,7 @@ from harness.training.state import TrainingState
 from workloads.base import Workload
 from workloads.catalog import find_source
 
-Check = Callable[[Probe], Outcome]
+Check = Callable[[Probe], CheckFinding]
 
 # Without a batch or a loss, the later checks cannot run.
 REQUIRED: dict[str, Check] = {
@@ -69,7 +69,7 @@ FURTHER: dict[str, Check] = {
     "optimizer": learning_checks.check_optimizer,
 }
 # These check a model that overfits one batch.
-REHEARSED: dict[str, Callable[[Probe, Rehearsal], Outcome]] = {
+REHEARSED: dict[str, Callable[[Probe, Rehearsal], CheckFinding]] = {
     "one batch": learning_checks.check_one_batch,
     "reach": learning_checks.check_reach,
     "direction": learning_checks.check_direction,
@@ -94,7 +94,7 @@ def examine_workload(
         report = examine(
             cell.workload.label, workload, cell.axes, assignment.trial.seed, mesh.device
         )
-    reads = check_reads(cell, workload, opened.paths).finding("reads")
+    reads = replace(check_reads(cell, workload, opened.paths), check="reads")
     report = replace(report, findings=[*report.findings, reads])
     write_checks(folder.path / CHECKS_FILE, report)
     return entered
@@ -132,12 +132,12 @@ def examine(
     )
 
 
-def _run(name: str, check: Callable[[], Outcome]) -> CheckFinding:
+def _run(name: str, check: Callable[[], CheckFinding]) -> CheckFinding:
     """Run one check."""
     try:
-        return check().finding(name)
+        return replace(check(), check=name)
     except Exception as error:  # of the user's code, which is examined
-        return problem(describe(error), advise(error)).finding(name)
+        return replace(problem(describe(error), advise(error)), check=name)
 
 
 def _rehearse(probe: Probe) -> list[CheckFinding]:
@@ -145,7 +145,7 @@ def _rehearse(probe: Probe) -> list[CheckFinding]:
     try:
         rehearsal = Rehearsal(probe=probe)
     except Exception as error:
-        return [problem(describe(error), advise(error)).finding("one batch")]
+        return [replace(problem(describe(error), advise(error)), check="one batch")]
     return [_run(name, partial(check, probe, rehearsal)) for name, check in REHEARSED.items()]
 
 

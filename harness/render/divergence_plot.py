@@ -14,7 +14,7 @@ from harness.render.chart import (
     plain_formatter,
     style_axes,
 )
-from harness.reproduce.course import Course, Distance
+from harness.reproduce.trajectory import Course, Distance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -107,7 +107,10 @@ def measure_operations(
     `folder`. Raises HarnessError if a process fails.
     """
     measured: dict[str, list[OperationResult]] = {}
-    for cell in _first_cells(sweep):
+    first_cells: dict[str, Cell] = {}  # by workload
+    for cell in sweep.cells:
+        first_cells.setdefault(cell.workload.label, cell)
+    for cell in first_cells.values():
         for precision in PRECISIONS:
             axes = replace(single_process(cell.axes), precision=precision)
             variant = replace(cell, axes=axes)
@@ -115,14 +118,6 @@ def measure_operations(
             results = _measure_cell(variant, sweep, profile, folder)
             measured.setdefault(cell.workload.label, []).extend(results)
     return dict(measured)
-
-
-def _first_cells(sweep: Sweep) -> list[Cell]:
-    """Return the first cell of each workload."""
-    cells: dict[str, Cell] = {}
-    for cell in sweep.cells:
-        cells.setdefault(cell.workload.label, cell)
-    return list(cells.values())
 
 
 def _measure_cell(

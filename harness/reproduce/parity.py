@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.compare import matching_key
-from harness.analysis.distance import TensorDistance, is_beyond_rounding
+from harness.analysis.distance import TensorDistance, is_beyond_rounding, tensor_rung
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
     Reference,
     SweepParity,
     largest_ulp,
-    tensor_rung,
     worst_by_step,
 )
 from harness.analysis.rungs import Rung
@@ -31,7 +30,7 @@ from harness.records.trace import Recording
 from harness.reproduce.causes import differing_axes, likely_causes, splits_differently
 from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
-from harness.reproduce.tracing import LAST_STEP, TracedTrial, Tracer
+from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances, gradient_distances
 from harness.spec.axes import RECIPE_AXES
 from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
@@ -56,15 +55,6 @@ class ParityPlan:
 
     groups: Sequence[ParityGroup]
     by_design: Sequence[CellParity]  # cells that no reference is meant to match
-
-
-@dataclass(frozen=True, kw_only=True)
-class TracedRun:
-    """A traced run of a cell."""
-
-    cell: Cell
-    folder: Path
-    traces: Traces
 
 
 def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
@@ -231,8 +221,7 @@ class _Ladder:
         """Run a cell and return its traced run; raises HarnessError if it fails."""
         trial = Trial(cell=cell, seed=self._seed)
         traced = TracedTrial(trial=trial, base_folder=self._base_folder)
-        folder, traces = self._tracer.trace(name, traced, recording)
-        return TracedRun(cell=cell, folder=folder, traces=traces)
+        return self._tracer.trace(name, traced, recording)
 
     def _trace_fp64(
         self, cell: Cell, *, needs_control: bool
@@ -250,17 +239,14 @@ class _Ladder:
         if _random_states(run.traces) != _random_states(self._run.traces):
             shutil.rmtree(run.folder)
             return None, "it draws other random numbers than the reference"
-        if needs_control and not self._repeats_exactly(run, exact_cell):
-            shutil.rmtree(run.folder)
-            return None, "run twice in fp64, it differs by more than rounding errors"
+        if needs_control:
+            control = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
+            gaps = distances(control.folder, run.folder, run.folder)
+            shutil.rmtree(control.folder)
+            if not all(gap.repeats_exactly for gap in gaps):
+                shutil.rmtree(run.folder)
+                return None, "run twice in fp64, it differs by more than rounding errors"
         return run, None
-
-    def _repeats_exactly(self, run: TracedRun, exact_cell: Cell) -> bool:
-        """Run a cell in fp64 again, and return whether all numbers repeat up to rounding."""
-        control = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
-        gaps = distances(control.folder, run.folder, run.folder)
-        shutil.rmtree(control.folder)
-        return all(gap.repeats_exactly for gap in gaps)
 
 
 def _rung_of(

@@ -170,8 +170,9 @@ def _judge(
     for entry in prepared:
         trial_id = entry.original.trial.id
         exact_runs = [records[trial_id] for records in exact if trial_id in records]
-        runs = _Runs(entry, again.get(trial_id), exact_runs)
-        trials.append(_judge_trial(runs, demand, seeds.get(entry.original.trial.cell.id), folder))
+        of_seeds = seeds.get(entry.original.trial.cell.id)
+        record = again.get(trial_id)
+        trials.append(_judge_trial(entry, record, exact_runs, demand, of_seeds, folder))
     return ReproductionVerdict(
         subject=subject.name,
         demanded=demand.rung,
@@ -229,33 +230,33 @@ def _as_done(record: Record) -> Record:
     return replace(record, status="done", violations=())
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """A prepared trial and its new records."""
-
-    prepared: Prepared
-    again: Record | None  # None where the command was stopped before it
-    exact: Sequence[Record]  # in double precision: two, one if it failed, or none
-
-
 def _judge_trial(
-    runs: _Runs, demand: Demand, seeds: SeedVerdict | None, folder: Path
+    prepared: Prepared,
+    again: Record | None,
+    exact_runs: Sequence[Record],
+    demand: Demand,
+    seeds: SeedVerdict | None,
+    folder: Path,
 ) -> TrialVerdict:
-    """Return the verdict on one trial, and write its record into the bundle."""
-    original, again = runs.prepared.original, runs.again
+    """Return the verdict on one trial, and write its record into the bundle.
+
+    `again` is its new record, None where the command was stopped before it. `exact_runs` are those in
+    double precision: two, one if it failed, or none.
+    """
+    original = prepared.original
     code = {
         name: CodeUsed(choice=source.choice, reason=source.reason)
-        for name, source in runs.prepared.sources.items()
+        for name, source in prepared.sources.items()
     }
     unknown = TrialVerdict(
         trial=original.trial.id,
         label=original.trial.cell.label,
         seed=original.trial.seed,
-        again=runs.prepared.trial.id,
+        again=prepared.trial.id,
         outcome="failed",
         rung=None,
         agreement=None,
-        differences=runs.prepared.differences,
+        differences=prepared.differences,
         cause=None,
         failure="it was not run",
         code=code,
@@ -271,18 +272,18 @@ def _judge_trial(
     if again.status not in COMPLETE:
         return replace(finished, failure=str(again.failure))
     exact = []
-    failure = _exact_failure(runs.exact)
+    failure = _exact_failure(exact_runs)
     if failure is not None:
         finished = replace(finished, exact_failure=failure)
-    elif runs.exact:
-        first, control = runs.exact
+    elif exact_runs:
+        first, control = exact_runs
         finished = replace(
             finished,
             exact=_path_of(first, folder),
             control=_path_of(control, folder, CONTROL_FOLDER),
         )
         exact = [evidence_of_record(first), evidence_of_record(control)]
-    all_differences = _all_differences(runs.prepared, again)
+    all_differences = _all_differences(prepared, again)
     agreement = compare_evidence(
         original.evidence,
         evidence_of_record(again),

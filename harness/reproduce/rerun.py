@@ -14,7 +14,7 @@ from harness.analysis.evidence import (
     evidence_of_baseline,
     evidence_of_record,
 )
-from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.result import TrialResult
 from harness.analysis.selection import Named
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
@@ -131,6 +131,9 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
     """
     candidates = [_of_record(record, named.folder) for record in named.records]
     for baseline in named.baselines:
+        fields: Mapping[str, Sequence[str]] = {}  # unknown if its schema is older
+        if baseline.environment:
+            fields = {**baseline.environment, HARDWARE: baseline.conditions["hardware"]}
         candidates += [
             Original(
                 trial=Trial(cell=baseline.cell, seed=trial.seed, repeat=trial.repeat),
@@ -138,7 +141,7 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
                 target=baseline.target,
                 sweep=trial.sweep,
                 result=trial,
-                baseline_fields=_fields_of_baseline(baseline),
+                baseline_fields=fields,
             )
             for trial in baseline.trials
         ]
@@ -146,18 +149,15 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
     if not complete:
         statuses = ", ".join(sorted({record.status for record in named.records}))
         raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
-    chosen = [original for original in complete if _is_chosen(original.trial, seeds, cell)]
+    chosen = complete
+    if seeds:
+        chosen = [original for original in chosen if original.trial.seed in seeds]
+    if cell:
+        chosen = [original for original in chosen if is_named(original.trial.cell, cell)]
     if not chosen:
         names = ", ".join(sorted({original.trial.id for original in complete})[:10])
         raise BadInput(f"--seed and --cell name no trial; allowed: those of {names}")
     return chosen
-
-
-def _fields_of_baseline(baseline: CellResult) -> dict[str, Sequence[str]]:
-    """Return the environment fields of a baseline, none if its schema is older."""
-    if not baseline.environment:
-        return {}
-    return {**baseline.environment, HARDWARE: baseline.conditions["hardware"]}
 
 
 def _of_record(record: Record, folder: Path | None) -> Original | None:
@@ -172,13 +172,6 @@ def _of_record(record: Record, folder: Path | None) -> Original | None:
         record=record,
         sweep_folder=None if folder is None else SweepFolder(folder),
     )
-
-
-def _is_chosen(trial: Trial, seeds: Sequence[int], cell: str) -> bool:
-    """Return whether a trial has one of the seeds, if any, and the cell, if one is named."""
-    if seeds and trial.seed not in seeds:
-        return False
-    return not cell or is_named(trial.cell, cell)
 
 
 def read_packages(original: Original) -> str | None:

@@ -19,7 +19,7 @@ from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
-from harness.spec.cell import Trial
+from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
 
 LAST_STEP = 1 << 30  # more steps than a trial has
@@ -34,9 +34,10 @@ class TracedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A traced run."""
+class TracedRun:
+    """A traced run of a cell."""
 
+    cell: Cell
     folder: Path
     traces: Traces
 
@@ -48,7 +49,7 @@ class TraceDiff:
     steps: TraceComparison  # of all steps, with one mark a moment
     tensors: TraceComparison | None = None  # of the first step that differs, with a mark a tensor
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
-    overviews: tuple[Run, Run]  # of all steps
+    overviews: tuple[TracedRun, TracedRun]  # of all steps
     # Tensors that only one of them has, named as in `Mark.tensor`.
     only_a: Sequence[str] = ()
     only_b: Sequence[str] = ()
@@ -71,8 +72,8 @@ class Tracer:
         self._timeout = timeout
         self._on_progress = on_progress
 
-    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> tuple[Path, Traces]:
-        """Run a trial; return its folder and the traces of its ranks.
+    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> TracedRun:
+        """Run a trial; return its run with the traces of its ranks.
 
         Raises HarnessError with a rank's own message if one fails; the log that it names stays.
         """
@@ -87,7 +88,8 @@ class Tracer:
         write_recording(folder.path, recording)
         cell = traced.trial.cell
         run_unmeasured("harness.reproduce.trace_worker", folder, cell, self._profile, self._timeout)
-        return folder.path, read_traces(folder.path, cell.axes.world_size)
+        traces = read_traces(folder.path, cell.axes.world_size)
+        return TracedRun(cell=cell, folder=folder.path, traces=traces)
 
 
 def diff_traced(
@@ -129,11 +131,7 @@ def diff_traced(
 
 def _trace_both(
     tracer: Tracer, a: TracedTrial, b: TracedTrial, recording: Recording
-) -> tuple[tuple[Run, Run], TraceComparison]:
+) -> tuple[tuple[TracedRun, TracedRun], TraceComparison]:
     """Run two trials, and return their runs and the comparison of these."""
-    runs = []
-    for name, traced in (("a", a), ("b", b)):
-        folder, traces = tracer.trace(name, traced, recording)
-        runs.append(Run(folder=folder, traces=traces))
-    run_a, run_b = runs
+    run_a, run_b = tracer.trace("a", a, recording), tracer.trace("b", b, recording)
     return (run_a, run_b), compare(run_a.traces, run_b.traces)

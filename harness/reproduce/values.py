@@ -37,7 +37,7 @@ class TensorDifference:
 
 def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
     """Return the difference of a tensor between two files of values."""
-    a, b = _read(path_a, value_name(at.mark)), _read(path_b, value_name(at.mark))
+    a, b = read_tensor(path_a, value_name(at.mark)), read_tensor(path_b, value_name(at.mark))
     if a.shape != b.shape or a.dtype != b.dtype:
         return TensorDifference(
             at=at,
@@ -96,8 +96,8 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8).reshape(len(flat), -1)
 
 
-def _read(path: Path, name: str) -> Tensor:
-    """Return one tensor of a file of values."""
+def read_tensor(path: Path, name: str) -> Tensor:
+    """Return one tensor of a file of tensors."""
     with safe_open(path, framework="pt") as file:
         tensor: Tensor = file.get_tensor(name)
     return tensor

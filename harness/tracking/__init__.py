@@ -10,7 +10,7 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
 `connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
 `pace`      tells a running sweep when its next delivery is due.
-`deliverer` delivers from a process of its own, a `delivery_worker`, while a sweep runs.
+`deliverer` delivers from a separate process, a `delivery_worker`, while a sweep runs.
 """
 
 from harness.tracking.connect import TrackerDown

@@ -1,4 +1,5 @@
-"""Collects the files that go with a trial's run in MLflow, without secrets and of bounded size.
+"""Collects the files that go with a trial's run in MLflow, without secrets and of bounded size, and
+what it shows of exported models.
 
 They are written into a temporary folder, which is then uploaded as a whole: secrets have to be
 removed from texts on the way, and the files of the trial stay as they are.
@@ -23,12 +24,19 @@ from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
 from harness.records.files import copy_record
 from harness.records.record import Record
+from harness.records.seal import clean_text
+from harness.render.serving import latency_table
+from harness.render.trial_table import as_csv
+from harness.serving.record import TrialExport
+from harness.serving.summary import summarize_groups
 
 LOG_BYTES = 2**20  # at most, of the end of each log
 # Of a trial with more logs, most are in an archive, because MLflow takes files one by one.
 MOST_LOGS = 65
 ARCHIVE = "ranks.zip"
 TRACE_BYTES = 2**26  # at most, of each of a profiler's traces
+MODEL_BYTES = 2**28  # at most, of the files of a model that is uploaded
+TEXT_FILES = (".json", ".txt")
 RECORD_FILE = "record.json"
 ENVIRONMENT_FILE = "environment.json"
 
@@ -168,3 +176,60 @@ def tail_of(log: Path, limit: int = LOG_BYTES) -> str:
         return text
     whole_lines = text.partition("\n")[2]
     return f"[the last {limit} of {size} bytes]\n{whole_lines}"
+
+
+def export_metrics(export: TrialExport) -> dict[str, float]:
+    """Return the metrics of exported models, and the latencies of all ways to run the model.
+
+    Names end with the batch size, the number of threads and the unit: `export_onnx_b8_t1_p95_ms`.
+    """
+    metrics: dict[str, float] = {}
+    for model in export.models:
+        name = f"export_{model.format}"
+        metrics[f"{name}_bytes"] = model.bytes
+        if model.parity.largest_difference is not None:
+            metrics[f"{name}_largest_difference"] = model.parity.largest_difference
+        if export.target in model.parity.exported_metrics:
+            metrics[f"{name}_{export.target}"] = model.parity.exported_metrics[export.target]
+    for latency in summarize_groups(export.latency):
+        name = f"export_{latency.arm}_b{latency.batch_size}_t{latency.threads}"
+        for quantile_name, quantile in latency.quantiles.items():
+            metrics[f"{name}_{quantile_name}_ms"] = quantile.value * 1e3
+        if latency.speedup is not None:
+            metrics[f"{name}_speedup"] = latency.speedup.value
+    return metrics
+
+
+def collect_export(
+    export: TrialExport, trial_folder: TrialFolder, target: Path, clean: Callable[[str], str]
+) -> None:
+    """Write the files of a trial's exports into the folder `target`, without secrets.
+
+    They are the parity and the latencies, the latter as a table too, and the models. A model that
+    is too large is replaced by a note that says where it is.
+    """
+    record = trial_folder.export_path
+    text = clean_text(record.read_text(encoding="utf-8"), clean)
+    (target / record.name).write_text(text, encoding="utf-8")
+    table = as_csv(latency_table([export]))
+    (target / "latency.csv").write_text(clean(table), encoding="utf-8")
+    for model in export.models:
+        folder = trial_folder.exported_model(model.format)
+        if model.bytes <= MODEL_BYTES:
+            _copy_model(folder, target / model.format, clean)
+        else:
+            note = f"{model.bytes} bytes, more than the {MODEL_BYTES} that are uploaded; see {folder}\n"
+            (target / f"{model.format}.left-out.txt").write_text(clean(note), encoding="utf-8")
+
+
+def _copy_model(folder: Path, target: Path, clean: Callable[[str], str]) -> None:
+    """Copy the files of a model; secrets are removed from texts."""
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        copy = target / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix in TEXT_FILES:
+            copy.write_text(clean(path.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            shutil.copyfile(path, copy)

@@ -77,7 +77,7 @@ def check_uri(uri: str) -> None:
 def is_server(uri: str) -> bool:
     """Return whether the URI names an MLflow server, not a database that this process opens.
 
-    A server decides itself where artifacts are stored, and serves pages of its own.
+    A server decides itself where artifacts are stored, and serves its own pages.
     """
     return uri.partition(":")[0] in SERVERS
 
@@ -170,34 +170,21 @@ def errors_in_one_line(
         secrets = secret_values(dict(os.environ, uri=uri))
         reason = one_line(redact_text(_reason(error), secrets), REASON_LENGTH)
         message = f"MLflow at {shown_uri(uri)} {trouble}: {reason}"
+        if not uri.startswith(SQLITE_PREFIX):
+            raise error_type(message) from error
         database = Path(uri.removeprefix(SQLITE_PREFIX))
-        if uri.startswith(SQLITE_PREFIX) and _is_of_disk(error, database):
+        causes = list(_causes(error))
+        texts = "\n".join(str(cause) for cause in causes)
+        is_of_disk = any(storage_error(cause, database) for cause in causes)
+        if is_of_disk or SQLITE_DISK_ERROR.search(texts):
             raise StorageError(f"{message}; {free_space(database)}") from error
-        if uri.startswith(SQLITE_PREFIX) and _is_of_damage(error):
+        if SQLITE_DAMAGE.search(texts):
             message += (
                 "; the file is damaged: move it away, and harness results collect fills a new one"
             )
-        if uri.startswith(SQLITE_PREFIX) and _is_of_lock(error):
+        if SQLITE_LOCK.search(texts):  # another program has held it for too long
             raise StoreLocked(message) from error
         raise error_type(message) from error
-
-
-def _is_of_disk(error: BaseException, database: Path) -> bool:
-    """Return whether the disk of a SQLite database caused an error, which SQLite words itself."""
-    return any(
-        storage_error(cause, database) or SQLITE_DISK_ERROR.search(str(cause))
-        for cause in _causes(error)
-    )
-
-
-def _is_of_damage(error: BaseException) -> bool:
-    """Return whether SQLite found its file damaged."""
-    return any(SQLITE_DAMAGE.search(str(cause)) for cause in _causes(error))
-
-
-def _is_of_lock(error: BaseException) -> bool:
-    """Return whether another program held the lock on a SQLite database for too long."""
-    return any(SQLITE_LOCK.search(str(cause)) for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -253,8 +240,8 @@ def connect(uri: str) -> MlflowClient:
 def _create_database(uri: str) -> None:
     """Have MLflow create a local SQLite database that does not exist.
 
-    MLflow takes seconds for its migrations. Whoever opens the file meanwhile, and whoever finds what
-    a killed process has left, would fail. So the file appears under its name when it is whole.
+    MLflow takes seconds for its migrations. Other processes that open the file during that time, or
+    after the process was killed, would fail. So the file gets its name once it is complete.
     """
     from mlflow import MlflowClient
 
@@ -274,7 +261,7 @@ def _check_database_answers(uri: str) -> None:
     """Open the database once, and list its tables, which fails for a file that is no database.
 
     MLflow itself would retry for 100 s before it reports an error. A database server is connected
-    to by hand before that, because its driver may have no timeout of its own.
+    to by hand before that, because its driver may have no timeout.
     """
     import sqlalchemy
 

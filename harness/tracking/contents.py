@@ -11,10 +11,10 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, sc
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
 from harness.preflight.rates import RateSearch
-from harness.records.record import Evaluation, Failure, Record, Status
+from harness.records.record import Evaluation, Record, Status
 from harness.render.format import interruption_note, nondeterminism_notes, stop_note
 from harness.render.trial_table import as_csv
 from harness.spec.cell import Cell
@@ -37,6 +37,9 @@ from harness.tracking.verdicts import (
     verdict_metrics,
     verdict_tags,
 )
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 # The version of what a run shows of a record. Raise it when that changes: it is part of the digest
 # by which a run is known to be up to date, so that every trial is then delivered again.
@@ -56,16 +59,6 @@ TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's descr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One value of a metric."""
-
-    name: str
-    value: float
-    at: int  # milliseconds since the epoch
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunContents:
     """All that one MLflow run shows, except the files that are stored with it."""
 
@@ -77,7 +70,7 @@ class RunContents:
     status: str  # MLflow's: RUNNING, FINISHED, KILLED or FAILED
     tags: Mapping[str, str]
     params: Mapping[str, str]
-    points: Sequence[Point]
+    metrics: Sequence[Metric]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +131,17 @@ def trial_contents(record: Record, *, repeats: int) -> RunContents:
     `repeats` is the sweep's number of repeats. A run is named after its cell and seed, and after
     its repeat only where there are several.
     """
+    from mlflow.entities import Metric
+
     trial = record.trial
     name = f"{trial.cell.label} seed {trial.seed}"
     if repeats > 1 or trial.repeat:
         name += f" repeat {trial.repeat}"
     ended = _milliseconds(record.ended)
-    points = []
+    metrics = []
     for number, value in scalars(record).items():
-        points.append(Point(name=number, value=value, at=ended, step=0))
-    points += curves(record)
+        metrics.append(Metric(number, value, ended, 0))
+    metrics += curves(record)
     return RunContents(
         name=name,
         kind="trial",
@@ -156,7 +151,7 @@ def trial_contents(record: Record, *, repeats: int) -> RunContents:
         status=MLFLOW_STATUS[record.status],
         tags=_texts(_trial_tags(record)),
         params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
-        points=points,
+        metrics=metrics,
     )
 
 
@@ -194,7 +189,7 @@ def _trial_tags(record: Record) -> dict[str, Any]:
 def cell_contents(
     outlines: Sequence[TrialOutline],
     *,
-    planned: Iterable[str],
+    planned: Collection[str],
     result: SweepResult | None = None,
     parity: SweepParity | None = None,
     search: RateSearch | None = None,
@@ -203,7 +198,7 @@ def cell_contents(
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
-    Its metrics are means over the done trials. `planned` are the ids of all trials of the sweep.
+    Its metrics are means over the done trials. `planned` are the ids of the trials that it should have.
     `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
     was not measured, and `search` where no learning rate was searched. `error_bar` is its line of
     `error_bars`, and `picture` the leader board of its workload in Markdown; both are shown with the
@@ -230,11 +225,8 @@ def cell_contents(
     for name, value in metrics.items():
         metrics[name] = rounded(value)
     metrics |= _count_by_status(outlines)
-    cell_id = outlines[-1].cell_id
-    # A trial's id is its cell's id with seed and repeat: `mlp-45dbdb38d5-s0-r1`.
-    planned_of_cell = [trial for trial in planned if trial.startswith(f"{cell_id}-s")]
     return _group_contents(
-        "cell", cell_id, cell.label, outlines, planned_of_cell, metrics, tags, params(cell)
+        "cell", outlines[-1].cell_id, cell.label, outlines, planned, metrics, tags, params(cell)
     )
 
 
@@ -311,6 +303,8 @@ def _group_contents(
     The time of its metrics is now, so that MLflow shows the newest value. Their step is 0, so that
     MLflow draws them as bars.
     """
+    from mlflow.entities import Metric
+
     now = _milliseconds(time.time())
     status = "FINISHED"
     if not is_complete(outlines, planned):
@@ -326,7 +320,7 @@ def _group_contents(
         status=status,
         tags=_texts(tags),
         params=settings,
-        points=[Point(name=metric, value=metrics[metric], at=now, step=0) for metric in metrics],
+        metrics=[Metric(metric, value, now, 0) for metric, value in metrics.items()],
     )
 
 
@@ -376,7 +370,7 @@ def params(cell: Cell) -> dict[str, str]:
     return _texts(settings)
 
 
-def curves(record: Record) -> list[Point]:
+def curves(record: Record) -> list[Metric]:
     """Return the loss at every step, thinned, and every metric of every evaluation.
 
     In MLflow, a curve and a single number cannot share a name. So a metric of the test set gets the
@@ -385,13 +379,15 @@ def curves(record: Record) -> list[Point]:
     The loss has at most CURVE_POINTS points, its first and last step among them. Steps count from 1
     and are those after which the value was true.
     """
+    from mlflow.entities import Metric
+
     times = _step_times(record)
     points = []
     if record.loss is not None:
         loss = record.loss.unpack()
         for index in evenly_spaced(len(loss), CURVE_POINTS):
             step = index + 1
-            points.append(Point(name="loss", value=float(loss[index]), at=times[step], step=step))
+            points.append(Metric("loss", float(loss[index]), times[step], step))
     used_names = {"loss", *scalars(record)}
     for evaluation in _evaluations(record):
         for metric, value in evaluation.metrics.items():
@@ -399,10 +395,10 @@ def curves(record: Record) -> list[Point]:
             if name in used_names:
                 name = f"test_{name}"
             step = evaluation.step
-            points.append(Point(name=name, value=value, at=times[step], step=step))
+            points.append(Metric(name, value, times[step], step))
         for metric, value in (evaluation.validation or {}).items():
             name = metric_name(f"validation_{metric}")
-            points.append(Point(name=name, value=value, at=times[step], step=step))
+            points.append(Metric(name, value, times[step], step))
     return points
 
 
@@ -457,7 +453,11 @@ def _trial_note(record: Record) -> str | None:
     """
     paragraphs: list[str] = []
     if record.failure:
-        paragraphs.append(_failure_note(record.failure))
+        # The error in bold, and the end of its traceback.
+        paragraph = f"**{record.failure}**"
+        if record.failure.traceback:
+            paragraph += f"\n\n```\n{record.failure.traceback[-TRACEBACK_LENGTH:]}\n```"
+        paragraphs.append(paragraph)
     elif record.violations:
         paragraphs.append(_list("invalid, excluded from all means", record.violations))
     interruptions = _interruptions(record)
@@ -470,20 +470,9 @@ def _trial_note(record: Record) -> str | None:
     if nondeterminism:
         paragraphs.append(_list("not all of it is deterministic", nondeterminism))
     if record.status in ("done", "invalid"):
-        paragraphs.append(f"Run it again, and compare the bits:\n\n    {_reproduce(record)}")
+        command = f"harness reproduce {record.trial.id}"  # where its results folder is
+        paragraphs.append(f"Run it again, and compare the bits:\n\n    {command}")
     return "\n\n".join(paragraphs) or None
-
-
-def _reproduce(record: Record) -> str:
-    """Return the command that runs a trial again where its results folder is."""
-    return f"harness reproduce {record.trial.id}"
-
-
-def _failure_note(failure: Failure) -> str:
-    """Return the error in bold, and the end of its traceback if there is one."""
-    if not failure.traceback:
-        return f"**{failure}**"
-    return f"**{failure}**\n\n```\n{failure.traceback[-TRACEBACK_LENGTH:]}\n```"
 
 
 def _list(heading: str, items: Sequence[str]) -> str:
@@ -512,14 +501,9 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     texts = {}
     for name, value in values.items():
         if value is not None:
-            texts[metric_name(name)] = _text(value)[:VALUE_LENGTH]
+            text = value if isinstance(value, str) else json.dumps(value)
+            texts[metric_name(name)] = text[:VALUE_LENGTH]
     return texts
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,6 +1,6 @@
-"""Delivers the trials of a running sweep to MLflow from a process of its own.
+"""Delivers the trials of a running sweep to MLflow from a separate process.
 
-To import MLflow takes seconds and a delivery tens of milliseconds, which no trial waits for. The
+Importing MLflow takes seconds and a delivery tens of milliseconds, which no trial waits for. The
 process is a `delivery_worker`; both exchange lines of JSON.
 """
 
@@ -85,7 +85,7 @@ class DeliveryProcess:
         while (answer := self._receive()) is not None:
             if answer["is_last"]:
                 return
-        self.tracker.deliver_trials(self.folder, trials)
+        self.tracker.deliver(self.folder, trials)
 
     def close(self) -> None:
         """End the process."""

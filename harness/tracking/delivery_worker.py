@@ -90,12 +90,12 @@ def deliveries(
             request = {"trials": []}
         undelivered |= dict.fromkeys(request["trials"])
         if request.get("is_last"):
-            tracker.deliver_trials(folder, undelivered)
+            tracker.deliver(folder, undelivered)
             yield True
             return
         if undelivered and pace.is_due():
             try:
-                pace.add(tracker.deliver_trials(folder, undelivered, in_passing=True).seconds)
+                pace.add(tracker.deliver(folder, undelivered, in_passing=True).seconds)
                 undelivered = {}
             except StoreLocked:
                 pace.add(0.0)

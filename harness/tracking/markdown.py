@@ -20,7 +20,7 @@ from harness.tracking.figures import board_path
 
 GAP = "&emsp;"  # MLflow's pages leave no room between the columns of a table
 NO_BREAK = "&nbsp;"
-PARAGRAPH = "\n\n"  # parts two of them
+PARAGRAPH = "\n\n"  # between two of them
 MAX_ROWS = (100, 30, 16, 8, 4, 2, 1, 0)  # of each table, tried until a description fits
 WINNER_SENTENCES = 2  # of a finding: which cell is fastest, and whether that is certain
 BOARD_COLUMNS = ("cell", "samples/s", "trials", "against reference", "interval", "verdict")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from harness.analysis.scalars import RATE
 from harness.spec.cell import Cell
 from harness.tracking.contents import TrialOutline, params
-from harness.tracking.error_bars import LETTERS
+from harness.tracking.verdicts import LETTERS
 
 VIEW = "harness"
 DESCRIPTION_TAG = "mlflow.note.content"
@@ -23,7 +23,7 @@ OUR_DESCRIPTION_TAG = "harness.description"  # the digests of descriptions that 
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
 INTERVAL = ("harness.ci_low", "harness.ci_high", "harness.ci_count")
 INTERVAL_COLUMN = "tags.`harness.interval`"
-# The answer to which cell is fastest, and whether that is certain. It fits beside the name at 1,280
+# The answer to which cell is fastest, and whether that is certain. It fits next to the name at 1,280
 # pixels, so that nobody has to scroll for it.
 ANSWER_COLUMNS = {
     "tags.`harness.verdict`": "harness.verdict",
@@ -36,7 +36,7 @@ LAST_METRICS = ("step_time_p50_ms", "data_wait_share", "trials_done", "trials_fa
 CHARTED_METRICS = ("step_time_p50_ms", "data_wait_share")
 RUNS_IN_CHARTS = 20
 NAME_COLUMN = "attributes.`Run Name`"
-CREATED_COLUMN = "runDateAndNestInfo"  # stays beside the name; its icon is that of the status
+CREATED_COLUMN = "runDateAndNestInfo"  # stays next to the name; its icon is that of the status
 CREATED_WIDTH = 40  # pixels: the icon alone
 LETTER_WIDTH = 7  # pixels of a column for each letter
 MARGIN = 40  # pixels of a column besides its letters
@@ -76,7 +76,9 @@ def experiment_tags(
     cells: dict[str, Cell] = {}
     for outline in outlines:
         cells[outline.cell_id] = outline.cell
-    targets = _target_metrics(outlines)
+    # What trials ended at: the target metrics and the loss.
+    names = set().union(*(outline.scalars for outline in outlines))
+    targets = sorted(name for name in names if name.startswith("final_"))
     columns = _columns(list(cells.values()), targets, has_parity=has_parity)
     widths = _column_widths(columns, list(cells.values()))
     view = {
@@ -117,12 +119,6 @@ def description_tags(tags: Mapping[str, str], description: str) -> dict[str, str
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _target_metrics(outlines: Sequence[TrialOutline]) -> list[str]:
-    """Return the names of what trials ended at, sorted: the target metrics and the loss."""
-    names = set().union(*(outline.scalars for outline in outlines))
-    return sorted(filter(lambda name: name.startswith("final_"), names))
 
 
 def _columns(cells: Sequence[Cell], targets: Sequence[str], *, has_parity: bool) -> dict[str, str]:

@@ -28,14 +28,13 @@ from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
-from harness.records.record import Record
 from harness.records.seal import clean_text
 from harness.render.chart import png_bytes
 from harness.render.confusions import draw_confusions
 from harness.render.rates import draw_rates
 from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
-from harness.tracking.artifacts import collect_files, staging
+from harness.tracking.artifacts import collect_export, collect_files, export_metrics, staging
 from harness.tracking.contents import (
     VALUE_LENGTH,
     RunContents,
@@ -46,15 +45,14 @@ from harness.tracking.contents import (
     trial_contents,
     trials_csv,
 )
-from harness.tracking.error_bars import error_bars
-from harness.tracking.exports import collect_export, export_metrics
 from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
 from harness.tracking.markdown import headline, leader_board, picture
 from harness.tracking.pace import pace_of_cells
+from harness.tracking.verdicts import error_bars
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
 
 PAGE_SIZE = 250  # runs in one answer to a search
 BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
@@ -104,26 +102,15 @@ class KnownRun:
             params=set(run.data.params),
             metrics=dict(run.data.metrics),
         )
-        return known.shortened() if known.tags.get("harness.kind") == "trial" else known
+        if known.tags.get("harness.kind") == "trial":
+            known.forget_contents()
+        return known
 
-    @staticmethod
-    def of_new(run_id: str, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
-        """Return what is remembered of a run that this process has made."""
-        known = KnownRun(
-            id=run_id,
-            name=contents.name,
-            status=contents.status,
-            ended=None if contents.status == "RUNNING" else contents.ended,
-            tags=dict(tags),
-            params=set(contents.params),
-            metrics={point.name: point.value for point in contents.points},
-        )
-        return known.shortened() if contents.kind == "trial" else known
-
-    def shortened(self) -> KnownRun:
-        """Return what is remembered of a trial's run."""
-        tags = {name: self.tags[name] for name in TRIAL_TAGS if name in self.tags}
-        return replace(self, tags=tags, params=set(), metrics={})
+    def forget_contents(self) -> None:
+        """Keep of a trial's run only what tells whether it is complete."""
+        self.tags = {name: self.tags[name] for name in TRIAL_TAGS if name in self.tags}
+        self.params = set()
+        self.metrics = {}
 
 
 class SweepRuns:
@@ -202,16 +189,14 @@ class SweepRuns:
         spec: Mapping[str, Any],
         outlines: Sequence[TrialOutline],
         chosen: Sequence[TrialOutline],
-        records: Mapping[str, Record | None],
         *,
         in_passing: bool,
     ) -> tuple[str, int]:
         """Bring the runs of the chosen trials, of their cells and of the sweep up to date.
 
-        `spec` is the content of sweep.json. `outlines` are those of all trials on disk. `records`
-        are records by trial that need not be read again. A delivery that is made `in_passing` leaves
-        cells as they are that MLflow has already, until their pace allows it. Returns the id of the
-        sweep's run, and how many trials were written.
+        `spec` is the content of sweep.json. `outlines` are those of all trials on disk. A delivery
+        that is made `in_passing` leaves cells as they are that MLflow has already, until their pace
+        allows it. Returns the id of the sweep's run, and how many trials were written.
 
         The order matters to whoever looks on: a parent is there before its children.
         """
@@ -233,11 +218,13 @@ class SweepRuns:
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
         for cell_outlines in by_cell.values():
-            written += self._update_trials(cell_outlines, chosen_trials, records)
+            written += self._update_trials(cell_outlines, chosen_trials)
         if result is not None:
             self._update_boards(result, sweep_run)
             self._update_confusions(result, by_cell)
-            self._update_table(outlines, sweep_run)
+            # Only now: else every trial would send the whole table again.
+            table = self._clean(trials_csv(outlines))
+            self._store_text(sweep_run, TABLE_TAG, TABLE_FILE, table)
         return sweep_run.id, written
 
     def _update_cells(
@@ -263,7 +250,9 @@ class SweepRuns:
         if parity is not None:
             parity = with_seeds(parity, join([outline.result for outline in outlines]))
         search = read_search(self.folder)
-        bars = _error_bars(result)
+        bars: dict[str, str] = {}  # by cell; those of a workload share a scale
+        for cell_results in result.workloads.values() if result else ():
+            bars |= error_bars(cell_results)
         planned_by_cell = _planned_by_cell(self.spec.get("trials", ()))
         for cell_id, cell_outlines in updated.items():
             cell = cell_outlines[0].cell
@@ -285,34 +274,32 @@ class SweepRuns:
     def _update_boards(self, result: SweepResult, sweep_run: KnownRun) -> None:
         """Attach the picture of each workload's leader board to the sweep's run.
 
-        It has one copy, however many cells there are, to which descriptions refer. Pictures are drawn
-        only where the run does not have them yet, as its tag says.
+        It has one copy, however many cells there are, to which descriptions refer.
         """
         boards = {}
         for label in result.workloads:
             text = leader_board(result, label, MAX_CELLS)
             if text:
                 boards[label] = text
-        digest = _digest("\0".join(boards.values()))
-        if not boards or sweep_run.tags.get(BOARD_TAG) == digest:
-            return
-        with staging(self.folder.delivery_folder) as aside:
+
+        def draw(folder: Path) -> None:
             for label in boards:
-                path = aside / Path(board_path(label)).name
-                draw_board(result, label, path)
-                self._store_file(sweep_run, path, BOARD_FOLDER)
-        self._set_tag(sweep_run, BOARD_TAG, digest)
+                draw_board(result, label, folder / Path(board_path(label)).name)
+
+        if boards:
+            digest = _digest("\0".join(boards.values()))
+            self._store(sweep_run, BOARD_TAG, digest, draw, BOARD_FOLDER)
 
     def _update_rates(self, search: RateSearch | None, cell: Cell, run: KnownRun) -> None:
-        """Attach the picture of the cell's learning rates, unless its run has it already."""
+        """Attach the picture of the cell's learning rates."""
         rates = None if search is None else search.of(cell)
-        if search is None or rates is None or run.tags.get(RATES_TAG) == str(search.at):
+        if search is None or rates is None:
             return
-        with staging(self.folder.delivery_folder) as aside:
-            path = aside / "learning-rate.png"
-            write_atomically(path, png_bytes(draw_rates(rates, 6.0, 4.0)))
-            self._store_file(run, path, "figures")
-        self._set_tag(run, RATES_TAG, str(search.at))
+
+        def draw(folder: Path) -> None:
+            write_atomically(folder / "learning-rate.png", png_bytes(draw_rates(rates, 6.0, 4.0)))
+
+        self._store(run, RATES_TAG, str(search.at), draw, "figures")
 
     def _update_confusions(
         self, result: SweepResult, by_cell: Mapping[str, Sequence[TrialOutline]]
@@ -330,23 +317,25 @@ class SweepRuns:
                 continue
             done = [outline for outline in outlines if outline.status == "done"]
             digest = _digest("\0".join(outline.digest for outline in done))
-            if run.tags.get(CONFUSIONS_TAG) != digest and self._draw_confusions(done, run):
-                self._set_tag(run, CONFUSIONS_TAG, digest)
+            if run.tags.get(CONFUSIONS_TAG) != digest:
+                self._store_confusions(done, run, digest)
 
-    def _draw_confusions(self, outlines: Sequence[TrialOutline], run: KnownRun) -> bool:
-        """Attach the confusion matrix of some trials to a run; return whether they are a classifier's."""
+    def _store_confusions(
+        self, outlines: Sequence[TrialOutline], run: KnownRun, digest: str
+    ) -> None:
+        """Attach the confusion matrix of some trials to a run, unless they are no classifier's."""
         paths = [self.folder.trial_folder(outline.trial).record_path for outline in outlines]
         confusions = join_confusions([read_record(path) for path in paths])
         if confusions is None:
-            return False
+            return
         names = [self._clean(name) for name in confusions.classes]
+        cleaned = replace(confusions, classes=names)
         title = f"{self._clean(outlines[0].cell.label)}, {counted(len(outlines), 'trial')}"
-        with staging(self.folder.delivery_folder) as aside:
-            path = aside / "confusions.png"
-            drawn = draw_confusions(replace(confusions, classes=names), title)
-            write_atomically(path, png_bytes(drawn))
-            self._store_file(run, path, "figures")
-        return True
+
+        def draw(folder: Path) -> None:
+            write_atomically(folder / "confusions.png", png_bytes(draw_confusions(cleaned, title)))
+
+        self._store(run, CONFUSIONS_TAG, digest, draw, "figures")
 
     def _update_export(self, trial: str) -> None:
         """Bring a trial's exports to its run, unless that shows them already."""
@@ -354,32 +343,40 @@ class SweepRuns:
 
         trial_folder = self.folder.trial_folder(trial)
         export = read_export(trial_folder)
-        if export is None:
-            return
         (run,) = self.existing["trial", trial]
-        if run.tags.get(EXPORT_TAG) == str(export.at):
+        if export is None or run.tags.get(EXPORT_TAG) == str(export.at):
             return
-        with staging(self.folder.delivery_folder) as aside:
-            collect_export(export, trial_folder, aside, self._clean)
-            self.client.log_artifacts(run.id, str(aside), trial_folder.export_folder.name)
         at = round(export.at * 1000)
         metrics = []
         for name, value in export_metrics(export).items():
             metrics.append(Metric(metric_name(name), value, at, 0))
-        for start in range(0, len(metrics), BATCH_SIZE):
-            self.client.log_batch(run.id, metrics[start : start + BATCH_SIZE], synchronous=True)
-        self._set_tag(run, EXPORT_TAG, str(export.at))
+        self._log(run, metrics)
 
-    def _store_file(self, run: KnownRun, path: Path, folder: str | None = None) -> None:
-        """Store a file with a run, in a folder of its artifacts; an older one is replaced."""
-        self.client.log_artifact(run.id, str(path), folder)
+        def collect(folder: Path) -> None:
+            collect_export(export, trial_folder, folder, self._clean)
 
-    def _update_trials(
+        self._store(run, EXPORT_TAG, str(export.at), collect, trial_folder.export_folder.name)
+
+    def _store(
         self,
-        outlines: Sequence[TrialOutline],
-        chosen_trials: set[str],
-        records: Mapping[str, Record | None],
-    ) -> int:
+        run: KnownRun,
+        tag: str,
+        version: str,
+        write: Callable[[Path], None],
+        folder: str | None = None,
+    ) -> None:
+        """Store files with a run, in a folder of its artifacts, unless `tag` has this version of them.
+
+        `write` writes them into the folder that it is given. The tag is set after they are stored.
+        """
+        if run.tags.get(tag) == version:
+            return
+        with staging(self.folder.delivery_folder) as aside:
+            write(aside)
+            self.client.log_artifacts(run.id, str(aside), folder)
+        self._set_tag(run, tag, version)
+
+    def _update_trials(self, outlines: Sequence[TrialOutline], chosen_trials: set[str]) -> int:
         """Write those of a cell's chosen trials that have no complete run; return how many.
 
         Their exports are brought up to date too. `outlines` are those of all trials of the cell.
@@ -387,7 +384,7 @@ class SweepRuns:
         (cell_run,) = self.existing["cell", outlines[0].cell_id]
         incomplete = self._find_incomplete(outlines, cell_run, chosen_trials)
         for outline in incomplete:
-            self._write_trial(outline, cell_run, records.get(outline.trial))
+            self._write_trial(outline, cell_run)
         for outline in outlines:
             if outline.trial in chosen_trials:
                 self._update_export(outline.trial)
@@ -404,17 +401,17 @@ class SweepRuns:
         Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
         deleted and a new one takes its place.
         """
-        names = {point.name for point in contents.points}
+        names = {metric.key for metric in contents.metrics}
         run = None
         for candidate in self.existing[contents.kind, contents.key]:
             if set(candidate.metrics) <= names:
                 run = candidate
                 break
+        tags = self._tags(contents, parent)
         if run is None:
-            tags = self._tags(contents, parent)
-            run = self._complete(self._create_empty(contents, tags), contents, tags)
+            run = self._create_empty(contents, tags)
         self._delete_all_but(run, contents.kind, contents.key)
-        self._send_difference(run, contents, self._tags(contents, parent))
+        self._send_difference(run, contents, tags)
         if run.name != contents.name:
             self.client.update_run(run.id, name=contents.name)
             run.name = contents.name
@@ -428,12 +425,12 @@ class SweepRuns:
 
         A param cannot be changed in MLflow, and need not be: params follow from the cell's id.
         """
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Param, RunTag
 
         metrics = []
-        for point in contents.points:
-            if run.metrics.get(point.name) != point.value:
-                metrics.append(Metric(point.name, point.value, point.at, point.step))
+        for metric in contents.metrics:
+            if run.metrics.get(metric.key) != metric.value:
+                metrics.append(metric)
         params = []
         for name, value in contents.params.items():
             if name not in run.params:
@@ -442,14 +439,24 @@ class SweepRuns:
         for name, value in tags.items():
             if run.tags.get(name) != value:
                 changed_tags.append(RunTag(name, value))
-        if not metrics and not params and not changed_tags:
-            return
-        self.client.log_batch(
-            run.id, metrics=metrics, params=params, tags=changed_tags, synchronous=True
-        )
+        self._log(run, metrics, params, changed_tags)
         run.metrics.update((metric.key, metric.value) for metric in metrics)
         run.params.update(param.key for param in params)
         run.tags.update(tags)
+
+    def _log(
+        self,
+        run: KnownRun,
+        metrics: Sequence[Metric],
+        params: Sequence[Param] = (),
+        tags: Sequence[RunTag] = (),
+    ) -> None:
+        """Send metrics, params and tags to a run, in as few requests as MLflow allows."""
+        if params or tags:
+            self.client.log_batch(run.id, metrics[:BATCH_SIZE], params, tags, synchronous=True)
+            metrics = metrics[BATCH_SIZE:]
+        for start in range(0, len(metrics), BATCH_SIZE):
+            self.client.log_batch(run.id, metrics[start : start + BATCH_SIZE], synchronous=True)
 
     def _update_status(self, run: KnownRun, contents: RunContents) -> None:
         """Give a run its status, and its time of ending unless it is still running."""
@@ -463,37 +470,25 @@ class SweepRuns:
             run.status, run.ended = contents.status, contents.ended
 
     def _update_spec(self, sweep_run: KnownRun) -> None:
-        """Store sweep.json with the sweep's run, unless that has it already."""
-        if not self.folder.spec_path.exists():
+        """Store sweep.json with the sweep's run."""
+        path = self.folder.spec_path
+        if not path.exists():
             return
-        stat = self.folder.spec_path.stat()
+        stat = path.stat()
         version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if version == self.stored_spec and SPEC_TAG in sweep_run.tags:
             return
-        text = clean_text(self.folder.spec_path.read_text(encoding="utf-8"), self._clean)
-        digest = _digest(text)
-        if sweep_run.tags.get(SPEC_TAG) != digest:
-            with staging(self.folder.delivery_folder) as aside:
-                path = aside / self.folder.spec_path.name
-                path.write_text(text, encoding="utf-8")
-                self._store_file(sweep_run, path)
-            self._set_tag(sweep_run, SPEC_TAG, digest)
+        text = clean_text(path.read_text(encoding="utf-8"), self._clean)
+        self._store_text(sweep_run, SPEC_TAG, path.name, text)
         self.stored_spec = version
 
-    def _update_table(self, outlines: Sequence[TrialOutline], sweep_run: KnownRun) -> None:
-        """Store the table of all trials with the sweep's run, unless that has it already.
+    def _store_text(self, run: KnownRun, tag: str, name: str, text: str) -> None:
+        """Store a text with a run, unless `tag` has its digest."""
 
-        Only once the sweep is complete: else every trial would send the whole table again.
-        """
-        text = self._clean(trials_csv(outlines))
-        digest = _digest(text)
-        if sweep_run.tags.get(TABLE_TAG) == digest:
-            return
-        with staging(self.folder.delivery_folder) as aside:
-            path = aside / TABLE_FILE
-            path.write_text(text, encoding="utf-8")
-            self._store_file(sweep_run, path)
-        self._set_tag(sweep_run, TABLE_TAG, digest)
+        def write(folder: Path) -> None:
+            (folder / name).write_text(text, encoding="utf-8")
+
+        self._store(run, tag, _digest(text), write)
 
     def _find_incomplete(
         self, outlines: Sequence[TrialOutline], cell_run: KnownRun, chosen_trials: set[str]
@@ -524,60 +519,42 @@ class SweepRuns:
                 return run
         return None
 
-    def _write_trial(
-        self,
-        outline: TrialOutline,
-        cell_run: KnownRun,
-        delivered_record: Record | None,
-    ) -> None:
+    def _write_trial(self, outline: TrialOutline, cell_run: KnownRun) -> None:
         """Create the run of a trial with all that it shows.
 
-        It gets its final status last: then it is complete (`is_complete_run`). The record that was
-        delivered is used if it is the one on disk, which may have been replaced meanwhile.
+        It gets its final status last: then it is complete (`is_complete_run`).
         """
         trial_folder = self.folder.trial_folder(outline.trial)
-        record = delivered_record
-        if record is None or (record.started, record.ended) != (outline.started, outline.ended):
-            record = read_record(trial_folder.record_path)
+        record = read_record(trial_folder.record_path)
         contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
         tags = {**self._tags(contents, cell_run.id), RECORD_TAG: outline.digest}
-        run_id = self._create_empty(contents, tags)
+        run = self._create_empty(contents, tags)
         with staging(self.folder.delivery_folder) as aside:
             collect_files(record, trial_folder, aside, self._clean)
-            self.client.log_artifacts(run_id, str(aside))
-        self.client.log_inputs(run_id, datasets(record.trial.cell.workload, self._clean))
-        tags[REPRODUCE_TAG] = f"harness reproduce mlflow:{run_id}"
-        self._complete(run_id, contents, tags)
+            self.client.log_artifacts(run.id, str(aside))
+        self.client.log_inputs(run.id, datasets(record.trial.cell.workload, self._clean))
+        tags[REPRODUCE_TAG] = f"harness reproduce mlflow:{run.id}"
+        self._send_difference(run, contents, tags)
+        self._update_status(run, contents)
+        run.forget_contents()
 
-    def _create_empty(self, contents: RunContents, tags: Mapping[str, str]) -> str:
-        """Create a run that has its name and tags, but shows nothing else yet; return its id."""
-        run = self.client.create_run(
+    def _create_empty(self, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
+        """Create and remember a run that has its name and tags, but shows nothing else yet."""
+        created = self.client.create_run(
             self.experiment_id,
             start_time=contents.started,
             tags=dict(tags),
             run_name=contents.name,
         )
-        run_id: str = run.info.run_id
-        return run_id
-
-    def _complete(self, run_id: str, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
-        """Have MLflow show all of a new run, its final status last, and remember it.
-
-        It takes as few requests as MLflow allows.
-        """
-        from mlflow.entities import Metric, Param, RunTag
-
-        metrics = [
-            Metric(point.name, point.value, point.at, point.step) for point in contents.points
-        ]
-        params = [Param(name, self._clean(value)) for name, value in contents.params.items()]
-        run_tags = [RunTag(name, value) for name, value in tags.items()]
-        self.client.log_batch(run_id, metrics[:BATCH_SIZE], params, run_tags, synchronous=True)
-        for start in range(BATCH_SIZE, len(metrics), BATCH_SIZE):
-            self.client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
-        if contents.status != "RUNNING":
-            self.client.set_terminated(run_id, contents.status, contents.ended)
-        run = KnownRun.of_new(run_id, contents, tags)
+        run = KnownRun(
+            id=created.info.run_id,
+            name=contents.name,
+            status="RUNNING",
+            ended=None,
+            tags=dict(tags),
+            params=set(),
+            metrics={},
+        )
         self.existing[contents.kind, contents.key].append(run)
         return run
 
@@ -607,15 +584,6 @@ class SweepRuns:
     def _clean(self, text: str) -> str:
         """Return the text without the values of secret variables and without passwords in URLs."""
         return redact_text(text, self.secrets)
-
-
-def _error_bars(result: SweepResult | None) -> Mapping[str, str]:
-    """Return the error bars of all cells by their ids; those of a workload share a scale."""
-    bars: dict[str, str] = {}
-    if result is not None:
-        for cells in result.workloads.values():
-            bars |= error_bars(cells)
-    return bars
 
 
 def _by_cell(

@@ -6,19 +6,25 @@ delivery can be made later. What was delivered already is asked of MLflow itself
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import msgspec
 
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
+from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.store import read_spec_content
 from harness.tracking.connect import (
@@ -32,9 +38,7 @@ from harness.tracking.connect import (
     is_server,
     quiet,
 )
-from harness.tracking.contents import TrialOutline, is_complete
-from harness.tracking.origin import origin_id
-from harness.tracking.outlines import SweepOutlines
+from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from harness.tracking.recall import records_of
 from harness.tracking.runs import SweepRuns, search
@@ -51,6 +55,11 @@ LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results fold
 LOCKED_TIMEOUT = 240.0
 LOCKED_PAUSE = 1.0  # seconds between two tries
 
+MAX_CHARACTERS = 8192  # that are read of the lock file
+OLD_FORM = 32  # characters of a lock file that says the id alone
+
+Version = tuple[int, int]  # of a file: the time of its modification in nanoseconds, and its size
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
@@ -65,6 +74,60 @@ class Delivery:
     experiment_id: str
     run_id: str  # of the sweep's own run
     seconds: float  # that it took, without those for loading MLflow and connecting
+
+
+class SweepOutlines:
+    """The outlines of the records in a sweep's folder, kept from one delivery to the next.
+
+    A delivery follows each trial of a sweep, which may have ten thousand. So only the records that it
+    brings are read, and all of them where somebody else may have changed others.
+
+    Records that can't be read are left out, so that one of them holds up no other; the commands that
+    deliver name them.
+    """
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self.folder = folder
+        self._by_trial: dict[str, tuple[Version, TrialOutline]] = {}
+
+    def read(self, changed: Iterable[str] | None = None) -> list[TrialOutline]:
+        """Return the outline of every record, sorted by trial.
+
+        `changed` are the trials whose records may have changed since the last call, None for any.
+        Raises BadInput if there is no record that can be read.
+        """
+        if changed is None or not self._by_trial:
+            self._read_all()
+        else:
+            for trial_id in changed:
+                self._update(trial_id)
+        if not self._by_trial:
+            raise BadInput(
+                f"{self.folder.path}: found no record of a trial; allowed: a sweep that has run"
+            )
+        return [self._by_trial[trial_id][1] for trial_id in sorted(self._by_trial)]
+
+    def _read_all(self) -> None:
+        """Read all records that are new or changed, and forget those that are gone."""
+        recorded_ids = self.folder.recorded_ids()
+        for trial_id in self._by_trial.keys() - set(recorded_ids):
+            del self._by_trial[trial_id]
+        for trial_id in recorded_ids:
+            self._update(trial_id)
+
+    def _update(self, trial_id: str) -> None:
+        """Read a trial's record unless its file is as it was."""
+        path = self.folder.trial_folder(trial_id).record_path
+        try:
+            stat = path.stat()
+            version = (stat.st_mtime_ns, stat.st_size)
+            if trial_id in self._by_trial and self._by_trial[trial_id][0] == version:
+                return
+            outline = TrialOutline.of(read_record(path), digest_of(path.read_bytes()))
+        except (BadInput, FileNotFoundError):
+            self._by_trial.pop(trial_id, None)
+            return
+        self._by_trial[trial_id] = (version, outline)
 
 
 class Tracker:
@@ -84,15 +147,15 @@ class Tracker:
     def deliver(
         self,
         folder: SweepFolder,
-        records: Sequence[Record] | None = None,
+        trials: Iterable[str] | None = None,
         *,
         in_passing: bool = False,
     ) -> Delivery:
-        """Bring the runs of `records` up to date, with those of their cells and of the sweep.
+        """Bring the runs of some trials up to date, with those of their cells and of the sweep.
 
-        `records` None means all records in the folder, whatever was delivered before. Delivering
-        again adds nothing; a delivery that was cut off is completed; a trial that has run again
-        replaces its older run.
+        `trials` are their ids; None means all records in the folder, whatever was delivered before.
+        Delivering again adds nothing; a delivery that was cut off is completed; a trial that has run
+        again replaces its older run.
 
         A sweep that runs delivers `in_passing`: what cells have come to then follows at a pace that
         costs little time, and at the latest with the next delivery that is not in passing.
@@ -100,39 +163,23 @@ class Tracker:
         Raises TrackerDown if MLflow does not take the delivery, BadInput for a record that cannot
         be read or a folder without any.
         """
-        if records is None:
+        if trials is None:
             self._known.pop(folder.path, None)
             return self._deliver(folder, None, in_passing=in_passing)
-        return self._deliver_again(
-            folder, {record.trial.id: record for record in records}, in_passing=in_passing
-        )
-
-    def deliver_trials(
-        self, folder: SweepFolder, trials: Iterable[str], *, in_passing: bool = False
-    ) -> Delivery:
-        """Deliver the records of some trials as `deliver` does; `trials` are their ids.
-
-        Each record is read when it is written, so that ten thousand of them are never in memory.
-        """
-        return self._deliver_again(folder, dict.fromkeys(trials), in_passing=in_passing)
-
-    def _deliver_again(
-        self, folder: SweepFolder, records: Mapping[str, Record | None], *, in_passing: bool
-    ) -> Delivery:
-        """Deliver, and once more if what is remembered of the runs in MLflow no longer holds."""
+        chosen = set(trials)
         was_known = folder.path in self._known
         try:
-            return self._deliver(folder, records, in_passing=in_passing)
+            return self._deliver(folder, chosen, in_passing=in_passing)
         except StoreLocked:
             raise
         except TrackerDown:
             if not was_known:
                 raise
         # Somebody may have deleted a run that was remembered. Now MLflow is asked again.
-        return self._deliver(folder, records, in_passing=in_passing)
+        return self._deliver(folder, chosen, in_passing=in_passing)
 
     def _deliver(
-        self, folder: SweepFolder, records: Mapping[str, Record | None] | None, *, in_passing: bool
+        self, folder: SweepFolder, trials: set[str] | None, *, in_passing: bool
     ) -> Delivery:
         """Deliver, once whoever has locked a local database releases it.
 
@@ -141,7 +188,7 @@ class Tracker:
         deadline = time.monotonic() + (0.0 if in_passing else LOCKED_TIMEOUT)
         while True:
             try:
-                return self._deliver_once(folder, records, in_passing=in_passing)
+                return self._deliver_once(folder, trials, in_passing=in_passing)
             except StoreLocked as error:
                 if in_passing:
                     raise
@@ -150,15 +197,15 @@ class Tracker:
                 time.sleep(LOCKED_PAUSE)
 
     def _deliver_once(
-        self, folder: SweepFolder, records: Mapping[str, Record | None] | None, *, in_passing: bool
+        self, folder: SweepFolder, trials: set[str] | None, *, in_passing: bool
     ) -> Delivery:
         """Deliver by what is remembered of the runs in MLflow, if anything is.
 
-        `records` are by trial; one that is None is read from the disk. None delivers all trials.
+        `trials` are the ids of those to deliver, None for all.
         """
         with self._lock() as origin:
             spec = _read_spec(folder)
-            outlines = self._read_outlines(folder, records, spec.get("trials", ()))
+            outlines = self._read_outlines(folder, trials, spec.get("trials", ()))
             sweep = spec.get("name") or outlines[0].sweep
             trouble = (
                 f"did not take the results; `harness results collect {sweep}` delivers them later"
@@ -168,8 +215,8 @@ class Tracker:
                 started = time.monotonic()
                 experiment, state = self._get_experiment(client, sweep)
             chosen = outlines
-            if records is not None:
-                chosen = [outline for outline in outlines if outline.trial in records]
+            if trials is not None:
+                chosen = [outline for outline in outlines if outline.trial in trials]
             # It is remembered again at the end only, because a write that fails may undo others.
             runs = self._known.pop(folder.path, None)
             if runs is None or state != "active":
@@ -179,12 +226,10 @@ class Tracker:
                 # One trial changes its own cell only, unless it brings the verdicts on all cells.
                 cells: set[str] | None = {outline.cell_id for outline in chosen}
                 sweep_is_complete = is_complete(outlines, spec.get("trials", ()))
-                if records is None or state == "deleted" or sweep_is_complete:
+                if trials is None or state == "deleted" or sweep_is_complete:
                     cells = None
                 runs.find_existing(cells)
-                run_id, delivered = runs.deliver(
-                    spec, outlines, chosen, records or {}, in_passing=in_passing
-                )
+                run_id, delivered = runs.deliver(spec, outlines, chosen, in_passing=in_passing)
                 self._tag_experiment(client, experiment, runs, outlines)
             self._known[folder.path] = runs
         return Delivery(
@@ -259,7 +304,7 @@ class Tracker:
         """
         if not is_server(self.uri) and not self.results.database.exists():
             return False
-        trouble = f"does not rename {old}; `harness results collect {new}` delivers it anew"
+        trouble = f"does not rename {old}; `harness results collect {new}` delivers it again"
         with self._lock() as origin, quiet(), errors_in_one_line(self.uri, trouble):
             client = self._connect()
             experiment = client.get_experiment_by_name(old)
@@ -274,7 +319,7 @@ class Tracker:
             if any(run.data.tags.get("harness.origin") != origin for run in runs):
                 raise BadInput(
                     f"MLflow's experiment {old} has runs of other results folders;"
-                    f" `harness results collect {new}` delivers the sweep into an experiment of its own"
+                    f" `harness results collect {new}` delivers the sweep into a separate experiment"
                 )
             for run in runs:
                 client.set_tag(run.info.run_id, "harness.sweep", new)
@@ -338,7 +383,7 @@ class Tracker:
     def _lock(self) -> Iterator[str]:
         """Hold the lock on deliveries from this results folder; yield the folder's id.
 
-        The id is stored in the lock file (`origin`). Runs carry it as a tag, so that two folders can
+        The id is stored in the lock file (`Origin`). Runs carry it as a tag, so that two folders can
         share a store. The lock keeps two processes from creating the same run: MLflow has no unique names.
         Raises TrackerDown if another process holds it for too long.
         """
@@ -390,3 +435,70 @@ def _read_spec(folder: SweepFolder) -> dict[str, Any]:
 def _read_spec_once(path: Path, modified: int, size: int) -> dict[str, Any]:
     """Read a sweep.json, once for as long as the file's time and size are the same."""
     return read_spec_content(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The content of the lock file: which results folder it is of, and where that is.
+
+    Folders that share a store each have their own runs. The file is copied along with its folder, so
+    it also says where it is. One that is moved on its file system keeps its inode, on any host.
+    """
+
+    id: str  # which the folder's runs have as a tag
+    host: str
+    path: str  # of the file
+    device: int  # of its file system, which other hosts know by another number
+    inode: int
+
+
+def origin_id(file: TextIO, path: Path) -> str:
+    """Return the id of the results folder that has the file at `path`, which is open to be changed.
+
+    An empty file gets a new one, and so does a copy. Raises nothing for a file that is damaged: its
+    folder gets a new id too.
+    """
+    status = os.fstat(file.fileno())
+    current = Origin(
+        id=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        path=str(path.resolve()),
+        device=status.st_dev,
+        inode=status.st_ino,
+    )
+    file.seek(0)
+    text = file.read(MAX_CHARACTERS)
+    stored = _decode(text, current)
+    if stored is not None and not _is_copy(stored, current):
+        current = replace(current, id=stored.id)
+    content = json.dumps(asdict(current))
+    if text != content:
+        file.seek(0)
+        file.write(content)
+        file.truncate()
+        file.flush()
+    return current.id
+
+
+def _decode(text: str, current: Origin) -> Origin | None:
+    """Return what a file says, None if it is empty or damaged; one in the old form says no place."""
+    if len(text) == OLD_FORM and text.isalnum():
+        return replace(current, id=text)
+    try:
+        return msgspec.json.decode(text, type=Origin)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _is_copy(stored: Origin, current: Origin) -> bool:
+    """Return whether a file that is here now was copied from where it says that it is.
+
+    One from another host counts as a copy unless hosts share the file: to deliver runs twice does no
+    harm, to replace those of another folder does.
+    """
+    if stored.host != current.host:
+        return stored.inode != current.inode
+    is_same_file = (stored.device, stored.inode) == (current.device, current.inode)
+    if is_same_file or stored.path == current.path:  # or it was restored from a backup
+        return False
+    return Path(stored.path).exists()  # otherwise it was moved to another file system

@@ -1,4 +1,4 @@
-"""The metrics and tags by which MLflow shows what is certain about a sweep's cells.
+"""The metrics, tags and error bars by which MLflow shows what is certain about a sweep's cells.
 
 They are columns of the page that `harness ui` opens, and can be sorted and filtered by. All of them
 are read from the model of results; nothing is computed here.
@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.compare import MetricRow
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import CellResult
 from harness.analysis.scalars import RATE, metric_name
@@ -19,6 +18,16 @@ from harness.preflight.rates import RateSearch
 from harness.render import parity as texts
 from harness.spec.cell import Cell
 from harness.tracking.markdown import comparison_note
+
+# Error bars are drawn as text, because the columns of MLflow's table hold nothing else. Letters of
+# Braille are a grid of dots, two wide and four high, and all of a font's have the same width, the
+# blank one included. So the bars of several rows share one scale.
+LETTERS = 16  # of a bar
+DOTS = 2 * LETTERS  # of a bar, from left to right
+BLANK = 0x2800  # the letter without dots, to which the bits of dots are added
+# The bits of dots in the left column of a letter, and in its right one.
+LINE_BITS = (0x06, 0x30)  # of the interval: the two in the middle
+MEAN_BITS = (0x47, 0xB8)  # of the mean: all four
 
 
 def mean_metrics(result: CellResult) -> dict[str, float]:
@@ -82,15 +91,18 @@ def verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
     rows = result.rows(cell)
     if not rows:
         return {}
-    return {
+    tags = {
         "harness.reference": rows[0].a.cell.label,
         "mlflow.note.content": comparison_note(rows),
-        **_verdict_labels(rows),
     }
+    for row in rows:
+        tag = "harness.verdict" if row.is_throughput else f"harness.verdict_{row.metric.name}"
+        tags[tag] = row.verdict.label
+    return tags
 
 
 def parity_tags(parity: SweepParity | None, cell: Cell) -> dict[str, Any]:
-    """Return the rung of a cell as tags, with where it parts from its reference and the cause.
+    """Return the rung of a cell as tags, with the first difference from its reference and the cause.
 
     The reference itself is tagged `reference`; without a measured parity there are no tags.
     """
@@ -106,7 +118,7 @@ def parity_tags(parity: SweepParity | None, cell: Cell) -> dict[str, Any]:
     if reference is not None:
         tags["harness.parity_reference"] = reference.cell.label
     if measured.first_difference is not None:
-        tags["harness.parity_parts_in"] = texts.parting(measured.first_difference)
+        tags["harness.parity_first_difference"] = texts.parting(measured.first_difference)
         tags["harness.parity_cause"] = texts.causes(measured)
     return tags
 
@@ -129,10 +141,40 @@ def rate_metrics(search: RateSearch | None, cell: Cell) -> dict[str, float]:
     return metrics
 
 
-def _verdict_labels(rows: Sequence[MetricRow]) -> Mapping[str, str]:
-    """Return the label of each row's verdict by the tag that shows it."""
-    labels = {}
-    for row in rows:
-        tag = "harness.verdict" if row.is_throughput else f"harness.verdict_{row.metric.name}"
-        labels[tag] = row.verdict.label
-    return labels
+def error_bars(cells: Sequence[CellResult]) -> dict[str, str]:
+    """Return a text with a line for the 95% interval and a mark at the mean, by the cell's id.
+
+    All have the same scale, which goes from the lowest bound of any cell to the highest. Cells
+    without a throughput have none.
+    """
+    intervals = {}
+    for result in cells:
+        if result.throughput is not None:
+            mean = result.throughput.mean
+            low, high = result.throughput.bounds or (mean, mean)
+            intervals[result.cell.id] = (low, mean, high)
+    if not intervals:
+        return {}
+    lowest = min(low for low, _, _ in intervals.values())
+    highest = max(high for _, _, high in intervals.values())
+    bars = {}
+    for cell_id, (low, mean, high) in intervals.items():
+        at = [_position(value, lowest, highest) for value in (low, mean, high)]
+        bars[cell_id] = _draw(*at)
+    return bars
+
+
+def _position(value: float, lowest: float, highest: float) -> int:
+    """Return the column of dots of a value, from 0; the middle if all are equal."""
+    if highest <= lowest:
+        return DOTS // 2
+    return round((value - lowest) / (highest - lowest) * (DOTS - 1))
+
+
+def _draw(low: int, mean: int, high: int) -> str:
+    """Return the bar of an interval, of which the columns of dots are given."""
+    letters = [BLANK] * LETTERS
+    for column in range(low, high + 1):
+        bits = MEAN_BITS if column == mean else LINE_BITS
+        letters[column // 2] |= bits[column % 2]
+    return "".join(map(chr, letters))

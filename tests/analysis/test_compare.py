@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from harness.analysis.compare import CellComparison, Rules, Side, compare, compare_by
-from harness.analysis.effects import attributions
 from harness.analysis.questions import throughput_difference
 from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
 from harness.records.company import Company, Lane

@@ -56,8 +56,8 @@ def first_gradients(folder: Path, workload: str, cells: list[dict[str, Any]]) ->
     gradients = []
     for cell in load_sweep(write_sweep(folder, workload, cells)).cells:
         traced = TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=folder)
-        trial_folder, _ = tracer.trace("cell", traced, Recording(last_step=1, values=True))
-        values = load_file(values_path(trial_folder, 0))
+        run = tracer.trace("cell", traced, Recording(last_step=1, values=True))
+        values = load_file(values_path(run.folder, 0))
         names = sorted(name for name in values if "all-reduce" in name)
         assert len(names) == 5
         gradients.append(torch.cat([values[name].flatten() for name in names]))

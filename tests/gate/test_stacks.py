@@ -67,14 +67,13 @@ def test_cells_are_measured_under_their_own_stack_against_the_other(
 ) -> None:
     measured = []
 
-    class FakeGauge:
-        def __init__(self, *_: object) -> None: ...
+    def fake_measure(
+        cell: Cell, seed: int, trees: Mapping[str, StackTree], *_: object
+    ) -> PairedResult:
+        measured.append((trees["a"].stack.name, trees["b"].stack.name))
+        return paired("same")
 
-        def measure(self, cell: Cell, a: StackTree, b: StackTree, activity: str) -> PairedResult:
-            measured.append((a.stack.name, b.stack.name))
-            return paired("same")
-
-    monkeypatch.setattr(gating, "Gauge", FakeGauge)
+    monkeypatch.setattr("harness.gate.against.measure", fake_measure)
     options = GateOptions(stack="a")
     outcome = gating.gate_stacks(
         load(tmp_path, axes), Profile(), options, CONDITIONS, lambda cell, text: None

@@ -215,7 +215,7 @@ def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
     assert "steepest 0.00" in text
     outline = TrialOutline.of(make_record(sweep.cells[0]), "digest")
     contents = cell_contents([outline], planned=(), search=search)
-    names = {point.name for point in contents.points}
+    names = {metric.key for metric in contents.metrics}
     assert {
         "harness.lr_suggested",
         "harness.lr_steepest",

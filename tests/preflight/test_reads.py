@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
-from harness.preflight.reads import check_reads
+from harness.preflight.data_checks import check_reads
 from harness.spec.cell import Cell, WorkloadCode
 from tests.factories import make_cell
 from tests.support.commands import harness

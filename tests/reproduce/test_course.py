@@ -14,8 +14,8 @@ from harness.records.record import RankResult
 from harness.records.series import Series
 from harness.render.chart import png_bytes
 from harness.render.divergence_plot import draw_divergence
-from harness.reproduce.course import Distance, course_of_runs, loss_distances
 from harness.reproduce.snapshot import snapshot_path
+from harness.reproduce.trajectory import Distance, course_of_runs, loss_distances
 
 
 def write_run(folder: Path, losses: list[float], weight: float) -> None:

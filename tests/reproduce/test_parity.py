@@ -14,10 +14,9 @@ from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.trace import Recording, read_traces, trace_path
-from harness.reproduce.divergence import Traces
 from harness.reproduce.parity import measure_parity, plan_parity
 from harness.reproduce.snapshot import SnapshotRecorder
-from harness.reproduce.tracing import TracedTrial
+from harness.reproduce.tracing import TracedRun, TracedTrial
 from harness.spec.sweep import Sweep, load_sweep
 from harness.training.build import build_trial
 from harness.training.state import TrainingState
@@ -39,7 +38,7 @@ class InProcessTracer:
     runs: int = 0
     noise: float = 0.0  # by which each run begins with other parameters than the one before
 
-    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> tuple[Path, Traces]:
+    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> TracedRun:
         """Train, and return the folder of the trial and its trace."""
         self.runs += 1
         cell = traced.trial.cell
@@ -61,7 +60,8 @@ class InProcessTracer:
         path = trace_path(folder.path, 0)
         with SnapshotRecorder(parts, state, recording, path) as recorder:
             Trainer(parts, state, recorder).run()
-        return folder.path, read_traces(folder.path, 1)
+        traces = read_traces(folder.path, 1)
+        return TracedRun(cell=traced.trial.cell, folder=folder.path, traces=traces)
 
 
 def line(folder: Path, *cells: dict[str, Any]) -> Sweep:

@@ -15,8 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 from harness.core.paths import TrialFolder
 from harness.records.trace import Recording, read_traces, trace_path
 from harness.render.terminal.divergence import description
-from harness.reproduce.divergence import Traces
-from harness.reproduce.tracing import TraceDiff, TracedTrial, diff_traced
+from harness.reproduce.tracing import TraceDiff, TracedRun, TracedTrial, diff_traced
 from harness.spec.cell import Trial
 from harness.training.build import build_trial
 from harness.training.recorder import Recorder
@@ -99,7 +98,7 @@ class InProcessTracer:
     workloads: Sequence[type[Successors]]  # of the seeds 0 and 1
     runs: int = 0
 
-    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> tuple[Path, Traces]:
+    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> TracedRun:
         """Train up to the last recorded step, and return the folder of the trial and its trace."""
         self.runs += 1
         folder = TrialFolder(self.folder / str(self.runs))
@@ -110,7 +109,8 @@ class InProcessTracer:
         parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
         with Recorder(parts, state, recording, trace_path(folder.path, 0)) as recorder:
             Trainer(parts, state, recorder).run(min(recording.last_step, 6))
-        return folder.path, read_traces(folder.path, 1)
+        traces = read_traces(folder.path, 1)
+        return TracedRun(cell=traced.trial.cell, folder=folder.path, traces=traces)
 
 
 def part(folder: Path, **changes: Any) -> tuple[TraceDiff, str]:

@@ -72,13 +72,13 @@ def test_a_database_that_another_program_has_locked_is_waited_for_unless_trials_
     monkeypatch.setattr(tracker, "_deliver_once", deliver_unless_locked)
     monkeypatch.setattr(tracker_module, "LOCKED_PAUSE", 0.0)
     with pytest.raises(StoreLocked):
-        tracker.deliver_trials(folder, trials, in_passing=True)
+        tracker.deliver(folder, trials, in_passing=True)
     assert locked == 2
-    assert tracker.deliver_trials(folder, trials).delivered == 2
+    assert tracker.deliver(folder, trials).delivered == 2
     locked = 1
     monkeypatch.setattr(tracker_module, "LOCKED_TIMEOUT", -1.0)
     with pytest.raises(StoreLocked, match="database is locked; waited"):
-        tracker.deliver_trials(folder, trials)
+        tracker.deliver(folder, trials)
 
 
 class RecordedTracker:
@@ -89,7 +89,7 @@ class RecordedTracker:
         self.trials: list[list[str]] = []
         self.in_passing: list[bool] = []
 
-    def deliver_trials(
+    def deliver(
         self, folder: SweepFolder, trials: Iterable[str], *, in_passing: bool = False
     ) -> Delivery:
         self.trials.append(list(trials))
@@ -159,7 +159,7 @@ def test_a_command_delivers_without_loading_mlflow(
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert printed == "False False\n"
     other = Results(tmp_path / "by this process")
-    Tracker(other).deliver_trials(folder, trials)
+    Tracker(other).deliver(folder, trials)
     shown = [by_name(f"sqlite:///{store.database}", "demo") for store in (results, other)]
     assert shown[0].keys() == shown[1].keys()
     assert len(shown[0]) == 4  # the sweep, its cell and both trials
@@ -191,7 +191,7 @@ def test_an_error_of_the_tracker_is_the_commands(
     uri = f"sqlite:///{results.path}/none/mlflow.db"
     (results.path / "none").write_text("a file where a folder should be")
     with pytest.raises(TrackerDown) as expected:
-        Tracker(results, uri).deliver_trials(folder, trials)
+        Tracker(results, uri).deliver(folder, trials)
     with closing(DeliveryProcess(results, folder, uri)) as process:
         process.start()
         with pytest.raises(TrackerDown) as raised:

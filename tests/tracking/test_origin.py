@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.tracking.origin import origin_id
+from harness.tracking.tracker import origin_id
 
 
 def id_of(folder: Path) -> str:

@@ -61,7 +61,7 @@ def test_what_mlflow_has_is_asked_once_and_again_where_somebody_changed_it(
         searches.clear()
         for number in numbers:
             write_trial(folder, records[number])
-        by.deliver(folder, [records[number] for number in numbers])
+        by.deliver(folder, [records[number].trial.id for number in numbers])
         return len(searches)
 
     assert deliver(0) == 0  # the experiment is new
@@ -96,7 +96,9 @@ def test_cells_follow_at_their_own_pace_until_a_delivery_that_is_not_in_passing(
         """Deliver records by their numbers; return how many trials the runs of two cells show."""
         for number in numbers:
             write_trial(folder, records[number])
-        tracker.deliver(folder, [records[number] for number in numbers], in_passing=in_passing)
+        tracker.deliver(
+            folder, [records[number].trial.id for number in numbers], in_passing=in_passing
+        )
         shown = by_name(tracker.uri, "demo")
         assert len(shown) == 1 + 2 + len(folder.recorded_ids())
         cells = [shown[record.trial.cell.label] for record in records[:2]]

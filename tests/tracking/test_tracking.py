@@ -151,7 +151,7 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     assert "harness.verdict" not in early.tags
     assert early.metrics["harness.ci_count"] == 2
     write_trial(folder, records[-1])
-    tracker.deliver(folder, records[-1:])
+    tracker.deliver(folder, [records[-1].trial.id])
     shown = everything(uri, "demo")
     fast, slow = shown["mlp eager bf16 single w0 b64 t1"], shown["mlp eager fp32 single w0 b64 t1"]
     assert fast["tags"]["harness.verdict"] == "faster"
@@ -193,7 +193,7 @@ def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) ->
     Tracker(results).deliver(folder)
     before = everything(f"sqlite:///{results.database}", "demo")
     again = Tracker(results).deliver(folder)
-    first_again = Tracker(results).deliver(folder, records[:1])
+    first_again = Tracker(results).deliver(folder, [records[0].trial.id])
     assert everything(f"sqlite:///{results.database}", "demo") == before
     assert (again.delivered, again.already_delivered, first_again.already_delivered) == (0, 3, 1)
     assert again.run_id == first_again.run_id
@@ -207,7 +207,7 @@ def test_trials_delivered_one_by_one_look_the_same_as_all_at_once(
     other_uri = f"sqlite:///{tmp_path / 'other.db'}"
     tracker = Tracker(results, other_uri)
     for record in records:
-        tracker.deliver(folder, [record])
+        tracker.deliver(folder, [record.trial.id])
     assert everything(other_uri, "demo") == everything(f"sqlite:///{results.database}", "demo")
 
 
@@ -217,13 +217,13 @@ def test_a_delivery_of_one_trial_looks_at_no_other_record(
     records = [make_record(seed=seed) for seed in range(3)]
     write_sweep(folder, records[:1], planned=[record.trial for record in records[1:]])
     tracker = Tracker(results)
-    tracker.deliver(folder, records[:1])
+    tracker.deliver(folder, [records[0].trial.id])
     write_trial(folder, records[1])
     with monkeypatch.context() as patch:
         patch.delattr(SweepFolder, "recorded_ids")  # by which all records are found
-        assert tracker.deliver(folder, [records[1]]).delivered == 1
+        assert tracker.deliver(folder, [records[1].trial.id]).delivered == 1
     write_trial(folder, records[2])
-    assert tracker.deliver(folder, [records[2]]).delivered == 1
+    assert tracker.deliver(folder, [records[2].trial.id]).delivered == 1
     shown = by_name(f"sqlite:///{results.database}", "demo")
     assert shown["demo"].data.metrics["trials_done"] == 3
 
@@ -234,7 +234,7 @@ def test_a_sweep_is_running_until_its_last_trial_has_ended(
     first_record, second_record = make_record(), make_record(seed=1, started=1_700_000_100.0)
     write_sweep(folder, [first_record], planned=[second_record.trial])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    tracker.deliver(folder, [first_record])
+    tracker.deliver(folder, [first_record.trial.id])
     halfway = by_name(uri, "demo")
     assert (
         halfway["demo"].info.status
@@ -243,7 +243,7 @@ def test_a_sweep_is_running_until_its_last_trial_has_ended(
     )
     assert halfway["demo"].data.metrics["trials_done"] == 1
     write_trial(folder, second_record)
-    tracker.deliver(folder, [second_record])
+    tracker.deliver(folder, [second_record.trial.id])
     whole = by_name(uri, "demo")
     assert (
         whole["demo"].info.status
@@ -262,7 +262,7 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     tracker.deliver(folder)
     again = make_record(seed=1, attempt=2, started=1_700_000_200.0)
     write_trial(folder, again)
-    delivery = tracker.deliver(folder, [again])
+    delivery = tracker.deliver(folder, [again.trial.id])
     runs = by_name(uri, "demo")
     assert delivery.delivered == 1
     assert len(runs) == 6
@@ -286,7 +286,7 @@ def test_a_cell_without_done_trials_loses_its_numbers(
     tracker.deliver(folder)
     again = make_record(status="failed", attempt=2, started=1_700_000_200.0)
     write_trial(folder, again)
-    tracker.deliver(folder, [again])
+    tracker.deliver(folder, [again.trial.id])
     shown = everything(uri, "demo")
     assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {
         "trials_done",
@@ -429,7 +429,7 @@ def test_a_delivery_is_quick(results: Results, folder: SweepFolder) -> None:
     records = [make_record(make_cell(steps=1000), seed=seed) for seed in range(11)]
     write_sweep(folder, records)
     tracker = Tracker(results)
-    tracker.deliver(folder, records[:1])
+    tracker.deliver(folder, [records[0].trial.id])
     start = time.process_time()
     tracker.deliver(folder)
     assert (time.process_time() - start) / 10 < 0.5

@@ -9,10 +9,9 @@ import pytest
 
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
-from harness.tracking.error_bars import error_bars
 from harness.tracking.figures import draw_board
 from harness.tracking.markdown import GAP, describe, headline, leader_board
-from harness.tracking.verdicts import interval_metrics, verdict_metrics, verdict_tags
+from harness.tracking.verdicts import error_bars, interval_metrics, verdict_metrics, verdict_tags
 from tests.factories import make_cell
 from tests.support.results import make_result
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.cells import naming_axes
+from harness.analysis.scalars import joules_per_sample
 from harness.analysis.stopping import StopSummary, summarize_stops
-from harness.analysis.telemetry import joules_per_sample
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.chart import COLORS, INK

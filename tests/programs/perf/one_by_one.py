@@ -36,7 +36,7 @@ def deliver(tracker: Tracker, folder: SweepFolder, records: list[Record]) -> flo
     for record in records:
         write_trial(folder, record)
     start = time.perf_counter()
-    tracker.deliver_trials(folder, [record.trial.id for record in records], in_passing=True)
+    tracker.deliver(folder, [record.trial.id for record in records], in_passing=True)
     return (time.perf_counter() - start) / len(records)
 
 
@@ -93,7 +93,7 @@ def main() -> None:
         folder = results.sweep_folder("demo")
         write_sweep(folder, first, planned=[record.trial for record in later])
         tracker = Tracker(results)
-        tracker.deliver(folder, first)
+        tracker.deliver(folder, [record.trial.id for record in first])
         for number in range(options.rounds):
             ours.append(deliver(tracker, folder, later[number * BATCH :][:BATCH]))
             run, points = newest_trial(MlflowClient(tracker.uri))

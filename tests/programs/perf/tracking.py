@@ -68,17 +68,17 @@ def deliver_sweep(trials: int) -> SweepDelivery:
             batch = range(start, min(start + BATCH, trials - 1))
             write(folder, [planned.record(number) for number in batch])
             new = ids[batch.start : batch.stop]
-            spent = measure(partial(tracker.deliver_trials, folder, new, in_passing=True))
+            spent = measure(partial(tracker.deliver, folder, new, in_passing=True))
             while_it_runs.append(Spent(wall=spent.wall / len(batch), cpu=spent.cpu / len(batch)))
         running_mib = peak_mib()
         write(folder, [planned.record(trials - 1)])
         return SweepDelivery(
             opening=opening,
             trials=while_it_runs,
-            end=measure(partial(tracker.deliver_trials, folder, ids)),
+            end=measure(partial(tracker.deliver, folder, ids)),
             running_mib=running_mib,
             mib=peak_mib(),
-            again=measure(partial(tracker.deliver_trials, folder, ids)),
+            again=measure(partial(tracker.deliver, folder, ids)),
         )
 
 
