@@ -11,8 +11,7 @@ therefore imported by the functions that need it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -216,26 +215,9 @@ def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "")
         )
 
 
-@contextmanager
-def machine_held(profile: Profile, activity: str, *, no_wait: bool) -> Iterator[None]:
-    """Hold this machine for a measurement, unless the profile allows any contention.
-
-    Another command that measures here is waited for, and named on stderr; with `no_wait`, BadInput
-    is raised. `activity` is what whoever waits for this one is told.
-    """
-    from harness.launch.abandoned import kill_abandoned
-    from harness.launch.host_lock import host_lock
-
-    kill_abandoned()
-    if profile.validity.contention is None:
-        yield
-        return
-    with host_lock(
-        activity,
-        wait=not no_wait,
-        on_message=lambda text: print(f"harness: {text}", file=sys.stderr),
-    ):
-        yield
+def print_message(text: str) -> None:
+    """Print on stderr why nothing seems to happen."""
+    print(f"harness: {text}", file=sys.stderr, flush=True)
 
 
 def split_commas(text: str) -> list[str]:

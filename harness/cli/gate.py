@@ -1,7 +1,11 @@
-"""Defines the commands that measure code in turn: `harness gate`, `gate bisect`, `gate certify`.
+"""Defines the commands that judge a change of code: `harness gate`, its `bisect`, `certify`, `baseline`.
 
-All three compare two versions of the code that take turns in pairs of fresh processes, so that a
-drift of the machine meets both alike. They measure on this machine and leave no records of trials.
+The first three compare two versions of the code that take turns in pairs of fresh processes, so that
+a drift of the machine affects both alike. They measure on this machine and leave no records of trials.
+
+A baseline is a file, `baselines/<hardware>/<cell id>.json` in the results folder. It is small and
+without paths of this machine, because it is meant to be committed. Only `save` and `prune` change
+files; both leave alone what would stay the same.
 """
 
 from __future__ import annotations
@@ -16,26 +20,26 @@ from harness.cli.arguments import (
     DataOption,
     JsonOption,
     MinEffectOption,
+    NameArgument,
     NoWaitOption,
     ResultsOption,
     SetOption,
     SweepArgument,
+    UriOption,
     check_launcher,
     examples,
     load_sweep,
-    machine_held,
+    print_message,
 )
+from harness.cli.completion import complete_sweeps
 from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput, did_you_mean, parse_percentage
 from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
-    from harness.gate.bisect import BisectOutcome
-    from harness.gate.bisect_stacks import StackBisectOutcome
+    from harness.analysis.result import CellResult
     from harness.gate.limits import Policy
-    from harness.spec.cell import Cell
-    from harness.spec.cluster import Profile
-    from harness.spec.sweep import Sweep
+
 
 app = typer.Typer()
 
@@ -150,11 +154,9 @@ def gate(
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from harness.core.paths import Results, write_atomically
     from harness.gate.against import GateOptions
-    from harness.gate.against import gate as measure
-    from harness.gate.certify import describe_conditions
-    from harness.gate.stacks import gate_stacks
-    from harness.render.terminal import gate as view
-    from harness.render.terminal.console import TerminalConsole
+    from harness.interface.gating import gate_sweep
+    from harness.render import gate as view
+    from harness.render.console import spinner
 
     if bool(against) == bool(against_stack):
         raise BadInput("--against and --against-stack: found both or neither; allowed: one of them")
@@ -175,25 +177,17 @@ def gate(
         settings=settings,
         data=data,
     )
-    # Before the measurement, so that a certificate that can't be read does not waste it.
-    conditions = describe_conditions(Results(results), profile)
-    # Progress goes to stderr: stdout has nothing but the result, which may be JSON. It is redrawn
-    # rarely, since this process shares the machine with what it measures.
-    with (
-        machine_held(profile, f"measuring {loaded.name}", no_wait=no_wait),
-        TerminalConsole(stderr=True).status("starting", refresh_per_second=2) as status,
-    ):
-
-        def report_progress(cell: Cell, text: str) -> None:
-            """Show which cell is being measured and how far that is."""
-            status.update(f"{cell.label}: {text}")
-
-        if against_stack:
-            outcome = gate_stacks(loaded, profile, options, conditions, report_progress)
-        else:
-            outcome = measure(
-                loaded, profile, options, conditions, _repository_folder(loaded), report_progress
-            )
+    # Redrawn rarely: this process shares the machine with what it measures.
+    with spinner(refresh_per_second=2) as on_progress:
+        outcome = gate_sweep(
+            loaded,
+            profile,
+            Results(results),
+            options,
+            wait=not no_wait,
+            on_message=print_message,
+            on_progress=on_progress,
+        )
     if as_json:
         print(view.as_json(outcome))
     else:
@@ -270,23 +264,24 @@ def bisect(
     Exit code 0 if the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if the
     search is inconclusive.
     """
+    from harness.core.paths import Results
     from harness.gate.bisect import BisectOptions
-    from harness.gate.bisect import bisect as search
-    from harness.gate.bisect_stacks import bisect_stacks
-    from harness.render.terminal import bisect as view
-    from harness.spec.selected import find_cell
+    from harness.interface.gating import bisect_cell, choose_cell, recorded_cell
+    from harness.render import bisect as view
+    from harness.spec.cluster import load_profile
 
     # The cell is one of a sweep file, or without SWEEP one that has run: then the recorded spec has
     # every setting, and --set and --data would make another cell of it.
     if sweep:
         loaded, profile = load_sweep(sweep, settings, data, cluster)
-        chosen = find_cell(loaded, cell) if cell else _only_cell(loaded)
+        chosen = choose_cell(loaded, cell)
     else:
         if settings or data or not cell:
             raise BadInput(
                 "SWEEP: found none; allowed: a sweep, or --cell with a cell of a sweep that has run"
             )
-        loaded, chosen, profile = _load_recorded_cell(cell, cluster, results)
+        profile = load_profile(cluster)
+        loaded, chosen = recorded_cell(Results(results), cell, profile)
     check_launcher(cluster, profile, "torchrun")
     options = BisectOptions(
         good=good,
@@ -297,17 +292,17 @@ def bisect(
         first_parent=first_parent,
         order_seed=order,
     )
-    # A GOOD or BAD that can't serve as such is an error, not an outcome: only a search that came to
-    # an end is shown, with exit code 0 or 3.
-    with (
-        machine_held(profile, f"measuring commits for {loaded.name}", no_wait=no_wait),
-        view.Progress() as progress,
-    ):
-        outcome: BisectOutcome | StackBisectOutcome
-        if stacks:
-            outcome = bisect_stacks(loaded, chosen, profile, options, progress)
-        else:
-            outcome = search(loaded, chosen, profile, options, _repository_folder(loaded), progress)
+    with view.BisectView() as bisect_view:
+        outcome = bisect_cell(
+            loaded,
+            chosen,
+            profile,
+            options,
+            bisect_view,
+            is_over_stacks=stacks,
+            wait=not no_wait,
+            on_message=print_message,
+        )
     if as_json:
         print(view.as_json(outcome))
     else:
@@ -339,8 +334,8 @@ def certify(
         ),
     ] = "500ms",
     min_effect: MinEffectOption = "1%",
-    anew: Annotated[
-        bool, typer.Option("--anew", help="Start again instead of resuming an earlier run.")
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start again instead of resuming an earlier run.")
     ] = False,
     no_wait: NoWaitOption = False,
 ) -> None:
@@ -355,8 +350,8 @@ def certify(
     from harness.core.paths import Results
     from harness.gate.certify import settings as certificate_settings
     from harness.hardware.certificate import certificate_path
-    from harness.interface.machine import certify_machine
-    from harness.render.terminal.certify import certify_progress, show_certificate
+    from harness.interface.gating import certify_machine
+    from harness.render.machine import certify_progress, show_certificate
 
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
@@ -368,17 +363,16 @@ def certify(
         parse_percentage(min_effect, "--min-effect"),
     )
     results_folder = Results(results)
-    with (
-        machine_held(profile, "certifying this machine", no_wait=no_wait),
-        certify_progress(comparisons) as on_progress,
-    ):
+    with certify_progress(comparisons) as on_progress:
         certificate, new_comparisons = certify_machine(
             results_folder,
             loaded,
             profile,
             request,
             comparisons,
-            anew=anew,
+            restart=restart,
+            wait=not no_wait,
+            on_message=print_message,
             on_progress=on_progress,
         )
     path = certificate_path(results_folder, certificate.key)
@@ -400,40 +394,120 @@ def _read_policy(text: str) -> Policy:
     raise BadInput(f"--inconclusive: found {text!r}; {did_you_mean(text, get_args(Policy))}")
 
 
-def _only_cell(sweep: Sweep) -> Cell:
-    """Return the cell of a sweep that has one; raises BadInput for a sweep of several."""
-    if len(sweep.cells) == 1:
-        return sweep.cells[0]
-    ids = {cell.id for cell in sweep.cells}
-    raise BadInput(
-        f"--cell is required because {sweep.source} has {len(ids)} cells; {did_you_mean('', ids)}"
-    )
+baseline_app = typer.Typer(
+    help="Save, show and prune baselines for later runs.",
+    no_args_is_help=True,
+)
 
 
-def _load_recorded_cell(cell: str, cluster: str, results: Path) -> tuple[Sweep, Cell, Profile]:
-    """Return a cell of a sweep that has run, with its sweep and the profile to measure it on.
+@baseline_app.command("save", epilog=examples("harness gate baseline save nightly"))
+def save_baseline(
+    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
+) -> None:
+    """Save results as the baseline of their hardware.
 
-    Raises BadInput for a cell that no sweep or several sweeps have, and
-    for one that the profile can't run.
+    Writes a small file for each cell, below a folder named after the hardware. Commit them, and
+    compare with them by `harness compare baseline SWEEP` or with the pytest plugin. SWEEP may also
+    be a cell, or the id of an MLflow run.
     """
-    from harness.analysis.selection import planned_cell
+    from harness.analysis import baseline
     from harness.core.paths import Results
-    from harness.spec import cluster as clusters
+    from harness.interface.comparing import select_results
+    from harness.render.compare import show_saved
 
-    profile = clusters.load_profile(cluster)
-    recorded_sweep, chosen = planned_cell(Results(results), cell)
-    clusters.check_fits(profile, [chosen], recorded_sweep.source)
-    return recorded_sweep, chosen, profile
+    results_folder = Results(results)
+    (side,) = select_results(results_folder, [sweep], tracking_uri)
+    # All cells or none are written: a cell without a measurement, or with trials of several kinds
+    # of hardware, raises BadInput before the first file.
+    show_saved(baseline.save(results_folder, side.cells))
 
 
-def _repository_folder(sweep: Sweep) -> Path:
-    """Return a folder in the repository to measure: the sweep file's, or the current one.
+@baseline_app.command(
+    "show",
+    epilog=examples("harness gate baseline show", "harness gate baseline show mlp-45dbdb38d5"),
+)
+def show_baselines(
+    cell: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CELL]",
+            help="A cell: its id, the start of it, its label, or settings that it has. Default: a"
+            " list of all baselines.",
+        ),
+    ] = "",
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Show the baselines, or the contents of a cell's.
 
-    A ready sweep lies in the harness's own repository, which is not what its user changed. Any
-    folder inside a repository will do: the gate finds its top.
+    The list has the hardware, the cell, the mean throughput and the code of each baseline. Of a
+    cell, shows the conditions that each was measured under, and a row for each of its trials.
     """
-    from harness.spec.sweep import ready_sweeps
+    from harness.render import compare as view
+    from harness.spec.cell import is_named
 
-    if sweep.source in ready_sweeps().values():
-        return Path()
-    return sweep.base_folder
+    baselines = _read_baselines(results)
+    if not cell:
+        view.show_baselines(baselines)
+        return
+    # A cell has a baseline for each kind of hardware; all of them are shown.
+    ids: set[str] = set()
+    matching: list[tuple[Path, CellResult]] = []
+    for path, result in baselines:
+        ids.add(path.stem)
+        if path.stem.startswith(cell) or is_named(result.cell, cell):
+            matching.append((path, result))
+    if not matching:
+        raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, ids)}")
+    for path, result in matching:
+        view.show_baseline(path, result)
+
+
+@baseline_app.command("prune", epilog=examples("harness gate baseline prune nightly --dry-run"))
+def prune_baselines(
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SWEEP",
+            help="Sweep files, or names of ready sweeps.",
+            autocompletion=complete_sweeps,
+        ),
+    ],
+    results: ResultsOption = Path("results"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
+    ] = False,
+) -> None:
+    """Remove baselines that no sweep needs any more.
+
+    Removes unreadable baselines, and those of cells that none of the given sweeps has.
+    """
+    from harness.analysis import baseline
+    from harness.core.paths import Results
+    from harness.spec import sweep as spec
+
+    # The id changes with any setting that a cell trains with, so that a changed sweep leaves behind
+    # the baselines of its former cells.
+    ids_to_keep: set[str] = set()
+    for name in sweeps:
+        sweep = spec.load_sweep(spec.find_sweep_file(name))
+        ids_to_keep.update(cell.settings_id for cell in sweep.cells)
+    removed = baseline.prune(Results(results), ids_to_keep, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    for path in removed:
+        print(f"{verb} {path}")
+    if not removed:
+        print("nothing to remove: all baselines are of cells of these sweeps")
+
+
+def _read_baselines(results: Path) -> list[tuple[Path, CellResult]]:
+    """Return every baseline in the results folder, with its file.
+
+    Raises BadInput for one that can't be read; `harness gate baseline prune` removes it.
+    """
+    from harness.analysis import baseline
+    from harness.core.paths import Results
+
+    baselines = []
+    for path in baseline.files(Results(results)):
+        baselines.append((path, baseline.read(path)))
+    return baselines

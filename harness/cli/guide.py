@@ -72,7 +72,7 @@ def _show(page: Page) -> None:
     # Imported here because the list of topics does not need them.
     from rich.markdown import Markdown
 
-    from harness.render.terminal.console import TerminalConsole
+    from harness.render.console import TerminalConsole
 
     # less needs -R to pass colors on; -F and -X make it leave a page that fits on the screen there.
     os.environ.setdefault("LESS", "-FRX")

@@ -30,6 +30,7 @@ from harness.cli.arguments import (
     check_launcher,
     examples,
     load_sweep,
+    print_message,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
 from harness.cli.groups import DefaultCommand
@@ -83,8 +84,8 @@ def submit(
     """
     from harness.core.paths import Results
     from harness.interface import submitting
-    from harness.render.terminal import submit as view
-    from harness.render.terminal.console import TerminalConsole
+    from harness.render import plan as view
+    from harness.render.console import TerminalConsole
     from harness.spec.cluster import with_parallel
 
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
@@ -107,7 +108,7 @@ def submit(
         results_folder,
         redo=redo,
         on_prepared=lambda prepared: view.show_prepared(console, prepared),
-        on_wait=lambda text: print(f"harness: {text}", file=sys.stderr, flush=True),
+        on_wait=print_message,
     )
     view.show_jobs(console, submission)
     if submission.arrays:
@@ -151,7 +152,7 @@ def status(
     from harness.core.paths import Results
     from harness.interface import watching
     from harness.records.store import read_recorded_spec, read_recorded_specs
-    from harness.render.terminal import status as view
+    from harness.render import status as view
 
     results_folder = Results(results)
     # The spec that lies with the records says which trials there are: the sweep's file may have
@@ -189,10 +190,10 @@ def _watch(
     from harness.interface.reporting import write_roofline
     from harness.interface.watching import watch
     from harness.records.store import read_recorded_sweep
+    from harness.render.console import TerminalConsole
     from harness.render.results import show_results
-    from harness.render.terminal.console import TerminalConsole
-    from harness.render.terminal.run import left_out_lines
-    from harness.render.terminal.status import status_display
+    from harness.render.run import left_out_lines
+    from harness.render.status import status_display
 
     with status_display() as show_statuses:
         statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
@@ -283,6 +284,6 @@ def logs(
     why.
     """
     from harness.core.paths import Results
-    from harness.render.terminal import logs as view
+    from harness.interface import logs as view
 
     view.show(view.find(Results(results), trial, sweep), rank, follow=follow)

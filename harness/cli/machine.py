@@ -18,7 +18,7 @@ from harness.cli.arguments import (
     ResultsOption,
     examples,
     load_local_profile,
-    machine_held,
+    print_message,
 )
 from harness.core.errors import BadInput
 from harness.core.text import parse_duration
@@ -64,8 +64,8 @@ def doctor(
     """
     from harness.core.paths import Results
     from harness.interface.machine import examine_profile
-    from harness.render.terminal import doctor as view
-    from harness.render.terminal.console import spinner
+    from harness.render.console import spinner
+    from harness.render.machine import show_checks
     from harness.spec import cluster as clusters
 
     # Unlike the commands below, the doctor takes a profile of either launcher.
@@ -79,7 +79,7 @@ def doctor(
             on_progress=on_progress,
         )
     passed = all(check.passed for check in checks)  # a check that was not made has not passed
-    view.show(cluster, checks, passed=passed, as_json=as_json)
+    show_checks(cluster, checks, passed=passed, as_json=as_json)
     if not passed:
         raise typer.Exit(1)
 
@@ -141,17 +141,21 @@ def peak(
     """
     from harness.core.paths import Results
     from harness.interface.machine import measure_peaks
-    from harness.render.terminal.console import spinner
-    from harness.render.terminal.peak import show_peaks
+    from harness.render.console import spinner
+    from harness.render.peak import show_peaks
 
     profile = load_local_profile(cluster)
     results_folder = Results(results)
-    with (
-        machine_held(profile, "measuring this machine's peaks", no_wait=no_wait),
-        spinner() as on_progress,
-    ):
+    with spinner() as on_progress:
         machine, path, plot_path = measure_peaks(
-            results_folder, profile, ranks=ranks, quick=quick, fine=plot, on_progress=on_progress
+            results_folder,
+            profile,
+            ranks=ranks,
+            quick=quick,
+            fine=plot,
+            wait=not no_wait,
+            on_message=print_message,
+            on_progress=on_progress,
         )
     show_peaks(machine, plot=plot)
     print(f"record: {path}\nplot:   {plot_path}")
@@ -170,7 +174,7 @@ def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
     measured quantity is off.
     """
     from harness.launch import selftest as trials
-    from harness.render.terminal.selftest import SelftestProgress, show_selftest
+    from harness.render.machine import SelftestProgress, show_selftest
 
     world_sizes: list[int] = []
     for part in ranks.split(","):

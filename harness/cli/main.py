@@ -24,14 +24,10 @@ from typer.exceptions import TyperException
 
 import harness
 from harness.cli import (
-    audit,
-    baseline,
-    data,
     gate,
     guide,
     jobs,
     machine,
-    preflight,
     reproduce,
     results,
     run,
@@ -64,15 +60,10 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (guide, run, preflight, jobs, results, serving, reproduce):
+for commands in (guide, run, jobs, results, serving, reproduce):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
-for group, part in (
-    (run.workloads_app, data.app),
-    (reproduce.diff_app, audit.app),
-    (stored.app, results.stored_app),
-):
-    group.add_typer(part)
-gate.app.add_typer(baseline.app, name="baseline")
+stored.app.add_typer(results.stored_app)
+gate.app.add_typer(gate.baseline_app, name="baseline")
 app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
 app.add_typer(jobs.status_app, name="status", cls=DefaultGroup)
 app.add_typer(stored.app, name="results")

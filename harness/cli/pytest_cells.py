@@ -37,8 +37,8 @@ from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
 from harness.records.record import Record
-from harness.render.terminal.console import from_markup
-from harness.render.terminal.run import trial_line
+from harness.render.console import from_markup
+from harness.render.run import trial_line
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec import cluster
 from harness.spec import sweep as spec

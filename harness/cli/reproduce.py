@@ -1,4 +1,4 @@
-"""Defines the commands about reproducing: `harness diff`, `diff parity`, `reproduce`."""
+"""Defines the commands about reproducing: `harness diff`, its `parity` and `audit`, `reproduce`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from harness.analysis.rungs import Rung
     from harness.core.paths import Results
-    from harness.reproduce.recorded import RecordedTrial
-    from harness.reproduce.reproduction import Demand
     from harness.reproduce.rerun import Original
     from harness.reproduce.source import Choice
-    from harness.spec.cell import Cell
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
@@ -135,19 +133,13 @@ def _diff_cells(
     as_json: bool,
 ) -> bool:
     """Run two cells of a sweep, show where they part, and return whether they are the same."""
-    from harness.interface.reproducing import diff_trials
-    from harness.render.terminal.console import spinner
-    from harness.render.terminal.divergence import show_diff
-    from harness.reproduce.tracing import TracedTrial
-    from harness.spec.cell import Trial
+    from harness.interface.reproducing import choose_trials, diff_trials
+    from harness.render.console import spinner
+    from harness.render.divergence import show_diff
 
     loaded, profile = planned
     check_launcher(cluster, profile, "torchrun")
-    seed_of_both = loaded.seeds[0] if seed is None else seed
-    traced_a, traced_b = (
-        TracedTrial(trial=Trial(cell=cell, seed=seed_of_both), base_folder=loaded.base_folder)
-        for cell in _choose_cells(loaded, *names)
-    )
+    traced_a, traced_b = choose_trials(loaded, *names, seed)
     with spinner() as on_progress:
         diff = diff_trials(
             traced_a, traced_b, profile, loaded.timeout, plot=plot, on_progress=on_progress
@@ -160,27 +152,25 @@ def _diff_recorded(
     results: Results, names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they part, and return whether they are the same."""
+    from harness.analysis.selection import find_trial
     from harness.interface.reproducing import diff_recorded
-    from harness.render.terminal.console import spinner
-    from harness.render.terminal.recorded import show_recorded_diff
+    from harness.render.console import spinner
+    from harness.render.divergence import show_recorded_diff
+    from harness.reproduce.recorded import RecordedTrial
     from harness.spec.cluster import load_profile
 
     profile = load_profile(cluster)
     check_launcher(cluster, profile, "torchrun")
-    trial_a, trial_b = (_recorded_trial(results, name) for name in names)
+    trials = []
+    for name in names:
+        record, folder = find_trial(results, name)
+        trials.append(RecordedTrial(record=record, folder=folder))
     with spinner() as on_progress:
-        found = diff_recorded(trial_a, trial_b, profile, plot=plot, on_progress=on_progress)
-    show_recorded_diff(found, as_json=as_json)
-    return found.is_same
-
-
-def _recorded_trial(results: Results, name: str) -> RecordedTrial:
-    """Return the one trial that a name stands for; raises BadInput for none and for several."""
-    from harness.analysis.selection import find_trial
-    from harness.reproduce.recorded import RecordedTrial
-
-    record, folder = find_trial(results, name)
-    return RecordedTrial(record=record, folder=folder)
+        recorded_diff = diff_recorded(
+            trials[0], trials[1], profile, plot=plot, on_progress=on_progress
+        )
+    show_recorded_diff(recorded_diff, as_json=as_json)
+    return recorded_diff.is_same
 
 
 @diff_app.command(
@@ -238,7 +228,7 @@ def parity(
     from harness.core.paths import Results
     from harness.interface.reproducing import sweep_parity
     from harness.render import parity as view
-    from harness.render.terminal.console import TerminalConsole, spinner
+    from harness.render.console import TerminalConsole, print_json, spinner
     from harness.reproduce.parity import plan_parity
 
     rung = parse_rung("--at-least", lowest)
@@ -261,7 +251,7 @@ def parity(
             on_cell=lambda cell: view.show_cell(TerminalConsole(stderr=True), cell),
         )
     if as_json:
-        view.print_json(measured)
+        print_json(view.to_json(measured))
     else:
         view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)
@@ -270,20 +260,82 @@ def parity(
     raise typer.Exit(measured.exit_code(rung))
 
 
-def _choose_cells(sweep: Sweep, a: str, b: str) -> tuple[Cell, Cell]:
-    """Return the two cells to compare; raises BadInput."""
-    from harness.spec.selected import find_cell
+@diff_app.command(
+    epilog=examples(
+        "harness diff audit",
+        "harness diff audit --workload mlp --budget 0s",
+        "harness diff audit --operations --workload cnn --all",
+        "harness diff audit my-audit.yaml --json",
+    )
+)
+def audit(
+    sweep: SweepArgument = "audit",
+    workloads: Annotated[
+        list[str],
+        typer.Option(
+            "--workload", metavar="LABEL", help="Audit only this workload of the sweep. Repeatable."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    operations: Annotated[
+        bool,
+        typer.Option("--operations", help="Run each operation of a training step again and again."),
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="With --operations: show those that nothing changes too.")
+    ] = False,
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            metavar="DURATION",
+            help="Measure each cost for this long, as in 1m; 0s: not at all.",
+        ),
+    ] = "20s",
+    settings: SetOption = [],  # noqa: B006
+    data: DataOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what changes bits, and what determinism costs.
 
-    if not a and not b:
-        if len(sweep.cells) != 2:
-            raise BadInput(
-                f"{sweep.source}: found {len(sweep.cells)} cells; allowed: two, or the names of two"
-                " (harness plan lists them)"
+    Runs the cells of a sweep that turns one setting at a time, and compares each with the most similar cell
+    before it: bitwise, within tolerance, or neither, with the step and the phase in which they
+    diverge and the likely cause. Then measures in turn what `deterministic: true` and
+    `reduction: tree` cost. With --operations, runs every operation of a training step on the same
+    inputs instead: 25 times, at other addresses and with 1, 2 and 4 threads, in fp32 and bf16.
+
+    Exit code 1 if a second run computes other bits, a cell fails, or an operation does not repeat.
+    """
+    from harness.core.text import parse_duration
+    from harness.interface import reproducing
+    from harness.render import audit as view
+    from harness.render.console import TerminalConsole, print_json, spinner
+    from harness.reproduce.audit import choose_workloads
+
+    seconds = parse_duration(budget, "--budget")
+    loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
+    check_launcher(cluster, profile, "torchrun")
+    loaded = choose_workloads(loaded, workloads)
+    if operations:
+        with spinner() as on_progress:
+            measured = reproducing.audit_operations(loaded, profile, on_progress)
+        if as_json:
+            print_json(view.operations_to_json(measured))
+        else:
+            view.show_operations(TerminalConsole(), measured, every=every)
+        all_well = all(result.is_repeatable for results in measured.values() for result in results)
+    else:
+        with spinner() as on_progress:
+            parity, taxes = reproducing.audit_settings(
+                loaded, profile, seconds=seconds, on_progress=on_progress
             )
-        return sweep.cells[0], sweep.cells[1]
-    if not b:
-        raise BadInput(f"CELL: found only {a!r}; allowed: two cells")
-    return find_cell(sweep, a, "CELL"), find_cell(sweep, b, "CELL")
+        if as_json:
+            print_json(view.to_json(parity, taxes))
+        else:
+            view.show_audit(TerminalConsole(), parity, taxes)
+        all_well = reproducing.is_repeatable(parity)
+    if not all_well:
+        raise typer.Exit(1)
 
 
 @app.command(
@@ -368,55 +420,44 @@ def reproduce(
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told, as over one seed.
     """
     from harness.core.paths import Results
-    from harness.render import reproduction
+    from harness.interface.reproducing import reproduce_trials, select_originals
     from harness.render import reproduction as view
     from harness.reproduce import bundle
-    from harness.reproduce.reproduction import Subject
-    from harness.reproduce.reproduction import reproduce as run_reproduction
+    from harness.reproduce.reproduction import Demand, Subject
     from harness.reproduce.rerun import Options
 
     if check:
         checked = bundle.check(Path(run))
         print(f"{run}: whole, and its verdict follows from its records")
-        print(reproduction.verdict_line(checked))
+        print(view.verdict_line(checked))
         return
     # All that can be refused is refused before the first file is written.
-    demand = _demand(at_least, strict=strict, margin=margin)
+    demand = Demand(rung=_demanded_rung(at_least), same_conditions=strict, margin=margin)
     options = Options(code=_code_choice(code), data=data, base=base)
-    chosen = _select_originals(Results(results), run, tracking_uri, seed, cell)
+    chosen = select_originals(Results(results), run, tracking_uri, seed, cell)
     folder = output or Path(_bundle_name(run, chosen))
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
     terminal = view.ReproductionView(folder, quiet=as_json)
     command = shlex.join(["harness", *sys.argv[1:]])
-    verdict = run_reproduction(
-        Subject(name=run, originals=chosen, commands=[command]),
-        options,
-        demand,
-        folder,
-        terminal.listener,
-        terminal.show_conditions,
-    )
-    bundle.write_verdict(folder, verdict, reproduction.markdown(verdict))
-    bundle.seal_bundle(folder)
+    subject = Subject(name=run, originals=chosen, commands=[command])
+    verdict = reproduce_trials(subject, options, demand, folder, terminal)
     if as_json:
-        view.print_json(verdict, folder)
+        view.print_verdict_json(verdict, folder)
     else:
         terminal.show_verdict(verdict)
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
 
 
-def _demand(at_least: str, *, strict: bool, margin: float) -> Demand:
-    """Return what the options demand; raises BadInput for an unknown rung."""
+def _demanded_rung(at_least: str) -> Rung:
+    """Return the rung that must be reached; raises BadInput for any other word, and for `different`."""
     from harness.analysis.rungs import RUNGS
-    from harness.reproduce.reproduction import Demand
 
     for rung in RUNGS[:-1]:
         if rung == at_least:
-            return Demand(rung=rung, same_conditions=strict, margin=margin)
-    allowed = ", ".join(RUNGS[:-1])
-    raise BadInput(f"--at-least: found {at_least!r}; allowed: {allowed}")
+            return rung
+    raise BadInput(f"--at-least: found {at_least!r}; allowed: {', '.join(RUNGS[:-1])}")
 
 
 def _code_choice(code: str) -> Choice | None:
@@ -428,28 +469,6 @@ def _code_choice(code: str) -> Choice | None:
     if code:
         raise BadInput(f"--code: found {code!r}; allowed: recorded, here")
     return None
-
-
-def _select_originals(
-    results: Results, run: str, tracking_uri: str | None, seeds: Sequence[int], cell: str
-) -> list[Original]:
-    """Return the trials on record that RUN stands for; raises BadInput for none.
-
-    `baseline` alone is that of this machine's hardware.
-    """
-    from harness.analysis.selection import BASELINE, find
-    from harness.hardware.machine import machine_key
-    from harness.records.environment import describe_hardware
-    from harness.reproduce.rerun import originals
-    from harness.tracking import Tracker
-
-    name = run
-    if run == BASELINE:
-        hardware = describe_hardware()
-        key = machine_key(hardware, "cuda" if hardware.gpus else "cpu")
-        name = f"{BASELINE}:{key}"
-    named = find(results, name, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
-    return originals(named, seeds, cell)
 
 
 def _bundle_name(run: str, chosen: Sequence[Original]) -> str:

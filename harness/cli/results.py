@@ -33,7 +33,6 @@ from harness.cli.run import VerboseOption
 from harness.core.errors import BadInput, parse_percentage
 
 if TYPE_CHECKING:
-    from harness.analysis.compare import Side
     from harness.core.paths import Results
     from harness.interface.comparing import Verdicts
     from harness.records.store import RecordedSweep
@@ -110,8 +109,8 @@ def show(
     from harness.core.paths import Results
     from harness.interface.reporting import write_roofline
     from harness.records.store import read_recorded_sweep, select_recorded
+    from harness.render.plan import conflict_lines
     from harness.render.results import show_results
-    from harness.render.terminal.plan import conflict_lines
 
     results_folder = Results(results)
     is_export = _check_export(table_format, columns, output, is_view=phases or pivot is not None)
@@ -122,11 +121,11 @@ def show(
         return
     # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:
-        from harness.render.terminal.phases import show_phases
+        from harness.render.phases import show_phases
 
         show_phases(recorded.sweep, recorded.records)
     elif pivot:
-        from harness.render.terminal.pivot import show_pivot
+        from harness.render.pivot import show_pivot
 
         show_pivot(recorded.sweep, recorded.records, pivot.split(","))
     else:
@@ -247,7 +246,11 @@ def compare(
     results_folder = Results(results)
     sides = select_results(results_folder, names, tracking_uri)
     if as_effects:  # an estimate without a verdict, so its exit code is always 0
-        _show_effects(sides[0], as_json=as_json)
+        from harness.analysis.sweep_result import effects
+        from harness.render.compare import show_effects
+
+        # Raises BadInput for too few trials to tell effects from noise.
+        show_effects(effects(sides[0]), as_json=as_json)
         return
     rules = Rules(
         across=split_commas(",".join(across)),
@@ -298,11 +301,11 @@ def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> 
     comparison alone is printed, without the certificates.
     """
     from harness.hardware.certificate import citation_lines
-    from harness.render.terminal import compare as view
+    from harness.render import compare as view
 
     comparison = verdicts.comparison
     if as_json:
-        view.print_json(comparison, verdicts.a, verdicts.b)
+        view.print_comparison_json(comparison, verdicts.a, verdicts.b)
         return
     hardware: list[str] = []  # keys; one that several matches share is cited once
     for match in comparison.matches:
@@ -310,17 +313,6 @@ def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> 
     for line in citation_lines(results, hardware):
         print(line)
     view.show_comparison(comparison, verdicts.a, verdicts.b)
-
-
-def _show_effects(side: Side, *, as_json: bool) -> None:
-    """Print what each level of each axis contributes to throughput, within one sweep.
-
-    Raises BadInput for too few trials to tell effects from noise.
-    """
-    from harness.analysis.sweep_result import effects
-    from harness.render.terminal.effects import show_effects
-
-    show_effects(effects(side), as_json=as_json)
 
 
 @stored_app.command(
@@ -483,18 +475,23 @@ def mllog(
     installed.
     """
     from harness.core.paths import Results
+    from harness.mllog.checker import check_logs
     from harness.mllog.sweep import write_logs
     from harness.records.store import read_recorded_sweep
-    from harness.render.terminal.mllog import show_answers, show_paths
+    from harness.render.stored import show_answers
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
     _print_left_out(recorded)
     written = write_logs(results_folder.sweep_folder(sweep), recorded)
     if not check:
-        show_paths(written)
+        for log in written:
+            print(log.path)
         return
-    if not show_answers(written):
+    benchmarks = sorted({log.benchmark for log in written})
+    answers = check_logs([log.path for log in written], benchmarks)
+    show_answers(written, answers)
+    if not all(answer.accepted for answer in answers):
         raise typer.Exit(1)
 
 
@@ -528,7 +525,7 @@ def _print_left_out(recorded: RecordedSweep) -> None:
     """Name on stderr the records that are left out, and why."""
     if not recorded.unreadable and not recorded.other_code:
         return
-    from harness.render.terminal.run import left_out_lines
+    from harness.render.run import left_out_lines
 
     for line in left_out_lines(recorded):
         print(line, file=sys.stderr)

@@ -1,13 +1,14 @@
-"""Defines the commands that plan and run sweeps on this machine: `harness plan`, `run`, `axes`,
-`workloads`.
+"""Defines the commands for a sweep on this machine: `harness plan`, `axes`, `workloads` and its `fetch`,
+`check`, `find-lr`, `run`.
 
-All but `run` only read. `run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the
-results folder, whose `record.json` is written when the trial has ended. The same command, run
-again, runs the trials that have none.
+`run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the results folder, whose `record.json`
+is written when the trial has ended. The same command, run again, runs the trials that have none.
+`check` and `find-lr` leave what they have found for the report; the others only read.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.cli.arguments import (
     CellsOption,
     ClusterOption,
     DataOption,
+    JsonOption,
     NoWaitOption,
     OnlyOption,
     ParallelOption,
@@ -36,6 +38,7 @@ from harness.cli.groups import DefaultCommand
 
 if TYPE_CHECKING:
     from harness.records.record import Record
+
 
 FAILED = 1  # exit code: a trial failed or was interrupted
 INCONCLUSIVE = 3  # exit code: a trial stayed invalid, or --until was not reached
@@ -84,13 +87,13 @@ def plan(
     """
     from harness.core.paths import Results
     from harness.interface.planning import estimate_cells
-    from harness.render.terminal import plan as view
+    from harness.render.plan import show_plan
 
     # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     loaded, _ = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     estimates = estimate_cells(loaded, Results(results))
-    view.show(loaded, estimates, as_json=as_json, in_full=in_full)
+    show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
 
 
 @app.command(epilog=examples("harness axes"))
@@ -99,9 +102,9 @@ def axes() -> None:
 
     Shows the values, the default, the effect and the requirements of each.
     """
-    from harness.render.terminal.axes import show
+    from harness.render.catalog import show_axes
 
-    show()
+    show_axes()
 
 
 @workloads_app.command(
@@ -129,16 +132,18 @@ def workloads(
     For one workload, shows what each setting allows and its default. Every setting may be an axis,
     such as options.hidden.
     """
-    from harness.render.terminal import workloads as view
+    from harness.render import catalog as view
     from harness.spec.workload import named_declaration
     from workloads.catalog import BUILT_IN, installed_names
 
     if name:
         declaration = named_declaration(name, Path.cwd())
-        view.show_workload(view.describe(name, declaration), as_json=as_json)
+        view.show_workload(view.describe_workload(name, declaration), as_json=as_json)
         return
-    described = [view.describe(name, declaration) for name, declaration in BUILT_IN.items()]
-    view.show_all(described, installed_names(), as_json=as_json)
+    described = [
+        view.describe_workload(name, declaration) for name, declaration in BUILT_IN.items()
+    ]
+    view.show_workloads(described, installed_names(), as_json=as_json)
 
 
 @app.command(
@@ -205,8 +210,9 @@ def run(
     from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
     from harness.records.store import read_recorded_sweep
+    from harness.render.console import TerminalConsole
     from harness.render.results import show_results
-    from harness.render.terminal.run import RunView, unreadable_lines
+    from harness.render.run import unreadable_lines
     from harness.spec.cluster import with_parallel
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
@@ -223,8 +229,8 @@ def run(
         loaded,
         profile,
         results_folder,
-        RunView(loaded, results_folder),
         tracking_uri,
+        console=TerminalConsole(),
         redo=trials_to_redo(force=force, retry_failed=retry_failed),
         fail_fast=fail_fast,
         wait=not no_wait,
@@ -261,3 +267,145 @@ def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -
         raise typer.Exit(FAILED)
     if "invalid" in statuses or not goal_reached:
         raise typer.Exit(INCONCLUSIVE)
+
+
+@workloads_app.command(epilog=examples("harness workloads fetch fashion-mnist --to data/fashion"))
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist", help="The data set.")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for its files.")],
+) -> None:
+    """Download a data set from its public mirrors.
+
+    Verifies every file by its known checksum, and tries the next mirror where one fails. Files that
+    the folder has already are verified and kept; an interrupted download starts from the beginning.
+    Use the folder with `harness run SWEEP --data DIR`.
+    """
+    from rich.markup import escape
+
+    from harness.core.fetch import download, existing_files, find_data_set
+    from harness.render.console import TerminalConsole
+
+    data_set = find_data_set(name)
+    existing = existing_files(data_set, to)
+    console = TerminalConsole()
+    for file_name in data_set.registry:
+        status = "already there"
+        if file_name not in existing:
+            download(data_set, file_name, to, progressbar=sys.stderr.isatty())
+            status = "fetched and verified"
+        size = (to / file_name).stat().st_size
+        console.print(f"[green]✓[/] {file_name}: {status}, {size:,} bytes", soft_wrap=True)
+    path = escape(shlex.quote(str(to)))
+    console.print(f"[bold]next[/]  harness run mnist --data {path}", soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        "harness check quickstart",
+        "harness check sweep.yaml --set workloads.mlp.options.lr=0.1",
+        "harness check sweep.yaml --only workload=cnn --json",
+    )
+)
+def check(
+    sweep: SweepArgument,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="The seed of the models.  [default: the sweep's first]"),
+    ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show what passed, and every parameter's gradient."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for mistakes in a sweep's workloads.
+
+    Takes seconds, before hours are spent on training. Looks at samples, labels and split; at layers,
+    devices and modes; at loss, gradients and optimizer; and has each model learn a few samples by
+    heart. Each mistake is named with what to do about it. The report of the sweep shows the result
+    too.
+
+    Exit code 1 if there is a mistake.
+    """
+    from harness.core.paths import Results
+    from harness.interface.checking import check_sweep
+    from harness.render.console import spinner
+    from harness.render.preflight import show_preflight
+
+    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
+    check_launcher(cluster, profile, "torchrun")
+    chosen_seed = loaded.seeds[0] if seed is None else seed
+    with spinner("checking") as on_progress:
+        preflight = check_sweep(
+            Results(results), loaded, profile, seed=chosen_seed, on_progress=on_progress
+        )
+    show_preflight(preflight, verbose=verbose, as_json=as_json)
+    if preflight.problem_count:
+        raise typer.Exit(1)
+
+
+@app.command(
+    "find-lr",
+    epilog=examples(
+        "harness find-lr quickstart",
+        "harness find-lr sweep.yaml --only workload=cnn --epochs 1",
+        "harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json",
+    ),
+)
+def find_lr(
+    sweep: SweepArgument,
+    settings: SetOption = [],  # noqa: B006
+    data: DataOption = [],  # noqa: B006
+    only: OnlyOption = "",
+    cells: CellsOption = [],  # noqa: B006
+    cluster: ClusterOption = "local",
+    results: ResultsOption = Path("results"),
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=20, max=100_000, help="Steps of a training.  [default: 200]"),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", min=1, max=1000, help="Epochs of a training, instead of --steps."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=100, help="How many seeds, for their spread.")
+    ] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Suggest a learning rate for each cell of a sweep.
+
+    Trains each cell for a short time while its rate rises from 1e-7 to 1, until the loss diverges,
+    under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
+    loss falls most, or more for a schedule that has its peak only for a while. Beside it are the
+    steepest rate itself, and a tenth of the rate at which the loss is lowest; each with its range
+    over seeds. They are values of the axis lr. The report and MLflow show the curves too.
+    """
+    from harness.core.errors import BadInput
+    from harness.core.paths import Results
+    from harness.interface.checking import search_rates
+    from harness.render.console import spinner
+    from harness.render.preflight import show_rates
+    from harness.spec.cell import Length
+
+    if steps is not None and epochs is not None:
+        raise BadInput(f"--epochs: found {epochs} and --steps {steps}; allowed: one of them")
+    length = Length(steps=steps or 200) if epochs is None else Length(epochs=epochs)
+    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
+    check_launcher(cluster, profile, "torchrun")
+    with spinner("training") as on_progress:
+        search = search_rates(
+            Results(results),
+            loaded,
+            profile,
+            seeds=list(range(seeds)),
+            length=length,
+            on_progress=on_progress,
+        )
+    show_rates(search, as_json=as_json)

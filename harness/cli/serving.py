@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -14,7 +14,7 @@ from harness.cli.arguments import (
     ResultsOption,
     check_launcher,
     examples,
-    machine_held,
+    print_message,
     split_commas,
 )
 from harness.cli.completion import complete_trials
@@ -133,43 +133,41 @@ def export(
     """
     from harness.analysis.selection import find_trial
     from harness.core.paths import Results, TrialFolder
+    from harness.interface.export import choose_format
     from harness.serving.formats import check_formats
 
     formats = split_commas(to)
     check_formats(formats)
-    table = _table_format(table_format, output)
+    table = choose_format(table_format, output) if table_format or output else None
     plan = _plan(batch_sizes, threads, calls, parse_duration(budget, "--budget", at_least=0.1))
     results_folder = Results(results)
     record, folder = find_trial(results_folder, trial)
     trial_folder = TrialFolder(folder)
     if formats:
         from harness.interface.serving import export_model
-        from harness.render.terminal.console import spinner
+        from harness.render.console import spinner
         from harness.serving.exporting import find_checkpoint
         from harness.spec.cluster import load_profile
 
         profile = load_profile(cluster)
         check_launcher(cluster, profile, "torchrun")
         checkpoint = find_checkpoint(record, folder)
-        with (
-            machine_held(profile, f"harness export {record.trial.id}", no_wait=no_wait),
-            spinner(f"{record.trial.id}:") as on_progress,
-        ):
+        with spinner(f"{record.trial.id}:") as on_progress:
             exported = export_model(
-                checkpoint, _format_names(formats), plan, tolerance, profile, on_progress
+                checkpoint,
+                cast("Sequence[FormatName]", formats),  # `check_formats` has checked them
+                plan,
+                tolerance,
+                profile,
+                wait=not no_wait,
+                on_message=print_message,
+                on_progress=on_progress,
             )
     else:
         exported = _recorded_export(trial, trial_folder)
     _show(exported, trial_folder, table, output)
     if formats and table is None:
         print(f"harness results collect {record.sweep}{results_folder.flag} brings it to MLflow")
-
-
-def _format_names(formats: Sequence[str]) -> Sequence[FormatName]:
-    """Return names that `check_formats` has checked."""
-    from typing import cast
-
-    return cast("Sequence[FormatName]", formats)
 
 
 def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:
@@ -182,15 +180,6 @@ def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:
         allowed = ", ".join(FORMATS)
         raise BadInput(f"{trial}: nothing was exported yet; needed: --to with any of {allowed}")
     return exported
-
-
-def _table_format(table_format: str, output: Path | None) -> str | None:
-    """Return the format of the table for other programs, None for the one for people."""
-    if not table_format and output is None:
-        return None
-    from harness.interface.export import choose_format
-
-    return choose_format(table_format, output)
 
 
 def _plan(batch_sizes: str, threads: str, calls: int, seconds: float) -> LatencyPlan:

@@ -30,7 +30,7 @@ def list_results(results: ResultsOption = Path("results"), as_json: JsonOption =
     """List the sweeps that have run, with their trials, size and age."""
     from harness.core.paths import Results
     from harness.housekeeping.sweeps import list_sweeps
-    from harness.render.terminal.stored import show_sweeps
+    from harness.render.stored import show_sweeps
 
     show_sweeps(list_sweeps(Results(results)), as_json=as_json)
 
@@ -132,7 +132,7 @@ def prune(
     """
     from harness.core.paths import Results
     from harness.housekeeping import sweeps
-    from harness.render.terminal.stored import show_removals
+    from harness.render.stored import show_removals
 
     if whole and failed:
         raise BadInput("--whole: found with --failed; allowed: one of them")
@@ -178,7 +178,7 @@ def archive(
     from harness.housekeeping import archive as archives
     from harness.housekeeping import sweeps
     from harness.render.format import byte_size
-    from harness.render.terminal.stored import show_removals
+    from harness.render.stored import show_removals
 
     results_folder = Results(results)
     folder = sweeps.recorded_folder(results_folder, sweep)

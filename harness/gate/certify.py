@@ -36,11 +36,11 @@ def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
 
 
 def prepare(
-    results: Results, profile: Profile, wanted: CertifySettings, *, anew: bool
+    results: Results, profile: Profile, wanted: CertifySettings, *, restart: bool
 ) -> Certificate:
     """Return this machine's certificate for these settings and versions, an empty one if it has none.
 
-    `anew` ignores an existing one. Raises BadInput for one that can't be read.
+    `restart` ignores an existing one. Raises BadInput for one that can't be read.
     """
     from harness.records.code import describe_code
     from harness.records.environment import describe_software
@@ -60,7 +60,7 @@ def prepare(
         code=describe_code(),
         settings=wanted,
     )
-    if anew:
+    if restart:
         return empty
     earlier = certificates.read(results, empty.key)
     if earlier is None or not earlier.continues(empty):

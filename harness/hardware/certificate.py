@@ -35,7 +35,7 @@ SCHEMA = "3.2"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
-    remedy="harness gate certify --anew makes a new one",
+    remedy="harness gate certify --restart makes a new one",
     is_sealed=True,
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms

@@ -24,7 +24,7 @@ from harness.core.paths import Results
 from harness.interface.data import SweepData
 from harness.interface.folders import Folder, results_folder
 from harness.records.record import Record
-from harness.render.terminal.compare import row_fields
+from harness.render.compare import row_fields
 from harness.statistics.verdict import Correction
 
 if TYPE_CHECKING:

@@ -5,33 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Self
 
 from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
-from harness.launch.runner import TrialListener
 from harness.records.record import Record
+from harness.render.console import TerminalConsole
+from harness.render.run import RunView
 from harness.slurm.status import SweepStatus
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 
 
-class SweepView(TrialListener, Protocol):
-    """Shows a running sweep."""
-
-    def on_delivery(self) -> None:
-        """Records are going to be delivered, which may take seconds."""
-
-
-class RunDelivery:
-    """Listens to a running sweep, has its records delivered to MLflow, and passes all events to a view.
+class DeliveredRun(RunView):
+    """A running sweep that is shown, and whose records are delivered to MLflow.
 
     A tracker that fails is reported once and fails no trial: the records are on disk.
     """
 
     def __init__(
-        self, sweep: Sweep, results: Results, view: SweepView, tracking_uri: str | None
+        self, sweep: Sweep, results: Results, tracking_uri: str | None, console: TerminalConsole
     ) -> None:
         """Prepare to deliver to the MLflow store `tracking_uri`, which is connected to later.
 
@@ -40,55 +33,39 @@ class RunDelivery:
         # Imported here: `harness.interface.running` starts trials before it needs a tracker.
         from harness.tracking import DeliveryProcess
 
-        self.view = view
+        super().__init__(sweep, results, console)
         self.process = DeliveryProcess(results, results.sweep_folder(sweep.name), tracking_uri)
         self.ended: dict[str, None] = {}  # ids of all trials that have ended
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine
 
-    def __enter__(self) -> RunDelivery:
+    def __enter__(self) -> Self:
         self.process.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Deliver everything, with the verdicts, also after an error."""
         try:
             if self.ended and self.trouble is None:
-                self.view.on_delivery()
+                self.show_delivery()
                 with self._reported():
                     self.process.finish(list(self.ended))
         finally:
             self.process.close()
+            super().__exit__()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Note the trials that have ended before: an earlier run may have left them undelivered."""
         self.ended |= dict.fromkeys(record.trial.id for record in finished)
-        self.view.on_plan(pending, finished)
-
-    def on_trial_start(self, trial: Trial) -> None:
-        """Do nothing but show it."""
-        self.view.on_trial_start(trial)
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        """Do nothing but show it."""
-        self.view.on_trial_progress(trial, progress)
+        super().on_plan(pending, finished)
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Have the record delivered; the next trial does not wait for it."""
-        self.view.on_trial_end(record, folder)
+        super().on_trial_end(record, folder)
         self.ended[record.trial.id] = None
         if self.trouble is None:
             with self._reported():
                 self.process.deliver([record.trial.id])
-
-    def on_message(self, text: str) -> None:
-        """Do nothing but show it."""
-        self.view.on_message(text)
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -101,7 +78,7 @@ class RunDelivery:
         except Exception as error:  # whatever a tracker raises, the trials to come must run
             self.trouble = f"MLflow: {type(error).__name__}: {one_line(error)}"
         if self.trouble is not None:
-            self.view.on_message(self.trouble)
+            self.on_message(self.trouble)
 
 
 class JobDelivery:

@@ -1,23 +1,35 @@
-"""Compares trials: where they diverge, and how alike the cells of a sweep compute."""
+"""Trials that run again: reproductions, where two of them diverge, parity and audits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
-from harness.analysis.selection import recorded_results
+from harness.analysis.rungs import MAX_ULP
+from harness.analysis.selection import BASELINE, find, recorded_results
+from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
+from harness.gate.tax import Tax, measure_tax
+from harness.hardware.machine import machine_key
 from harness.interface.folders import run_folder
+from harness.records.environment import describe_hardware
 from harness.render.chart import png_bytes
-from harness.render.divergence_plot import draw_divergence
-from harness.render.terminal.divergence import differing_settings
+from harness.render.divergence import differing_settings, draw_divergence
+from harness.render.reproduction import ReproductionView, markdown
+from harness.reproduce import bundle
+from harness.reproduce.audit import measure_operations, plan_audit, taxed_pairs
+from harness.reproduce.catalog import OperationResult
 from harness.reproduce.parity import ParityPlan, measure_parity
 from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
+from harness.reproduce.reproduction import Demand, Subject, reproduce
+from harness.reproduce.rerun import Options, Original, originals
 from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial, Tracer, diff_traced
 from harness.reproduce.trajectory import course_of_runs
+from harness.reproduce.verdict import ReproductionVerdict
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
+from harness.spec.selected import find_cell
 from harness.spec.sweep import Sweep
 
 
@@ -125,3 +137,117 @@ def sweep_parity(
     if sweep.whole() is sweep:
         write_parity(results.sweep_folder(sweep.name), parity)
     return parity
+
+
+def audit_settings(
+    sweep: Sweep, profile: Profile, *, seconds: float, on_progress: Callable[[str], None]
+) -> tuple[SweepParity, list[Tax]]:
+    """Return what each setting of an audit changes, and what deterministic training costs.
+
+    Each cost is measured for `seconds`, none for 0. Raises HarnessError if a reference fails; logs that
+    errors name stay.
+    """
+    plan = plan_audit(sweep)
+    seed = sweep.seeds[0]
+    with run_folder("audit") as scratch:
+        parity = measure_parity(
+            sweep,
+            plan,
+            Tracer(scratch.path, profile, sweep.timeout, on_progress),
+            seed=seed,
+            max_ulp=MAX_ULP,
+            margin=0.0,
+            on_cell=lambda cell: None,
+        )
+        if any(cell.failure for cell in parity.cells):
+            scratch.keep()  # the failures name logs in it
+    taxes = []
+    for pair in taxed_pairs(plan) if seconds else []:
+        on_progress(f"measuring what {pair.setting} costs {pair.reference.label}")
+        taxes.append(
+            measure_tax(
+                pair.setting,
+                pair.reference,
+                pair.cell,
+                seed=seed,
+                base=sweep.base_folder,
+                profile=profile,
+                seconds=seconds,
+                on_progress=lambda text: None,
+            )
+        )
+    return parity, taxes
+
+
+def audit_operations(
+    sweep: Sweep, profile: Profile, on_progress: Callable[[str], None]
+) -> Mapping[str, Sequence[OperationResult]]:
+    """Return what was measured of each operation of a training step, by workload.
+
+    Raises HarnessError if a process fails; the log that it names stays.
+    """
+    with run_folder("audit") as scratch:
+        return measure_operations(sweep, profile, scratch.path, on_progress)
+
+
+def is_repeatable(parity: SweepParity) -> bool:
+    """Return whether every reference computed the same bits twice, and no cell failed."""
+    same_bits = all(reference.control is None for reference in parity.references)
+    return same_bits and not any(cell.failure for cell in parity.cells)
+
+
+def choose_trials(
+    sweep: Sweep, a: str, b: str, seed: int | None
+) -> tuple[TracedTrial, TracedTrial]:
+    """Return a trial of each of two cells, the sweep's only ones or those that are named.
+
+    Their seed is `seed`, or the sweep's first. Raises BadInput.
+    """
+    if a and b:
+        first, second = find_cell(sweep, a, "CELL"), find_cell(sweep, b, "CELL")
+    elif a:
+        raise BadInput(f"CELL: found only {a!r}; allowed: two cells")
+    elif len(sweep.cells) == 2:
+        first, second = sweep.cells
+    else:
+        raise BadInput(
+            f"{sweep.source}: found {len(sweep.cells)} cells; allowed: two, or the names of two"
+            " (harness plan lists them)"
+        )
+    seed_of_both = sweep.seeds[0] if seed is None else seed
+    folder = sweep.base_folder
+    return (
+        TracedTrial(trial=Trial(cell=first, seed=seed_of_both), base_folder=folder),
+        TracedTrial(trial=Trial(cell=second, seed=seed_of_both), base_folder=folder),
+    )
+
+
+def select_originals(
+    results: Results, run: str, tracking_uri: str | None, seeds: Sequence[int], cell: str
+) -> list[Original]:
+    """Return the trials on record that a name stands for; raises BadInput for none.
+
+    `baseline` alone is that of this machine's hardware.
+    """
+    from harness.tracking import Tracker
+
+    name = run
+    if run == BASELINE:
+        hardware = describe_hardware()
+        key = machine_key(hardware, "cuda" if hardware.gpus else "cpu")
+        name = f"{BASELINE}:{key}"
+    named = find(results, name, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
+    return originals(named, seeds, cell)
+
+
+def reproduce_trials(
+    subject: Subject, options: Options, demand: Demand, folder: Path, view: ReproductionView
+) -> ReproductionVerdict:
+    """Run recorded trials again, and write a sealed bundle of the verdict and its evidence.
+
+    Raises BadInput as `harness.reproduce.reproduction.reproduce` does.
+    """
+    verdict = reproduce(subject, options, demand, folder, view.listener, view.show_conditions)
+    bundle.write_verdict(folder, verdict, markdown(verdict))
+    bundle.seal_bundle(folder)
+    return verdict

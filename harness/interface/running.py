@@ -11,14 +11,13 @@ from harness.analysis.adaptive import Goal
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.interface.data import SweepData, load
-from harness.interface.delivery import RunDelivery
+from harness.interface.delivery import DeliveredRun
 from harness.interface.folders import Folder, results_folder
 from harness.interface.planning import Data, Settings, data_texts, load_planned, settings_texts
 from harness.launch import sweep as runner
 from harness.launch.sweep import Redo
 from harness.records.record import Record
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.run import RunView
+from harness.render.console import TerminalConsole
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.cluster import Parallel, Profile, with_parallel
 from harness.spec.sweep import Sweep
@@ -38,20 +37,20 @@ def run_sweep(
     sweep: Sweep,
     profile: Profile,
     results: Results,
-    view: RunView,
     tracking_uri: str | None,
     *,
+    console: TerminalConsole,
     redo: Redo,
     fail_fast: bool = False,
     wait: bool = True,
     goal: Goal | None = None,
 ) -> FinishedRun:
-    """Run the pending trials of a sweep, shown by `view` and delivered to MLflow.
+    """Run the pending trials of a sweep, shown on the console and delivered to MLflow.
 
     With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
     can have, if another process runs the sweep, and if trials ran with another profile before.
     """
-    delivery = RunDelivery(sweep, results, view, tracking_uri)
+    delivered = DeliveredRun(sweep, results, tracking_uri, console)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
@@ -60,7 +59,7 @@ def run_sweep(
             sweep,
             profile,
             results.sweep_folder(sweep.name),
-            delivery,
+            delivered,
             redo="missing" if is_further_repeat else redo,
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
@@ -68,13 +67,13 @@ def run_sweep(
             wait=wait,
         )
 
-    with view, delivery:
+    with delivered:
         finished, records = adaptive.run_until(goal, sweep, run_pending)
     return FinishedRun(
         sweep=finished,
         records=records,
-        trouble=delivery.trouble,
-        disk_failed=delivery.disk_failed,
+        trouble=delivered.trouble,
+        disk_failed=delivered.disk_failed,
     )
 
 
@@ -137,13 +136,12 @@ def run(
     if parallel is not None:
         profile = with_parallel(profile, str(parallel))
     folder = results_folder(results)
-    console = TerminalConsole(quiet=not progress)
     finished = run_sweep(
         loaded,
         profile,
         folder,
-        RunView(loaded, folder, console),
         tracking_uri,
+        console=TerminalConsole(quiet=not progress),
         redo=trials_to_redo(force=force, retry_failed=retry_failed),
         fail_fast=fail_fast,
         wait=wait,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.interface.delivery import JobDelivery
-from harness.render.terminal.status import StatusDisplay
+from harness.render.status import StatusDisplay
 from harness.slurm.status import SweepStatus, read_statuses
 from harness.spec.sweep import Sweep
 

@@ -97,10 +97,7 @@ def _certainty_sentence(result: SweepResult, workload: str, name: CellName) -> s
     if result.has_single_trials(workload):
         return "Not certain: one trial per cell shows no variation; add seeds or repeats."
     contenders = result.contenders(workload)
-    names = ", ".join(name(cell.cell) for cell in contenders[:MAX_NAMES])
-    more = len(contenders) - MAX_NAMES
-    if more > 0:
-        names += f" and {more} more"
+    names = fmt.listed([name(cell.cell) for cell in contenders], MAX_NAMES)
     return f"Not certain: {names} may be as fast; more seeds or repeats narrow the intervals."
 
 

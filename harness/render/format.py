@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harness.statistics.verdict import MetricVerdict, Outcome
 
 MISSING = "–"  # stands for what was not measured
+MOST_PACKAGES = 12  # that a line lists; JSON has all
 BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
@@ -61,6 +62,13 @@ LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its 
 def counts(occurrences: Iterable[str]) -> str:
     """Return how often each text occurs, in order of appearance: `3 done, 1 failed`."""
     return ", ".join(f"{count} {text}" for text, count in Counter(occurrences).items())
+
+
+def listed(texts: Sequence[str], most: int) -> str:
+    """Return the first texts, and how many more there are: `a, b and 3 more`; `none` for none."""
+    line = ", ".join(texts[:most]) or "none"
+    hidden = len(texts) - most
+    return f"{line} and {hidden:,} more" if hidden > 0 else line
 
 
 def duration(seconds: float) -> str:
@@ -278,13 +286,8 @@ def verdict_label(row: MetricRow | None) -> str:
 # Attribution.
 
 
-def effect_ratio(effect: Effect, digits: int = 3) -> str:
-    """Return what levels of axes contribute, as a ratio of throughputs: `1.234×`."""
-    return ratio(effect.ratio, digits)
-
-
 def effect_bounds(effect: Effect, digits: int = 3) -> str:
-    """Return the interval of `effect_ratio`: `1.100 to 1.300`."""
+    """Return the interval of an effect, a ratio of throughputs: `1.100 to 1.300`."""
     return bounds(effect.low, effect.high, digits)
 
 

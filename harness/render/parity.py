@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -15,13 +14,12 @@ from harness.analysis.parity import (
     CellParity,
     FirstDifference,
     Reference,
-    SeedEvidence,
     SweepParity,
 )
 from harness.core.text import counted
+from harness.render.console import show_table
 from harness.render.format import MISSING, cell_name
 from harness.render.table import Look, Styled, Table
-from harness.render.terminal.table import show as show_table
 from harness.reproduce.causes import UNEXPLAINED
 from harness.spec.cell import Cell
 
@@ -103,17 +101,11 @@ def over_seeds(cell: CellParity) -> str:
     difference = f"{evidence.metric} {shown.difference:+.4f} in {seeds}"
     if shown.min_provable_margin is None:
         return f"{difference}; needs 1 more at least"
-    provable = f"within {shown.min_provable_margin:.4f} for certain"
-    return f"{difference}, {provable}{_missing_seeds(evidence)}"
-
-
-def _missing_seeds(evidence: SeedEvidence) -> str:
-    """Return how many more seeds would show equivalence, where they could."""
-    if evidence.outcome != "inconclusive":
-        return ""
-    if evidence.seeds_missing is None:
-        return ""
-    return f"; needs about {evidence.seeds_missing} more"
+    text = f"{difference}, within {shown.min_provable_margin:.4f} for certain"
+    # More seeds would show equivalence, where they could.
+    if evidence.outcome == "inconclusive" and evidence.seeds_missing is not None:
+        text += f"; needs about {evidence.seeds_missing} more"
+    return text
 
 
 def parity_table(parity: SweepParity, reference: Reference) -> Table:
@@ -191,8 +183,3 @@ def to_json(parity: SweepParity) -> dict[str, Any]:
     for entry, cell in zip(content["cells"], parity.cells, strict=True):
         entry["id"], entry["rung"] = cell.cell.id, cell.rung
     return content
-
-
-def print_json(parity: SweepParity) -> None:
-    """Print the parity as JSON."""
-    print(json.dumps(to_json(parity), indent=1, default=str))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +15,9 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
 from harness.records.differences import Difference, shown
+from harness.render.console import TerminalConsole, print_json, show_table, styled
+from harness.render.run import RunView
 from harness.render.table import Look, Table, markdown_lines
-from harness.render.terminal.console import TerminalConsole, styled
-from harness.render.terminal.run import RunView
-from harness.render.terminal.table import show as show_table
 from harness.reproduce.bundle import RESULTS_FOLDER
 from harness.reproduce.rerun import Prepared
 from harness.reproduce.verdict import Outcome, ReproductionVerdict, SeedVerdict, TrialVerdict
@@ -357,6 +355,6 @@ class ReproductionView:
         self._console.print(text, soft_wrap=True, markup=False)
 
 
-def print_json(verdict: ReproductionVerdict, folder: Path) -> None:
+def print_verdict_json(verdict: ReproductionVerdict, folder: Path) -> None:
     """Print a verdict as JSON, with the folder of its bundle."""
-    print(json.dumps({**asdict(verdict), "bundle": str(folder)}, indent=1))
+    print_json({**asdict(verdict), "bundle": str(folder)})

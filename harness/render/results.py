@@ -21,12 +21,11 @@ from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
+from harness.render.console import TerminalConsole, show_table
 from harness.render.findings import mixture_sentences
 from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
 from harness.render.roofline import roofline_lines, with_measured_peaks
 from harness.render.table import Content, Styled, Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA

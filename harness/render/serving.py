@@ -9,9 +9,8 @@ from rich.markup import escape
 from harness.analysis.trial_table import TableColumn, TrialTable, Value
 from harness.core.text import counted
 from harness.render import format as fmt
+from harness.render.console import TerminalConsole, show_table
 from harness.render.table import Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
 from harness.serving.record import COMPILED, EAGER, ExportedModel, TrialExport
 from harness.serving.summary import QUANTILES, ArmLatency, summarize_groups
 from harness.statistics.quantile import Quantile
@@ -205,7 +204,7 @@ def show_export(export: TrialExport, folder: str) -> None:
     for number, table in enumerate(export_tables(export)):
         if number:
             console.print()
-        show(console, table)
+        show_table(console, table)
     for note in notes(export):
         console.print(escape(note), soft_wrap=True)
     console.print(escape(f"files: {folder}"), soft_wrap=True)

@@ -78,16 +78,22 @@ class TableGroup:
     notes: Sequence[str] = ()
 
 
-def markdown_lines(table: Table) -> list[str]:
-    """Return the lines of the table in Markdown; a bar or a line break would end a field."""
+def markdown_lines(table: Table, *, is_markup: bool = False, gap: str = "") -> list[str]:
+    """Return the lines of the table in Markdown; a bar or a line break would end a field.
+
+    With `is_markup`, the texts are Markdown already. `gap` follows each field but the last.
+    """
     alignments = ["---:" if column in table.numbers else "---" for column in table.columns]
     lines = []
     for row in (table.columns, alignments, *table.rows):
         fields = []
         for content in row:
             text = "".join(piece.text for piece in pieces(content))
-            fields.append(text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " "))
-        lines.append(f"| {' | '.join(fields)} |")
+            if not is_markup:
+                text = text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+            fields.append(text)
+        separator = " | " if row is alignments else f"{gap} | "
+        lines.append(f"| {separator.join(fields)} |")
     return lines
 
 

@@ -14,6 +14,7 @@ from harness.analysis.compare import MetricRow
 from harness.analysis.sweep_result import SweepResult
 from harness.render import format as fmt
 from harness.render.findings import WorkloadFinding, findings
+from harness.render.table import Table, markdown_lines
 from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import ALPHA
 from harness.tracking.figures import board_path
@@ -127,7 +128,7 @@ def _effects(attribution: Attribution, max_rows: int) -> str:
             [
                 _levels(effect.levels),
                 _levels(effect.reference),
-                fmt.effect_ratio(effect),
+                fmt.ratio(effect.ratio),
                 fmt.effect_bounds(effect).replace(" ", NO_BREAK),
                 fmt.certainty(effect),
             ]
@@ -164,25 +165,19 @@ def comparison_note(rows: Sequence[MetricRow]) -> str:
 
 def _shortened_table(columns: Sequence[str], rows: Sequence[Sequence[str]], max_rows: int) -> str:
     """Return a table of the first rows, and a line that says how many more there are."""
-    table = _table(columns, rows[:max_rows])
+    text = _table(columns, rows[:max_rows])
     hidden = len(rows) - max_rows
     if hidden > 0:
-        table += f"\n\n… and {hidden} more"
-    return table
+        text += f"\n\n… and {hidden} more"
+    return text
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in the Markdown of GitHub, which MLflow renders."""
-    separator = " | ".join(["---"] * len(columns))
-    lines = [_table_line(columns), f"| {separator} |"]
-    lines += [_table_line(row) for row in rows]
-    return "\n".join(lines)
-
-
-def _table_line(fields: Sequence[str]) -> str:
-    """Return one line of a table, with a gap after each field but the last."""
-    joined = f"{GAP} | ".join(fields)
-    return f"| {joined} |"
+    table = Table(columns)
+    for row in rows:
+        table.add_row(*row)
+    return "\n".join(markdown_lines(table, is_markup=True, gap=GAP))
 
 
 def escape_markdown(text: str) -> str:

@@ -31,7 +31,7 @@ from harness.records.files import read_record
 from harness.records.seal import clean_text
 from harness.render.chart import png_bytes
 from harness.render.confusions import draw_confusions
-from harness.render.rates import draw_rates
+from harness.render.preflight import draw_rates
 from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
 from harness.tracking.artifacts import collect_export, collect_files, export_metrics, staging

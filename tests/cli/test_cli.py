@@ -84,7 +84,7 @@ OPTIONS = {
         "--stacks --order --no-wait --json"
     ),
     "gate certify": (
-        "--set --data --cluster --results --comparisons --budget --min-effect --anew --no-wait"
+        "--set --data --cluster --results --comparisons --budget --min-effect --restart --no-wait"
     ),
     "gate baseline save": "--results --tracking-uri",
     "gate baseline show": "--results",

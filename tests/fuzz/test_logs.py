@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
-from harness.render.terminal import logs as view
+from harness.interface import logs as view
 
 # Bytes of terminals, of UTF-8 that ends early, and lines of any length.
 PIECES = st.sampled_from(

@@ -14,7 +14,7 @@ from harness.gate.accuracy import TrainedCell, choose_seeds, judge_accuracy
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.records.record import TargetMetric
-from harness.render.terminal import gate as view
+from harness.render import gate as view
 from tests.factories import make_cell, make_record
 
 CELL = make_cell()

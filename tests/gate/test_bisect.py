@@ -25,7 +25,7 @@ from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.judge import BisectFinding, SpeedJudge, TrainingSetup, classify
 from harness.gate.paired import Budget, PairedResult
 from harness.records.store import write_spec
-from harness.render.terminal import bisect as view
+from harness.render import bisect as view
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from tests.factories import make_cell

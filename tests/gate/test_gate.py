@@ -17,7 +17,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult, SpeedVerdict
-from harness.render.terminal import gate as view
+from harness.render import gate as view
 from tests.factories import make_cell
 from tests.support.commands import harness
 from tests.support.repository import Repository

@@ -19,8 +19,8 @@ from harness.gate.judge import BisectFinding
 from harness.gate.paired import PairedResult
 from harness.gate.ranks import StackTree, present_stack
 from harness.launch.stack import ReadyStack
-from harness.render.terminal import bisect as bisect_view
-from harness.render.terminal import gate as view
+from harness.render import bisect as bisect_view
+from harness.render import gate as view
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep, load_sweep

@@ -26,7 +26,7 @@ from harness.hardware.certificate import (
 from harness.records.code import Code
 from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
-from harness.render.terminal.certify import conclusion, summary_lines
+from harness.render.machine import conclusion, summary_lines
 from harness.spec.cluster import Profile
 from tests.factories import BEGUN
 from tests.support.commands import harness
@@ -111,7 +111,7 @@ def test_what_is_no_certificate_is_refused(
     path.write_text(sealed_text(content), encoding="utf-8")
     with pytest.raises(BadInput, match=message) as caught:
         certificate.read(results, certified.key)
-    assert "harness gate certify --anew" in str(caught.value)
+    assert "harness gate certify --restart" in str(caught.value)
 
 
 def test_only_like_is_gone_on_with() -> None:
@@ -128,12 +128,14 @@ def test_only_like_is_gone_on_with() -> None:
 def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path) -> None:
     results, profile = Results(tmp_path), Profile(device="cpu")
     begun = replace(
-        prepare(results, profile, SETTINGS, anew=False), comparisons=made(0, 2).comparisons
+        prepare(results, profile, SETTINGS, restart=False), comparisons=made(0, 2).comparisons
     )
     certificate.write(results, begun)
-    assert prepare(results, profile, SETTINGS, anew=False) == begun
-    assert prepare(results, profile, SETTINGS, anew=True).comparisons == ()
-    assert prepare(results, profile, replace(SETTINGS, seconds=9.0), anew=False).comparisons == ()
+    assert prepare(results, profile, SETTINGS, restart=False) == begun
+    assert prepare(results, profile, SETTINGS, restart=True).comparisons == ()
+    assert (
+        prepare(results, profile, replace(SETTINGS, seconds=9.0), restart=False).comparisons == ()
+    )
 
 
 def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from harness.hardware.measured_peaks import (
 from harness.launch import probe
 from harness.records.environment import Gpu, Hardware
 from harness.render import chart
+from harness.render.console import as_rich
 from harness.render.format import byte_size, rate
-from harness.render.terminal.peak import draw, plot_lines, tables
-from harness.render.terminal.table import as_rich
+from harness.render.peak import draw, plot_lines, tables
 from tests.factories import make_machine
 from tests.support.commands import harness
 

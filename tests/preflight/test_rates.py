@@ -33,7 +33,7 @@ from harness.preflight.rates import (
     suggest,
     write_search,
 )
-from harness.render.rates import plot_lines
+from harness.render.preflight import plot_lines
 from harness.tracking import Tracker
 from harness.tracking.contents import TrialOutline, cell_contents
 from tests.factories import make_cell, make_record

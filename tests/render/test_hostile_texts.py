@@ -11,9 +11,8 @@ from rich.text import Text
 
 from harness.core.paths import Results
 from harness.records.record import Failure
+from harness.render.console import LONG, TerminalConsole, from_markup, show_table
 from harness.render.table import Styled, Table
-from harness.render.terminal.console import TerminalConsole, from_markup
-from harness.render.terminal.table import LONG, show
 from tests.factories import make_record
 from tests.support.commands import harness
 from tests.support.reports import make_sweep, write_run
@@ -104,7 +103,7 @@ def test_table_takes_texts_as_they_are_and_styles_only_as_text(
 ) -> None:
     table = Table(["[bold]", ":fire:"])
     table.add_row("[/x]", Styled("styled", "failed"))
-    show(TerminalConsole(), table)
+    show_table(TerminalConsole(), table)
     assert capsys.readouterr().out.split() == ["[bold]", ":fire:", "[/x]", "styled"]
 
 
@@ -115,7 +114,7 @@ def test_long_table_is_aligned_and_has_no_control_characters(
     table.add_row(f"[b]{ESCAPE}é漢", Styled("1", "failed"))
     for _ in range(LONG):
         table.add_row("plain", "22")
-    show(TerminalConsole(), table)
+    show_table(TerminalConsole(), table)
     header, first, second, *others = capsys.readouterr().out.splitlines()
     name = "[b]]0;owned[2J31mé漢"
     assert first == f"{name}       1"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results, TrialFolder
-from harness.render.terminal import logs as view
+from harness.interface import logs as view
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 

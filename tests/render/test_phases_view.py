@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.record import SlowestRank
-from harness.render.terminal.phases import show_phases
+from harness.render.phases import show_phases
 from tests.factories import make_record
 from tests.support.sweeps import load
 

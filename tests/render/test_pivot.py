@@ -9,8 +9,8 @@ from rich.console import Console
 
 from harness.core.errors import BadInput
 from harness.records.record import Record
-from harness.render.terminal.pivot import pivot_table, ratio_table, show_pivot
-from harness.render.terminal.table import as_rich
+from harness.render.console import as_rich
+from harness.render.pivot import pivot_table, ratio_table, show_pivot
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load

@@ -9,10 +9,10 @@ import pytest
 
 from harness.core.paths import Results
 from harness.records.store import write_spec
-from harness.render.terminal import plan
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.run import RunView
-from harness.render.terminal.submit import show_prepared
+from harness.render import plan
+from harness.render.console import TerminalConsole
+from harness.render.plan import show_prepared
+from harness.render.run import RunView
 from harness.slurm import submission as submissions
 from harness.slurm.packing import Packing
 from harness.slurm.submit import PreparedSubmission
@@ -37,7 +37,7 @@ def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: int, *, in_
     path = tmp_path / "sweep.yaml"
     batch_sizes = ", ".join(str(2 * number) for number in range(1, sizes + 1))
     path.write_text(SWEEP % batch_sizes, encoding="utf-8")
-    plan.show(load_sweep(path), {}, as_json=False, in_full=in_full)
+    plan.show_plan(load_sweep(path), {}, as_json=False, in_full=in_full)
     return capsys.readouterr().out
 
 
@@ -63,7 +63,7 @@ def test_run_submit_and_show_say_which_combinations_are_left_out(
     assert found.endswith("(5); harness plan lists them")
     results = Results(tmp_path / "results")
 
-    view = RunView(sweep, results)
+    view = RunView(sweep, results, TerminalConsole())
     view.on_plan(sweep.trials(), [])
     view.on_plan(sweep.trials(), [])  # a further repeat
     assert capsys.readouterr().out.splitlines().count(found) == 1

@@ -13,7 +13,7 @@ from harness.records.across import in_memory_ranks
 from harness.records.record import Interruption, Record
 from harness.render.format import interruption_note
 from harness.render.results import show_results
-from harness.render.terminal.run import trial_line
+from harness.render.run import trial_line
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.benchmarks import SEEDS, records

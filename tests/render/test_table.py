@@ -10,8 +10,8 @@ from rich.console import Console
 
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
+from harness.render.console import as_rich
 from harness.render.results import result_table
-from harness.render.terminal.table import as_rich
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load

@@ -9,7 +9,7 @@ from harness.core.errors import BadInput
 from harness.gate import tax
 from harness.gate.paired import PairedResult
 from harness.gate.tax import Tax, ranks_side_by_side, with_ranks
-from harness.render.terminal.audit import (
+from harness.render.audit import (
     answer_of,
     describe_turn,
     relaunch_row,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import RankResult
-from harness.render.terminal.operations import operations_to_json, row, summary_lines
+from harness.render.audit import operation_row, operations_to_json, summary_lines
 from harness.reproduce import operation_worker
 from harness.reproduce.catalog import (
     OperationResult,
@@ -185,7 +185,7 @@ def test_a_row_shows_the_worst_size() -> None:
         ([placement, unordered], ["5×5 and 1 more", "9 of 25 at 2 threads", "the same", "–"]),
     ]:
         (group,) = group_operations({"mlp": results})
-        assert row(group)[2:] == expected
+        assert operation_row(group)[2:] == expected
 
 
 def test_workloads_share_what_they_have_in_common() -> None:

@@ -13,7 +13,7 @@ from harness.records.files import write_record
 from harness.records.record import RankResult
 from harness.records.series import Series
 from harness.render.chart import png_bytes
-from harness.render.divergence_plot import draw_divergence
+from harness.render.divergence import draw_divergence
 from harness.reproduce.snapshot import snapshot_path
 from harness.reproduce.trajectory import Distance, course_of_runs, loss_distances
 

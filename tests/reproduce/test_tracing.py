@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from harness.core.paths import TrialFolder
 from harness.records.trace import Recording, read_traces, trace_path
-from harness.render.terminal.divergence import description
+from harness.render.divergence import description
 from harness.reproduce.tracing import TraceDiff, TracedRun, TracedTrial, diff_traced
 from harness.spec.cell import Trial
 from harness.training.build import build_trial

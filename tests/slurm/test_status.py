@@ -17,7 +17,7 @@ from rich.console import Console
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.records.record import Failure
 from harness.records.store import lock
-from harness.render.terminal.status import panel
+from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.packing import PackedArray, PackedJob, Packing

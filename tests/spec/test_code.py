@@ -16,7 +16,7 @@ from harness.core.paths import Results
 from harness.launch.sweep import plan
 from harness.records.files import write_record
 from harness.records.store import read_recorded_sweep, write_spec
-from harness.render.terminal.run import left_out_lines
+from harness.render.run import left_out_lines
 from harness.spec.cell import WorkloadCode
 from harness.spec.code import (
     MISSING,

@@ -11,7 +11,7 @@ import pytest
 from harness.core.errors import BadInput, CodeChanged, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
-from harness.render.terminal import axes as axes_view
+from harness.render import catalog as axes_view
 from harness.reproduce.rebuild import rebuild_cell
 from harness.spec import custom as custom_spec
 from harness.spec import sweep as spec
@@ -137,7 +137,7 @@ def test_axes_lists_those_of_installed_packages(
 ) -> None:
     installed = {"scale": f"{own_axes.__name__}:Scale", "gone": "nowhere:Axis"}
     monkeypatch.setattr(axes_view, "installed_axes", lambda: installed)
-    axes_view.show()
+    axes_view.show_axes()
     shown = " ".join(capsys.readouterr().out.split())
     assert "custom.scale 0.5 to 4 default 1.0 Multiplies the loss, and the learning rate" in shown
     assert "custom.gone of nowhere:Axis, which can't be loaded: " in shown

@@ -25,7 +25,7 @@ from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
 from harness.render.findings import findings
-from harness.render.html import intervals, origin, plots, sections, tables
+from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.preflight import norm_table
 from harness.render.roofline import describe_shares, draw_roofline, roofline_cells
@@ -296,7 +296,7 @@ SECTIONS = (
         id="classes",
         title="Classes",
         kind="classes",
-        build=tables.classes,
+        build=sections.classes,
         about="of the cell with the best target metric, on the test set. In the matrix, what is right is"
         " blue and a mistake orange; the darker, the larger its share of the row. Precision is of what"
         " was taken for a class, recall of what is one.",
@@ -406,7 +406,7 @@ SECTIONS = (
         id="parity",
         title="Parity",
         kind="tables",
-        build=tables.parity,
+        build=sections.parity,
         about="how alike the cells compute, each compared with a reference, from the highest rung:"
         " bitwise, n ULP, the fp64 rule, equivalent over seeds, different",
         needs="harness diff parity",
@@ -424,7 +424,7 @@ SECTIONS = (
         id="exports",
         title="Exported models",
         kind="tables",
-        build=tables.exports,
+        build=sections.exports,
         about="each compared with eager mode over the whole test set; times of calls in turn, with 95%"
         " intervals from order statistics",
         needs="harness export TRIAL --to FORMAT",

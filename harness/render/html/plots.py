@@ -26,7 +26,7 @@ from harness.records.series import Numbers
 from harness.render import chart
 from harness.render.format import rate_spread
 from harness.render.html.report import Report, ReportCell
-from harness.render.rates import draw_rates
+from harness.render.preflight import draw_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

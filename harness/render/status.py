@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from harness.core.text import counted
+from harness.render.console import TerminalConsole, as_rich, print_json, show_table, styled
 from harness.render.format import STATUS_LOOKS, duration
 from harness.render.table import Content, Look, Styled, Table
-from harness.render.terminal.console import TerminalConsole, styled
-from harness.render.terminal.table import as_rich
-from harness.render.terminal.table import show as show_table
 from harness.slurm.rules import OPEN_STATES
 from harness.slurm.status import SweepStatus, TrialState
 
@@ -62,7 +59,7 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
             "bad_nodes": dict(status.bad_nodes),
             "trials": [asdict(trial) for trial in status.trials],
         }
-        print(json.dumps(content, indent=1))
+        print_json(content)
         return
     console = TerminalConsole()
     rows = list(status.trials)

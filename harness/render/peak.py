@@ -15,10 +15,9 @@ from rich.markup import escape
 from harness.core.text import counted
 from harness.hardware.machine import SATURATION, Copy, Machine, Matmul, TimedAllReduce, Timing
 from harness.render import chart
+from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING, byte_size, machine_title, rate
 from harness.render.table import Content, Styled, Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show as show_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,10 +60,21 @@ def _repeats(machine: Machine) -> str:
 
 def tables(machine: Machine) -> list[Table]:
     """Return the tables of products, of copies and, with several ranks, of all-reduces."""
-    shown = [_matmul_table(machine.matmuls), _copy_table(machine.copies)]
-    if machine.all_reduces:
-        shown.append(_all_reduce_table(machine.all_reduces))
-    return shown
+    products = _size_table(
+        "product, GFLOP/s",
+        _series_by_name(machine.matmuls),
+        size_of=lambda matmul: matmul.size,
+        size_label=lambda size: f"{size} × {size}",
+    )
+    copies = _size_table(
+        "copy, GB/s",
+        _series_by_name(machine.copies),
+        size_of=lambda copy: copy.bytes,
+        size_label=byte_size,
+    )
+    if not machine.all_reduces:
+        return [products, copies]
+    return [products, copies, _all_reduce_table(machine.all_reduces)]
 
 
 def _rates(work: float, timing: Timing) -> list[Styled]:
@@ -76,26 +86,6 @@ def _rates(work: float, timing: Timing) -> list[Styled]:
     middle = work / timing.median / GIGA
     worst = work / timing.worst / GIGA
     return [Styled(f"{best:.3g}", "plain"), Styled(f" ({middle:.3g}, {worst:.3g})", "quiet")]
-
-
-def _matmul_table(matmuls: Sequence[Matmul]) -> Table:
-    """Return the table of products: a column for each dtype and number of threads."""
-    return _size_table(
-        "product, GFLOP/s",
-        _series_by_name(matmuls),
-        size_of=lambda matmul: matmul.size,
-        size_label=lambda size: f"{size} × {size}",
-    )
-
-
-def _copy_table(copies: Sequence[Copy]) -> Table:
-    """Return the table of copies: a column for each direction and number of threads."""
-    return _size_table(
-        "copy, GB/s",
-        _series_by_name(copies),
-        size_of=lambda copy: copy.bytes,
-        size_label=byte_size,
-    )
 
 
 def _size_table(

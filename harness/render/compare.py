@@ -6,26 +6,27 @@ mean. In all of it A is the reference and B what is judged.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
 from harness.analysis.baseline import Saved
-from harness.analysis.compare import CellComparison, Match, MetricRow, Rules, setting_differences
-from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.compare import CellComparison, Match, MetricRow, setting_differences
+from harness.analysis.result import CellResult
+from harness.core.text import counted
 from harness.render import format as fmt
+from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Content, Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
+from harness.statistics.attribution import Attribution
 from harness.statistics.estimate import POWER
 from harness.statistics.trials import mean_of_trials
-from harness.statistics.verdict import Correction
+from harness.statistics.verdict import ALPHA, Correction
 
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
 NUMBERS = ["A", "B", "B against A", "interval", "pairs", "detectable"]  # aligned to the right
@@ -54,7 +55,7 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
             texts = row if len(b_names) > 1 else row[1:]
             table.add_row(label, *texts)
             label = ""  # only in the first row of a match
-    show(console, table)
+    show_table(console, table)
     console.print("\n" + "\n".join(_remarks(comparison)), soft_wrap=True)
     console.print(f"[bold]{escape(_conclusion(comparison))}[/]", soft_wrap=True)
 
@@ -120,23 +121,19 @@ def _remarks(comparison: CellComparison) -> list[str]:
     return remarks
 
 
-def _steps_clause(rules: Rules) -> str:
-    """Return what counts as a change of the steps to the goal, nothing without a goal."""
-    if rules.goal is None:
-        return ""
-    return f" or {fmt.share(rules.steps_margin)} of the steps to reach {rules.goal:g}"
-
-
 def _legend(comparison: CellComparison) -> str:
     """Return what counts as a change, and how a change is detected.
 
     It stands below every table, as verdicts depend on options that are not in it.
     """
     rules = comparison.rules
+    steps = ""
+    if rules.goal is not None:
+        steps = f" or {fmt.share(rules.steps_margin)} of the steps to reach {rules.goal:g}"
     return (
         f"a change: significant at {rules.alpha:.0%}, {CORRECTIONS[rules.correction]}, and of at"
         f" least {fmt.share(rules.min_effect)} of throughput or {rules.accuracy_margin:g} of the"
-        f" target metric{_steps_clause(rules)}; the same: shown to be less;"
+        f" target metric{steps}; the same: shown to be less;"
         f" {fmt.interval_legend(rules.alpha)};"
         f" detectable: detected {POWER:.0%} of the time; speeds are geometric means"
     )
@@ -161,7 +158,7 @@ def _conclusion(comparison: CellComparison) -> str:
     return "nothing is worse"
 
 
-def print_json(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> None:
+def print_comparison_json(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> None:
     """Print all that the table shows and what it is computed from, as JSON for other programs.
 
     Numbers are not rounded. JSON has no infinity: a bound or an effect without a limit is null.
@@ -176,7 +173,7 @@ def print_json(comparison: CellComparison, a_name: str, b_names: Sequence[str]) 
         "notes": comparison.notes,
         "cells": [_json_match(match) for match in comparison.matches],
     }
-    print(json.dumps(content, indent=1, allow_nan=False))
+    print_json(content)
 
 
 def _json_match(match: Match) -> dict[str, Any]:
@@ -278,7 +275,7 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
             str(len(result.trials)),
             " and ".join(result.conditions["code"]),
         )
-    show(TerminalConsole(), table)
+    show_table(TerminalConsole(), table)
 
 
 def show_baseline(path: Path, result: CellResult) -> None:
@@ -294,17 +291,61 @@ def show_baseline(path: Path, result: CellResult) -> None:
     numbers = ["seed", "repeat", "samples/s", "standard error", metric]
     table = Table([*numbers, "parameters"], numbers)
     for trial in result.trials:
-        table.add_row(*_trial_texts(trial))
-    show(console, table)
+        table.add_row(
+            str(trial.seed),
+            str(trial.repeat),
+            fmt.samples_per_second(trial.throughput),
+            fmt.share(trial.relative_error, digits=2),
+            fmt.metric_value(trial.metric),
+            trial.parameter_digest[:SHORT_DIGEST],
+        )
+    show_table(console, table)
 
 
-def _trial_texts(trial: TrialResult) -> list[str]:
-    """Return the texts of a trial's row in `show_baseline`."""
-    return [
-        str(trial.seed),
-        str(trial.repeat),
-        fmt.samples_per_second(trial.throughput),
-        fmt.share(trial.relative_error, digits=2),
-        fmt.metric_value(trial.metric),
-        trial.parameter_digest[:SHORT_DIGEST],
-    ]
+LEGEND = (
+    "of one axis: averaged over the values of the others; of two: how much more the first"
+    f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm),"
+    " where the interval, corrected likewise, leaves out 1"
+)
+
+
+def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> None:
+    """Print a table for each workload: a line for every level of an axis, then for every two.
+
+    `attributions` are by the workload's label. With `as_json` they are printed as JSON instead.
+    """
+    if as_json:
+        print_json({label: asdict(attribution) for label, attribution in attributions.items()})
+        return
+    console = TerminalConsole()
+    for label, attribution in attributions.items():
+        _print_attribution(console, label, attribution)
+    console.print(f"[dim]{LEGEND}[/]", soft_wrap=True)
+
+
+def _print_attribution(console: Console, label: str, attribution: Attribution) -> None:
+    """Print one workload's effects, how well the model fits, and the terms it can't separate.
+
+    A term is an axis or a pair of axes. It can't be separated where the cells that would tell it
+    from others are not in the sweep.
+    """
+    table = Table(
+        [label, "against", "throughput", "interval", "certain"],
+        ["throughput", "interval"],
+    )
+    for effect in attribution.effects:
+        table.add_row(
+            fmt.axis_levels(effect.levels),
+            fmt.axis_levels(effect.reference),
+            fmt.ratio(effect.ratio),
+            fmt.effect_bounds(effect),
+            fmt.certainty(effect),
+        )
+    show_table(console, table)
+    console.print(
+        f"[dim]a trial deviates by {attribution.deviation:.1%} from the model;"
+        f" {counted(attribution.degrees_of_freedom, 'degree')} of freedom[/]\n"
+    )
+    for term in attribution.unknown:
+        axes = escape(" and ".join(term))
+        console.print(f"{axes}: can't be separated from the other axes", soft_wrap=True)

@@ -1,18 +1,19 @@
-"""Shows `harness results`: the disk space of sweeps, and what a command removes."""
+"""Shows `harness results`: the disk space of sweeps, what a command removes, and MLPerf's logs."""
 
 from __future__ import annotations
 
-import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.core.text import counted
 from harness.housekeeping.sweeps import Removal, StoredSweep
+from harness.mllog.checker import RULESET, CheckerAnswer
+from harness.mllog.sweep import WrittenLog
+from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import byte_size, duration
 from harness.render.table import Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
 
 COLUMNS = ["sweep", "trials", "size", "changed", ""]
 DAY = 24 * 3600.0  # seconds
@@ -21,7 +22,7 @@ DAY = 24 * 3600.0  # seconds
 def show_sweeps(sweeps: Sequence[StoredSweep], *, as_json: bool) -> None:
     """Print a row for each sweep, or all of it as JSON."""
     if as_json:
-        print(json.dumps([asdict(stored) for stored in sweeps], indent=1))
+        print_json([asdict(stored) for stored in sweeps])
         return
     console = TerminalConsole()
     if not sweeps:
@@ -41,7 +42,7 @@ def show_sweeps(sweeps: Sequence[StoredSweep], *, as_json: bool) -> None:
         if seconds >= 2 * DAY:
             age = counted(int(seconds / DAY), "day")
         table.add_row(stored.name, trials, byte_size(stored.bytes), f"{age} ago", remark)
-    show(console, table)
+    show_table(console, table)
     total = byte_size(sum(stored.bytes for stored in sweeps))
     console.print(f"\n{counted(len(sweeps), 'sweep')}, {total}")
 
@@ -53,3 +54,18 @@ def show_removals(removals: Sequence[Removal], *, is_dry_run: bool) -> None:
         print(f"{verb} {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")
     total = byte_size(sum(removal.bytes for removal in removals))
     print(f"{counted(len(removals), 'folder')}, {total}")
+
+
+def show_answers(logs: Sequence[WrittenLog], answers: Sequence[CheckerAnswer]) -> None:
+    """Print the answer of MLCommons' checker to each log.
+
+    What it says of a log that it refuses is printed as it is, on stderr.
+    """
+    refused = 0
+    for log, answer in zip(logs, answers, strict=True):
+        print(f"{log.path}: {answer.verdict}")
+        if not answer.accepted:
+            refused += 1
+            print(answer.output, file=sys.stderr)
+    summary = f"{counted(len(logs), 'log')} by the rules of training {RULESET}"
+    print(f"{summary}: {len(logs) - refused} accepted, {refused} refused")

@@ -1,19 +1,34 @@
-"""Shows `harness diff`: where two trials diverge, and how far apart the tensors are there."""
+"""Shows `harness diff`: where two trials diverge, how far apart the tensors are there, and a plot."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
 
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
+from harness.render.chart import (
+    COLORS,
+    INK,
+    MARKERS,
+    new_figure,
+    plain_formatter,
+    style_axes,
+)
+from harness.render.console import TerminalConsole, print_json, show_table
+from harness.render.format import MISSING, listed
 from harness.render.table import Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
-from harness.reproduce.divergence import Divergence, RankMark, TraceComparison
+from harness.reproduce.divergence import Divergence, RankMark, tensors_of
+from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record
 from harness.reproduce.tracing import TraceDiff
+from harness.reproduce.trajectory import Course, Distance
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell, Trial, axis_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 # What each phase computes, from what the phases before it have left.
 WHAT_PHASES_DO = {
@@ -39,7 +54,7 @@ TENSORS_SHOWN = 10
 def show_diff(a: Trial, b: Trial, diff: TraceDiff, *, as_json: bool) -> None:
     """Print where two traced trials diverge."""
     if as_json:
-        print(json.dumps(to_json(a, b, diff), indent=1))
+        print_json(to_json(a, b, diff))
         return
     console = TerminalConsole()
     print_lines(console, [*heading(a, b), *description(a, b, diff)])
@@ -62,7 +77,7 @@ def show_differences(console: TerminalConsole, differences: Sequence[TensorDiffe
     )
     for difference in differences[:TENSORS_SHOWN]:
         table.add_row(*_row(difference))
-    show(console, table)
+    show_table(console, table)
     hidden = len(differences) - TENSORS_SHOWN
     if hidden > 0:
         console.print(f"and {hidden} more; --json lists all")
@@ -86,7 +101,11 @@ def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
     lines = other_tensors_lines(diff.only_a, diff.only_b)
     if steps.divergence is None:
         subject = "same bits of the tensors that both have" if lines else "same bits"
-        return [*lines, f"{subject}: {_coverage(steps)}"]
+        coverage = f"{steps.compared} moments of training and evaluation compared"
+        only = steps.only_a + steps.only_b
+        if only:
+            coverage += f"; {only} that only one of them has were not"
+        return [*lines, f"{subject}: {coverage}"]
     where = diff.tensors or steps
     if where.divergence is None:
         return [
@@ -106,15 +125,8 @@ def other_tensors_lines(only_a: Sequence[str], only_b: Sequence[str]) -> list[st
     lines = []
     for name, tensors in (("A", only_a), ("B", only_b)):
         if tensors:
-            lines.append(f"only {name} has: {listed(tensors)}")
+            lines.append(f"only {name} has: {listed(tensors, TENSORS_SHOWN)}")
     return lines
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    text = ", ".join(names[:TENSORS_SHOWN])
-    hidden = len(names) - TENSORS_SHOWN
-    return f"{text} and {hidden} more" if hidden > 0 else text
 
 
 def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
@@ -145,15 +157,6 @@ def differing_settings(a: Cell, b: Cell) -> list[str]:
     return differing
 
 
-def _coverage(comparison: TraceComparison) -> str:
-    """Return how much was compared."""
-    text = f"{comparison.compared} moments of training and evaluation compared"
-    only = comparison.only_a + comparison.only_b
-    if only:
-        text += f"; {only} that only one of them has were not"
-    return text
-
-
 def moment(mark: Mark) -> str:
     """Return when a mark was made, as `step 3, micro-step 2, forward`."""
     parts = [f"step {mark.step}"]
@@ -165,8 +168,8 @@ def moment(mark: Mark) -> str:
 
 def _row(difference: TensorDifference) -> list[str]:
     """Return a row of the table of tensors."""
-    ulp = "–" if difference.largest_ulp is None else f"{difference.largest_ulp:,}"
-    relative = "–"
+    ulp = MISSING if difference.largest_ulp is None else f"{difference.largest_ulp:,}"
+    relative = MISSING
     if difference.largest_relative is not None:
         relative = f"{difference.largest_relative:.2g}"
     return [
@@ -221,3 +224,156 @@ def _difference_to_json(difference: TensorDifference) -> dict[str, Any]:
         "largest_absolute": difference.largest_absolute,
         "largest_relative": difference.largest_relative,
     }
+
+
+def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
+    """Print where two recorded trials part."""
+    if as_json:
+        print_json(_recorded_to_json(diff))
+    else:
+        _show(diff)
+
+
+def _show(diff: RecordedDiff) -> None:
+    """Print what is known of two recorded trials."""
+    console = TerminalConsole()
+    trials = (diff.a.record.trial, diff.b.record.trial)
+    print_lines(console, [*heading(*trials), *_record_lines(diff)])
+    again = diff.again
+    if again is None:
+        return
+    print_lines(console, _rerun_lines(diff, again))
+    show_differences(console, again.differences)
+
+
+def _record_lines(diff: RecordedDiff) -> list[str]:
+    """Return what the records say, as lines."""
+    bounds = diff.bounds
+    compared = bounds.comparison.compared
+    divergence = bounds.comparison.divergence
+    lines = other_tensors_lines(
+        tensors_of(bounds.comparison.other_tensors_a), tensors_of(bounds.comparison.other_tensors_b)
+    )
+    if divergence is None:
+        extent = "of losses, evaluations and the parameters at the end"
+        if bounds.fingerprinted:
+            extent = (
+                f"of losses, evaluations and the fingerprints of {len(bounds.fingerprinted)} steps"
+            )
+        return [*lines, f"same in their records: {compared} digests {extent}"]
+    if bounds.is_exact:
+        trials = (diff.a.record.trial, diff.b.record.trial)
+        names = list(dict.fromkeys(entry.mark.name for entry in divergence.together))
+        return [
+            *lines,
+            moment_line(*trials, divergence),
+            f"tensors: {listed(names, TENSORS_SHOWN)}",
+        ]
+    earlier = "nothing is known of the steps before"
+    if bounds.equal_up_to:
+        earlier = f"everything is the same up to step {bounds.equal_up_to}"
+    mark = divergence.earliest.mark
+    where = f"in {PARAMETERS}" if mark.name == PARAMETERS else f"at {moment(mark)}"
+    return [*lines, f"by their records, they differ {where}; {earlier}"]
+
+
+def _rerun_lines(diff: RecordedDiff, again: TraceDiff) -> list[str]:
+    """Return what running both again has shown, as lines."""
+    lines = []
+    for name, unlike in _unlike_records(diff, again).items():
+        if unlike is not None:
+            step, phase = unlike
+            trial = diff.a if name == "A" else diff.b
+            lines.append(
+                f"{name} did not compute again what it has recorded, first in step {step}, {phase};"
+                f" harness reproduce {trial.record.trial.id} names what is other here"
+            )
+    trials = (diff.a.record.trial, diff.b.record.trial)
+    if again.is_same and diff.bounds.comparison.divergence is not None:
+        lines.append(
+            "run again, both compute the same bits: what parted them is not in their settings"
+        )
+        return lines
+    lines += [f"run again: {line}" for line in description(*trials, again)]
+    return lines
+
+
+def _unlike_records(diff: RecordedDiff, again: TraceDiff) -> dict[str, tuple[int, str] | None]:
+    """Return for A and B the first fingerprint that the new run did not repeat, None for none."""
+    run_a, run_b = again.overviews
+    return {
+        "A": unlike_record(diff.a, run_a.traces),
+        "B": unlike_record(diff.b, run_b.traces),
+    }
+
+
+def _recorded_to_json(diff: RecordedDiff) -> dict[str, Any]:
+    """Return what is known of two recorded trials as JSON can hold it."""
+    trial_a, trial_b = diff.a.record.trial, diff.b.record.trial
+    bounds, again = diff.bounds, diff.again
+    divergence = bounds.comparison.divergence
+    together = () if divergence is None else divergence.together
+    recorded = {
+        "compared": bounds.comparison.compared,
+        "equal_up_to": bounds.equal_up_to,
+        "is_exact": bounds.is_exact,
+        "first": None if divergence is None else entry_to_json(divergence.earliest),
+        "tensors": [entry_to_json(entry) for entry in together],
+    }
+    content: dict[str, Any] = {
+        "a": {"trial": trial_a.id},
+        "b": {"trial": trial_b.id},
+        "same": diff.is_same,
+        "recorded": recorded,
+        "again": None,
+    }
+    if again is not None:
+        content["again"] = to_json(trial_a, trial_b, again)
+        content["unlike_record"] = _unlike_records(diff, again)
+    return content
+
+
+WIDTH, HEIGHT = 8.0, 6.0  # inches
+MAX_TITLE = 80  # characters that fit
+# Below it the axis is linear, so that the same bits, a distance of 0, can be drawn.
+SMALLEST_RELATIVE = 1e-9
+SMALLEST_ULP = 1
+
+
+def draw_divergence(course: Course, title: str, first_step: int | None) -> Figure:
+    """Return the figure: relative distances above, units in the last place below."""
+    figure = new_figure(WIDTH, HEIGHT)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    style_axes(upper, shorten(title, MAX_TITLE, placeholder=" …"), "", "relative distance")
+    style_axes(lower, "", "step", "distance in ULP")
+    upper.set_yscale("symlog", linthresh=SMALLEST_RELATIVE)
+    lower.set_yscale("symlog", linthresh=SMALLEST_ULP)
+    for axes, name in ((upper, "relative"), (lower, "ulp")):
+        axes.yaxis.set_major_formatter(plain_formatter())
+        _draw_distances(axes, course.losses, name, "loss", 0)
+        _draw_distances(axes, course.parameters, name, "parameters", 1)
+        axes.set_ylim(bottom=0)
+        if first_step is not None:
+            axes.axvline(first_step, color=INK, linestyle="--", linewidth=1)
+    if first_step is not None:
+        upper.annotate(
+            f" step {first_step}",
+            (first_step, 0.97),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            fontsize=8.5,
+        )
+    lower.legend(loc="upper left", fontsize=8.5, frameon=False)
+    return figure
+
+
+def _draw_distances(
+    axes: Axes, distances: Sequence[Distance], name: str, label: str, number: int
+) -> None:
+    """Draw one row of distances: a line through every step, or markers at a few."""
+    if not distances:
+        return
+    steps = [distance.step for distance in distances]
+    values = [getattr(distance, name) for distance in distances]
+    marker = MARKERS[number] if number else ""
+    axes.plot(steps, values, color=COLORS[number], marker=marker, linewidth=1.2, label=label)

@@ -14,10 +14,9 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.records.record import Record
 from harness.render import format as fmt
+from harness.render.console import TerminalConsole, show_table
 from harness.render.format import NUMERIC_AXES
 from harness.render.table import Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import geometric_mean_interval
@@ -37,9 +36,9 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     Raises BadInput for an axis in which the sweep's cells do not differ.
     """
     console = TerminalConsole()
-    show(console, pivot_table(sweep, records, across))
+    show_table(console, pivot_table(sweep, records, across))
     console.print()
-    show(console, ratio_table(sweep, records, across))
+    show_table(console, ratio_table(sweep, records, across))
     done = [record for record in records if record.status == "done"]
     trials = len(sweep.trials())
     means = "one trial a cell"

@@ -7,7 +7,7 @@ that scripts that read one can read the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Self
 
@@ -17,14 +17,14 @@ from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.bisect_stacks import StackBisectOutcome
 from harness.gate.history import Commit
 from harness.gate.judge import BisectFinding
+from harness.render.console import TerminalConsole, styled
+from harness.render.format import MOST_PACKAGES, listed
 from harness.render.table import Look
-from harness.render.terminal.console import TerminalConsole, styled
 
-MOST_PACKAGES = 12  # that a line lists; JSON has all
 LOOKS: Mapping[str, Look] = {"bad": "worse", "good": "better", "skip": "open"}  # by a mark
 
 
-class Progress:
+class BisectView:
     """Shows a bisection on stderr while it runs, so that stdout has nothing but its result.
 
     It is the listener of `harness.gate.bisect`. What is going on now is next to a spinner, and what
@@ -80,7 +80,7 @@ def stack_lines(outcome: StackBisectOutcome) -> list[str]:
     if outcome.against_previous is None:
         lines = [f"The first bad stack is one of these {len(outcome.suspects)}:"]
         for name, changes in zip(outcome.suspects, outcome.package_changes, strict=True):
-            lines.append(f"  {name}: {_describe_changes(changes)}")
+            lines.append(f"  {name}: {listed(changes, MOST_PACKAGES)}")
         return [*lines, summary]
     (name,), (changes,) = outcome.suspects, outcome.package_changes
     doubt = ""
@@ -88,18 +88,10 @@ def stack_lines(outcome: StackBisectOutcome) -> list[str]:
         doubt = "; so it is not certain that this is the stack"
     return [
         f"{name} is the first bad stack",
-        f"packages that differ, {outcome.previous} → {name}: {_describe_changes(changes)}",
+        f"packages that differ, {outcome.previous} → {name}: {listed(changes, MOST_PACKAGES)}",
         f"against {outcome.previous}: {outcome.against_previous.description}{doubt}",
         summary,
     ]
-
-
-def _describe_changes(changes: Sequence[str]) -> str:
-    """Return the packages that differ, as many as a line holds."""
-    listed = ", ".join(changes[:MOST_PACKAGES]) or "none"
-    if len(changes) > MOST_PACKAGES:
-        listed += f" and {len(changes) - MOST_PACKAGES} more"
-    return listed
 
 
 def stacks_as_json(outcome: StackBisectOutcome) -> str:

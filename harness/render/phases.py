@@ -15,11 +15,9 @@ from rich.text import Text
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
+from harness.render.console import TerminalConsole, show_table
 from harness.render.format import NUMERIC_AXES
 from harness.render.table import TERMINAL_STYLES, Content, Look, Styled, Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
-from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
 BAR_WIDTH = 32  # characters of a whole bar
@@ -56,8 +54,12 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
     for cell in sweep.cells:
         shares[cell.id] = _mean_shares(summaries[cell.id])
     phases = _visible_phases(list(shares.values()))
-    table = _empty_table(sweep.cells, phases)
     axes = varying_axes(sweep.cells)
+    columns = [PHASES[phase].column for phase in phases]
+    table = Table(
+        ["cell", "workload", *axes, "step", *columns, "skew", "steady"],
+        [*columns, "skew", *NUMERIC_AXES],
+    )
     for cell in sweep.cells:
         cell_shares = shares[cell.id]
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
@@ -67,7 +69,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
         row.append(_straggler(summaries[cell.id]))
         row.append(_steadiness(summaries[cell.id]))
         table.add_row(*row)
-    show(console, table)
+    show_table(console, table)
     console.print(_legend(phases), soft_wrap=True)
 
 
@@ -111,15 +113,6 @@ def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
         if largest > NEGLIGIBLE:
             visible.append(phase)
     return visible
-
-
-def _empty_table(cells: Sequence[Cell], phases: Sequence[str]) -> Table:
-    """Return the table without rows."""
-    columns = [PHASES[phase].column for phase in phases]
-    return Table(
-        ["cell", "workload", *varying_axes(cells), "step", *columns, "skew", "steady"],
-        [*columns, "skew", *NUMERIC_AXES],
-    )
 
 
 def _bar(shares: Mapping[str, float]) -> list[Styled]:

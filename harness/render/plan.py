@@ -1,12 +1,11 @@
-"""Shows `harness plan`: the cells and trials of a sweep, and how long they will take."""
+"""Shows `harness plan` and `harness submit`: the cells and trials of a sweep, and the jobs that run them."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,13 +13,23 @@ from rich.markup import escape
 from harness.analysis.cells import varying_axes
 from harness.core.errors import one_line
 from harness.core.text import counted
-from harness.render.format import NUMERIC_AXES, axis_texts, axis_value, changed_axes, duration
+from harness.render.console import TerminalConsole, print_json, show_table
+from harness.render.format import (
+    MISSING,
+    NUMERIC_AXES,
+    axis_texts,
+    axis_value,
+    changed_axes,
+    duration,
+)
 from harness.render.table import Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show as show_table
 from harness.spec.cell import Cell, Fingerprints, level_reader
 from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
+
+if TYPE_CHECKING:
+    from harness.slurm.submission import JobArray, Submission
+    from harness.slurm.submit import PreparedSubmission
 
 MOST_ROWS = 200  # cells that are listed one by one, and points that are left out
 ENDS = 5  # cells at the beginning and at the end that a summary shows
@@ -29,7 +38,7 @@ MOST_CONFLICTS = 2  # whose reasons a line on them gives
 MOST_REASONS = 20  # for leaving out points that a summary shows
 
 
-def show(
+def show_plan(
     sweep: Sweep, estimates: Mapping[str, float], *, as_json: bool, in_full: bool = False
 ) -> None:
     """Print the plan of a sweep: cells, trials and duration, and what is left out and why.
@@ -39,7 +48,7 @@ def show(
     are the seconds that a trial takes, by the id of its cell.
     """
     if as_json:
-        print(json.dumps(describe(sweep, estimates), indent=1, default=str))
+        print_json(plan_to_json(sweep, estimates))
         return
     console = TerminalConsole()
     description = escape(one_line(sweep.description))
@@ -117,7 +126,7 @@ def conflict_lines(sweep: Sweep) -> list[str]:
     ]
 
 
-def describe(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
+def plan_to_json(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]:
     """Return the sweep as JSON, with every default and every id.
 
     `estimates` are the seconds that a trial takes, by the cell's id.
@@ -196,3 +205,59 @@ def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[st
         row = [*axis_texts(cell, axes), str(cell.length), estimate]
         table.add_row(cell.id, cell.workload.label, *row)
     return table
+
+
+JOB_COLUMNS = ("job", "jobs", "nodes", "ranks a node", "trials", "longest")
+JOB_NUMBERS = ("jobs", "nodes", "trials")  # aligned to the right
+
+
+def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
+    """Print how many trials are submitted, how many are not and why, and the remarks."""
+    name = escape(prepared.submission.sweep.name)
+    line = f"[bold]{name}[/]: {counted(prepared.new_trials, 'trial')}"
+    if prepared.finished_trials:
+        line += f"; {prepared.finished_trials} are done"
+    if prepared.live_trials:
+        line += f"; {prepared.live_trials} are in the queue already"
+    console.print(line, soft_wrap=True)
+    for line in conflict_lines(prepared.submission.sweep):
+        console.print(line, markup=False, soft_wrap=True)
+    for remark in prepared.remarks:
+        console.print(remark, style="yellow", markup=False, soft_wrap=True)
+
+
+def show_script(console: Console, script: str) -> None:
+    """Print a batch script."""
+    # Without markup: in a script, square brackets are the shell's.
+    console.print(f"\n{script}", markup=False, soft_wrap=True)
+
+
+def show_jobs(console: Console, submission: Submission) -> None:
+    """Print a row for each array of jobs: its size, what each of its jobs asks for, and its trials.
+
+    The id is a dash where Slurm has not given one, as in a dry run. Prints nothing without arrays.
+    """
+    if not submission.arrays:
+        return
+    table = Table(JOB_COLUMNS, JOB_NUMBERS)
+    for array in submission.arrays:
+        table.add_row(
+            array.slurm_id or MISSING,
+            str(len(array.trial_ids)),
+            str(array.nodes),
+            str(array.ranks_per_node),
+            str(sum(len(trial_ids) for trial_ids in array.trial_ids)),
+            _longest(array),
+        )
+    show_table(console, table)
+
+
+def _longest(array: JobArray) -> str:
+    """Return the estimated duration of the array's longest job.
+
+    Unknown if that of any job is, since that job may be the longest.
+    """
+    estimates = [seconds for seconds in array.estimated_seconds if seconds is not None]
+    if len(estimates) < len(array.estimated_seconds):
+        return "unknown"
+    return duration(max(estimates))

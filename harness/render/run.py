@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -19,14 +18,14 @@ from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
 from harness.records.record import Record, Summary
 from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
+from harness.render.console import TerminalConsole
 from harness.render.format import (
     duration,
     interruption_note,
     nondeterminism_notes,
     stop_note,
 )
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.plan import conflict_lines
+from harness.render.plan import conflict_lines
 from harness.spec.cell import Trial
 from harness.spec.code import changed_parts
 from harness.spec.sweep import Sweep
@@ -37,15 +36,10 @@ STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from whic
 class RunView:
     """Shows a running sweep: a progress bar, and a line for each trial that has ended."""
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        results: Results,
-        console: TerminalConsole | None = None,
-    ) -> None:
+    def __init__(self, sweep: Sweep, results: Results, console: TerminalConsole) -> None:
         self.sweep = sweep
         self.results = results
-        self.console = console or TerminalConsole()
+        self.console = console
         self.planned_count = 0  # trials to run
         self.started_count = 0
         self.finished_count = 0
@@ -61,17 +55,12 @@ class RunView:
         self.rows: dict[str, TaskID] = {}  # by running trial; seen where several run side by side
         self.shares_done: dict[str, float] = {}  # of each running trial, from 0 to 1
 
-    def __enter__(self) -> RunView:
+    def __enter__(self) -> Self:
         """Start to draw the bar."""
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the bar; the trials' lines stay."""
         self.progress.stop()
 
@@ -154,7 +143,7 @@ class RunView:
         """Print it above the bar."""
         self._print(f"[yellow]{escape(text)}[/]")
 
-    def on_delivery(self) -> None:
+    def show_delivery(self) -> None:
         """Show that records are being delivered."""
         self.progress.update(self.bar, news="recording in MLflow")
 

@@ -22,9 +22,9 @@ from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
-from harness.render.table import Look, Styled, Table
-from harness.render.terminal.console import TerminalConsole
-from harness.render.terminal.table import show
+from harness.render.console import TerminalConsole, show_table
+from harness.render.format import MISSING, MOST_PACKAGES, listed, samples_per_second
+from harness.render.table import Look, Styled, Table, markdown_lines
 from harness.statistics.verdict import ALPHA
 
 LOOKS: Mapping[str, Look] = {  # by verdict; any other is plain
@@ -37,9 +37,7 @@ EXIT_INCONCLUSIVE = 3
 HEADINGS = {0: "passes", 1: "fails", EXIT_INCONCLUSIVE: "is inconclusive"}  # by exit code
 COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
 NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
-BITS = {True: "same", False: "differ", None: "–"}  # by `PairedResult.same_bits`
-UNKNOWN = "–"
-MOST_PACKAGES = 12  # that a line lists; JSON has all
+BITS = {True: "same", False: "differ", None: MISSING}  # by `PairedResult.same_bits`
 SHORT_COMMIT = 7  # characters, as git abbreviates
 LONGEST_TEXT = 2000  # characters of a name or a sentence
 ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
@@ -53,7 +51,7 @@ def show_outcome(outcome: GateOutcome) -> None:
         _add_row(table, cell_outcome.cell.label, cell_outcome.measured)
         if cell_outcome.control is not None:
             _add_row(table, "↳ control", cell_outcome.control)
-    show(console, table)
+    show_table(console, table)
     console.print(f"\n[dim]{escape(_caption(outcome))}[/]", soft_wrap=True)
     console.print(f"[dim]{escape(outcome.conditions.certificate)}[/]", soft_wrap=True)
     for line in describe_packages(outcome):
@@ -71,7 +69,7 @@ def show_outcome(outcome: GateOutcome) -> None:
 def _add_row(table: Table, label: str, paired: PairedResult) -> None:
     """Add the row of a cell or of its control: one text for each of `COLUMNS`."""
     verdict = "failed" if paired.failure else paired.verdict
-    cost = UNKNOWN
+    cost = MISSING
     if paired.pairs:
         cost = f"{paired.seconds:.1f} s, {counted(paired.pairs, 'pair')}"
     table.add_row(
@@ -136,11 +134,9 @@ def describe_packages(outcome: GateOutcome) -> list[str]:
     """Return what each measured stack has in other versions than the one before, a line each."""
     lines = []
     for name, changes in outcome.package_changes.items():
-        listed = ", ".join(changes[:MOST_PACKAGES]) or "none"
-        if len(changes) > MOST_PACKAGES:
-            listed += f" and {len(changes) - MOST_PACKAGES} more"
-        before = outcome.options.stack
-        lines.append(_printable(f"packages that differ, {before} → {name}: {listed}"))
+        stacks = f"{outcome.options.stack} → {name}"
+        text = f"packages that differ, {stacks}: {listed(changes, MOST_PACKAGES)}"
+        lines.append(_printable(text))
     return lines
 
 
@@ -274,7 +270,7 @@ def _describe_change(paired: PairedResult, revision: str) -> str:
     change = abs((paired.ratio or 1) - 1)
     return (
         f"trains {change:.1%} {paired.verdict} than {revision} ({_sizes(paired)}):"
-        f" {paired.a_rate:,.0f} → {paired.b_rate:,.0f} samples/s"
+        f" {samples_per_second(paired.a_rate)} → {samples_per_second(paired.b_rate)} samples/s"
     )
 
 
@@ -309,11 +305,12 @@ def _describe_bound(ratio: float) -> str:
 def _numbers(paired: PairedResult) -> list[str]:
     """Return both throughputs, the change and its interval, as the table shows them."""
     if paired.ratio is None:
-        return [UNKNOWN] * 4
+        return [MISSING] * 4
     low, high = paired.verdict_bounds
     interval = f"{_percent(low)} to {_percent(high)}"
     change = _percent(paired.verdict_ratio)
-    return [f"{paired.a_rate:,.0f}", f"{paired.b_rate:,.0f}", change, interval]
+    rates = [samples_per_second(paired.a_rate), samples_per_second(paired.b_rate)]
+    return [*rates, change, interval]
 
 
 def _turns(paired: PairedResult) -> str:
@@ -370,16 +367,17 @@ def markdown(outcome: GateOutcome, name: str) -> str:
     caption = _caption(outcome)
     caption = caption[0].upper() + caption[1:]
     bullets = [f"- {_escape_markdown(line)}" for line in lines(outcome)]
-    rows = [_markdown_row(outcome, cell_outcome) for cell_outcome in outcome.cells]
+    columns = [column for column in COLUMNS if column != "measured"]
+    table = Table(columns, NUMBER_COLUMNS)
+    for cell_outcome in outcome.cells:
+        table.add_row(*_markdown_row(outcome, cell_outcome))
     packages = [f"{_escape_markdown(line)}\n" for line in describe_packages(outcome)]
     text = [
         f"### Training speed of {_escape_markdown(name)}: {_escape_markdown(heading)}",
         "",
         *bullets,
         "",
-        "| cell | before | now | change | interval | verdict | bits |",
-        "| --- | ---: | ---: | ---: | ---: | --- | --- |",
-        *rows,
+        *markdown_lines(table, is_markup=True),
         "",
         *packages,
         _escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
@@ -387,8 +385,8 @@ def markdown(outcome: GateOutcome, name: str) -> str:
     return "\n".join(text) + "\n"
 
 
-def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
-    """Return the row of a cell; the verdict on one that failed is bold."""
+def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> list[str]:
+    """Return the row of a cell, as Markdown; the verdict on one that failed is bold."""
     paired = cell_outcome.measured
     verdict = _verdict(cell_outcome)
     if verdict == paired.verdict:
@@ -396,8 +394,7 @@ def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     if outcome.has_failed(cell_outcome):
         verdict = f"**{verdict}**"
     label = _escape_markdown(cell_outcome.cell.label)
-    columns = [label, *_numbers(paired), verdict, BITS[paired.same_bits]]
-    return f"| {' | '.join(columns)} |"
+    return [label, *_numbers(paired), verdict, BITS[paired.same_bits]]
 
 
 def _escape_markdown(text: str) -> str:

@@ -1,0 +1,137 @@
+"""Paired measurement on this machine: the gate, its bisection and the certificate of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.analysis.selection import planned_cell
+from harness.core.errors import BadInput, did_you_mean
+from harness.core.paths import Results
+from harness.gate.against import GateOptions, GateOutcome, gate
+from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
+from harness.gate.bisect_stacks import StackBisectOutcome, bisect_stacks
+from harness.gate.certify import certify, describe_conditions, prepare
+from harness.gate.stacks import gate_stacks
+from harness.hardware.certificate import Certificate, CertifySettings
+from harness.interface.machine import hold_machine
+from harness.render.bisect import BisectView
+from harness.spec.cell import Cell
+from harness.spec.cluster import Profile, check_fits
+from harness.spec.selected import find_cell
+from harness.spec.sweep import Sweep, ready_sweeps
+
+
+def gate_sweep(
+    sweep: Sweep,
+    profile: Profile,
+    results: Results,
+    options: GateOptions,
+    *,
+    wait: bool,
+    on_message: Callable[[str], None],
+    on_progress: Callable[[str], None],
+) -> GateOutcome:
+    """Measure the cells of a sweep against the revision or the stack that the options name.
+
+    `wait` and `on_message` are those of `hold_machine`. Raises BadInput for a certificate that can't
+    be read, before anything is measured.
+    """
+    conditions = describe_conditions(results, profile)
+
+    def report_progress(cell: Cell, text: str) -> None:
+        """Report which cell is being measured and how far that is."""
+        on_progress(f"{cell.label}: {text}")
+
+    with hold_machine(profile, f"measuring {sweep.name}", wait=wait, on_message=on_message):
+        if options.stack:
+            return gate_stacks(sweep, profile, options, conditions, report_progress)
+        repository = _repository_folder(sweep)
+        return gate(sweep, profile, options, conditions, repository, report_progress)
+
+
+def bisect_cell(
+    sweep: Sweep,
+    cell: Cell,
+    profile: Profile,
+    options: BisectOptions,
+    view: BisectView,
+    *,
+    is_over_stacks: bool,
+    wait: bool,
+    on_message: Callable[[str], None],
+) -> BisectOutcome | StackBisectOutcome:
+    """Search the commits, or the sweep's stacks, for the first that made a cell slower.
+
+    `wait` and `on_message` are those of `hold_machine`. A GOOD or BAD that can't serve as such is an
+    error, not an outcome.
+    """
+    activity = f"measuring commits for {sweep.name}"
+    with hold_machine(profile, activity, wait=wait, on_message=on_message):
+        if is_over_stacks:
+            return bisect_stacks(sweep, cell, profile, options, view)
+        repository = _repository_folder(sweep)
+        return bisect(sweep, cell, profile, options, repository, view)
+
+
+def choose_cell(sweep: Sweep, name: str) -> Cell:
+    """Return the cell that is named, or the only one; raises BadInput if it is not clear which."""
+    if name:
+        return find_cell(sweep, name)
+    if len(sweep.cells) == 1:
+        return sweep.cells[0]
+    ids = {cell.id for cell in sweep.cells}
+    raise BadInput(
+        f"--cell is required because {sweep.source} has {len(ids)} cells; {did_you_mean('', ids)}"
+    )
+
+
+def recorded_cell(results: Results, name: str, profile: Profile) -> tuple[Sweep, Cell]:
+    """Return a cell of a sweep that has run, with its sweep.
+
+    Raises BadInput for a cell that no sweep or several sweeps have, and for one that the profile
+    can't run.
+    """
+    sweep, cell = planned_cell(results, name)
+    check_fits(profile, [cell], sweep.source)
+    return sweep, cell
+
+
+def _repository_folder(sweep: Sweep) -> Path:
+    """Return a folder in the repository to measure: the sweep file's, or the current one.
+
+    A ready sweep is in the harness's own repository, which is not what its user changed. Any folder
+    inside a repository will do: the gate finds its top.
+    """
+    if sweep.source in ready_sweeps().values():
+        return Path()
+    return sweep.base_folder
+
+
+def certify_machine(
+    results: Results,
+    sweep: Sweep,
+    profile: Profile,
+    settings: CertifySettings,
+    count: int,
+    *,
+    restart: bool,
+    wait: bool,
+    on_message: Callable[[str], None],
+    on_progress: Callable[[Certificate], None],
+) -> tuple[Certificate, int]:
+    """Make the missing comparisons of `count`; return the certificate and how many were made.
+
+    `settings` are common to all comparisons; those of an earlier run count if they had the same, on
+    the same machine with the same versions. `restart` discards them. Every comparison is on disk as
+    soon as it is made. `wait` and `on_message` are those of `hold_machine`.
+
+    Raises BadInput for an earlier certificate that can't be read, HarnessError if a rank fails.
+    """
+    with hold_machine(profile, "certifying this machine", wait=wait, on_message=on_message):
+        certificate = prepare(results, profile, settings, restart=restart)
+        previous_count = len(certificate.comparisons)
+        if previous_count < count:
+            on_progress(certificate)
+            certificate = certify(results, sweep, profile, certificate, count, on_progress)
+    return certificate, len(certificate.comparisons) - previous_count

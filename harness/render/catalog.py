@@ -1,0 +1,247 @@
+"""Shows `harness axes` and `harness workloads`: what a sweep can vary, and what it can train.
+
+All that is shown comes from the declarations in `harness.spec.axes` and from the classes of axes
+and settings that packages declare, which sweep files are checked by. So a new one is in the list
+without a change here.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import rich.table
+from msgspec import Meta
+from rich.text import Text
+
+from harness.core.errors import one_line
+from harness.core.validation import bounds_in
+from harness.render.console import TerminalConsole, print_json, show_table
+from harness.render.table import Table
+from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
+from harness.spec.cell import SOURCE
+from harness.spec.environment import ALLOWED_VALUES, PREFIX
+from harness.spec.workload import plain
+from workloads.catalog import Declaration, installed_axes, load_axis
+
+# Axes whose names are not the harness's own: the name, its values, its effect.
+OPEN_AXES = (
+    (
+        f"{PREFIX}NAME",
+        ALLOWED_VALUES,
+        "an environment variable that ranks begin with",
+    ),
+    (
+        "options.NAME, data.NAME",
+        "what the workload allows: see harness workloads",
+        "an option of the workload, or a setting of its data",
+    ),
+    (
+        "custom.NAME",
+        "what the axis allows",
+        "an axis of your own, a class that the sweep's key custom names: see harness guide sweeps",
+    ),
+)
+PLAIN_TYPES = {
+    bool: "false, true",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    type(None): "null",
+}
+
+
+def show_axes() -> None:
+    """Print each axis with its values, its default, its effect and its requirements."""
+    # Not a `Table`: here texts are sentences, which wrap to the width of the terminal.
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for axis in AXIS_TYPES:
+        about = axis_help(axis)
+        allowed = Text(allowed_values(axis))
+        if axis in DEFAULTS:
+            allowed.append(f"  default {as_yaml(DEFAULTS[axis])}", style="dim")
+        needs = f" (needs {about.needs})" if about.needs else ""
+        table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
+    for axis, allowed_text, does in OPEN_AXES:
+        table.add_row(axis, f"{allowed_text}\n{does}")
+    for name, uses in installed_axes().items():
+        table.add_row(f"custom.{name}", describe_installed(uses))
+    TerminalConsole().print(table)
+
+
+def describe_installed(uses: str) -> Text:
+    """Return the values, the default and the effect of an axis that an installed package declares.
+
+    One whose class can't be loaded says why.
+    """
+    try:
+        axis = load_axis(uses, Path.cwd())
+    except ValueError as error:
+        return Text(f"of {uses}, which can't be loaded: {one_line(error)}", style="yellow")
+    allowed = Text(describe_type(axis.Value))
+    allowed.append(f"  default {as_yaml(axis.default)}", style="dim")
+    does = (axis.__doc__ or f"of {uses}").strip().partition("\n")[0]
+    return Text.assemble(allowed, "\n", does)
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as a sweep file has it: `null`, `true`, `0.1`, `fp32`."""
+    return json.dumps(value).strip('"')
+
+
+def allowed_values(axis: str) -> str:
+    """Return the choices of an axis, or the range of its numbers: `1, …`, `1e-08 to 10`.
+
+    The range is an annotation of its type, which may be nested, as in
+    `Annotated[int, Between(1)] | None`.
+    """
+    choices = axis_choices(axis)
+    if choices:
+        return ", ".join(choices)
+    for bounds in bounds_in(AXIS_TYPES[axis]):
+        return describe_range(bounds)
+    return "a number"
+
+
+def describe_type(kind: Any) -> str:
+    """Return what a type allows, in words: `a list of 1, …`, `tiny, small, base or null`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for bounds in arguments[1:]:
+            if isinstance(bounds, Meta) and bounds.ge is not None:
+                return describe_range(bounds)
+        return describe_type(arguments[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe_type(member) for member in arguments)
+    if origin is Literal:
+        return ", ".join(as_yaml(value) for value in arguments)
+    if origin in (tuple, list) and arguments:
+        return f"a list of {describe_type(arguments[0])}"
+    return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def describe_range(bounds: Meta) -> str:
+    """Return a range of numbers, without an end where there is no upper bound."""
+    if bounds.le is None:
+        return f"{bounds.ge:.12g}, …"
+    return f"{bounds.ge:.12g} to {bounds.le:.12g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingHelp:
+    """One key that a sweep file may set."""
+
+    name: str
+    allowed: str  # its values, in words
+    required: bool  # whether it has no default
+    default: Any = None  # as a sweep file has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadHelp:
+    """What a sweep file may set for a workload."""
+
+    uses: str  # its name in a sweep file
+    path: str  # package.module:Class, or the file
+    batch_size: int  # unless a sweep sets it
+    options: Sequence[SettingHelp]
+    data: Mapping[str, Sequence[SettingHelp]]  # by source; `""` for data without sources
+
+
+def describe_workload(uses: str, declaration: Declaration) -> WorkloadHelp:
+    """Return what a workload declares, its settings in the order of their classes."""
+    data: dict[str, Sequence[SettingHelp]] = {}
+    kind = declaration.data
+    for member in [member for member in get_args(kind) if is_dataclass(member)] or [kind]:
+        source = ""
+        settings = []
+        for setting in _settings(member):
+            if setting.name == SOURCE:
+                source = str(setting.default)
+            else:
+                settings.append(setting)
+        data[source] = settings
+    return WorkloadHelp(
+        uses=uses,
+        path=declaration.path,
+        batch_size=declaration.batch_size,
+        options=_settings(declaration.options),
+        data=data,
+    )
+
+
+def _settings(kind: Any) -> list[SettingHelp]:
+    """Return the fields of a Settings class."""
+    hints = get_type_hints(kind, include_extras=True)
+    settings = []
+    for declared in fields(kind):
+        default = declared.default
+        if declared.default_factory is not MISSING:
+            default = declared.default_factory()
+        required = default is MISSING
+        settings.append(
+            SettingHelp(
+                name=declared.name,
+                allowed=describe_type(hints[declared.name]),
+                required=required,
+                default=None if required else plain(default),
+            )
+        )
+    return settings
+
+
+def show_workloads(
+    workloads: Sequence[WorkloadHelp], installed: Sequence[str], *, as_json: bool
+) -> None:
+    """Print a line for each workload, and the names of those that other packages have."""
+    if as_json:
+        content = [asdict(workload) for workload in workloads]
+        print_json({"workloads": content, "installed": list(installed)})
+        return
+    console = TerminalConsole()
+    table = Table(["workload", "batch_size", "options", "data sources"], ["batch_size"])
+    for workload in workloads:
+        options = ", ".join(option.name for option in workload.options)
+        sources = ", ".join(workload.data)
+        table.add_row(workload.uses, str(workload.batch_size), options, sources)
+    show_table(console, table)
+    for name in installed:
+        console.print(f"{name}  of another package", markup=False)
+    console.print("\nharness workloads NAME, or file.py:Class, shows what each setting allows")
+
+
+def show_workload(workload: WorkloadHelp, *, as_json: bool) -> None:
+    """Print one workload with all its settings, named as the axes that they may be."""
+    if as_json:
+        print_json(asdict(workload))
+        return
+    console = TerminalConsole()
+    title = f"{workload.uses}  {workload.path}, batch_size {workload.batch_size}"
+    console.print(title, markup=False, soft_wrap=True)
+    # Not a `Table`: what is allowed wraps to the width of the terminal, as in `harness axes`.
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    _add_rows(table, "options", workload.options)
+    for source, settings in workload.data.items():
+        if source:
+            table.add_row("data.source", source)
+        _add_rows(table, "data", settings)
+    console.print(table)
+
+
+def _add_rows(table: rich.table.Table, section: str, settings: Sequence[SettingHelp]) -> None:
+    """Add a row for each setting of a section."""
+    for setting in settings:
+        default = f"  default {as_yaml(setting.default) or repr('')}"
+        if setting.required:
+            default = "  required"
+        allowed = Text(setting.allowed)
+        table.add_row(f"{section}.{setting.name}", allowed.append(default, style="dim"))

@@ -1,0 +1,208 @@
+"""Shows what a machine can be trusted with: `harness machine doctor`, `selftest`, `gate certify`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from harness.core.paths import TrialFolder
+from harness.core.text import counted
+from harness.hardware.certificate import (
+    MAX_FALSE_ALARMS,
+    Certificate,
+)
+from harness.measure.selftest import TOLERANCE, QuantityCheck, check_record
+from harness.records.record import Record
+from harness.render.console import TerminalConsole, print_json, show_table, styled
+from harness.render.format import MISSING
+from harness.render.table import Styled, Table
+from harness.slurm.doctor.checks import Check
+from harness.spec.cell import Trial
+
+
+@contextmanager
+def certify_progress(count: int) -> Iterator[Callable[[Certificate], None]]:
+    """Show a progress bar of `count` comparisons; yield a function that brings it up to date."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=TerminalConsole(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=count)
+        yield lambda certificate: progress.update(
+            bar,
+            completed=len(certificate.comparisons),
+            description=describe(certificate),
+        )
+
+
+def show_certificate(certificate: Certificate, path: Path, new_comparisons: int) -> None:
+    """Print what was measured, and what it says of this machine; `path` is that of the certificate."""
+    console = TerminalConsole()
+    if not new_comparisons:
+        count = counted(len(certificate.comparisons), "comparison")
+        console.print(f"[dim]{count} there already; --restart makes new ones[/]")
+    for line in summary_lines(certificate):
+        console.print(escape(line), soft_wrap=True)
+    console.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
+    style = "green" if certificate.holds else "bold red"
+    console.print(f"[{style}]{escape(conclusion(certificate))}[/]", soft_wrap=True)
+
+
+def describe(certificate: Certificate) -> str:
+    """Return what is compared and how many false alarms there are so far, for the progress bar."""
+    return f"{certificate.settings.label} against itself, {certificate.false_alarms} false alarms"
+
+
+def summary_lines(certificate: Certificate) -> list[str]:
+    """Return what was measured, on what, and with which verdicts.
+
+    Seconds and load are medians over the comparisons: a busy minute among them does not count much.
+    The last line is the one that later verdicts cite.
+    """
+    settings = certificate.settings
+    comparisons = certificate.comparisons
+    verdicts = Counter(comparison.verdict for comparison in comparisons)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    seconds = median(comparison.seconds for comparison in comparisons)
+    load = median(comparison.load for comparison in comparisons)
+    return [
+        f"{settings.label} against itself on {certificate.key}",
+        f"{counts}; median of {seconds:.1f} s of measuring, {settings.seconds:g} s at most;"
+        f" smallest change that matters: {settings.min_effect:.1%}; median load {load:.1f}",
+        certificate.description,
+    ]
+
+
+def conclusion(certificate: Certificate) -> str:
+    """Return what the exit code says.
+
+    The interval of the rate of false alarms is below the limit, contains it, or is above it. If it contains
+    the limit, the certificate holds, and more comparisons would narrow the interval.
+    """
+    _, upper_bound = certificate.false_alarm_interval
+    if upper_bound <= MAX_FALSE_ALARMS:
+        return (
+            f"False alarms are no more frequent than the {MAX_FALSE_ALARMS:.0%} that are allowed."
+        )
+    if certificate.holds:
+        return (
+            f"Too few comparisons: the rate of false alarms may be up to {upper_bound:.1%},"
+            f" {MAX_FALSE_ALARMS:.0%} are allowed."
+        )
+    return (
+        f"False alarms are more frequent than the {MAX_FALSE_ALARMS:.0%} that are allowed:"
+        " a gate on this machine can't be trusted."
+    )
+
+
+TICKS: Mapping[bool | None, str] = {  # by `Check.passed`
+    True: styled("✓", "better"),
+    False: styled("✗", "failed"),
+    None: styled("–", "open"),  # not tried, because an earlier check failed
+}
+
+
+def show_checks(cluster: str, checks: Sequence[Check], *, passed: bool, as_json: bool) -> None:
+    """Print a line for each check: whether it passed, its name, and its detail.
+
+    The order is that of the examination: what failed first may be the reason for what follows.
+    `cluster` is the name of the profile.
+    """
+    if as_json:
+        contents = [asdict(check) for check in checks]
+        print_json({"cluster": cluster, "passed": passed, "checks": contents})
+        return
+    console = TerminalConsole()
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        name = f"{escape(check.name):{width}}"
+        console.print(f"{TICKS[check.passed]} {name}  {escape(check.detail)}", soft_wrap=True)
+
+
+class SelftestProgress:
+    """Shows which trial is running, and counts the trials."""
+
+    def __init__(self) -> None:
+        self.status = TerminalConsole().status("")
+        self.trials = 0  # that have started, each attempt counted
+
+    def __enter__(self) -> Self:
+        """Start the spinner."""
+        self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the spinner, also after an error."""
+        self.status.stop()
+
+    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
+
+    def on_trial_start(self, trial: Trial) -> None:
+        """Name the trial next to the spinner."""
+        self.trials += 1
+        self.status.update(f"self-test: {escape(trial.cell.label)}")
+
+    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
+
+    def on_trial_end(self, record: Record, folder: TrialFolder) -> None: ...
+
+    def on_message(self, text: str) -> None:
+        """Print it above the spinner."""
+        self.status.console.print(escape(text), soft_wrap=True)
+
+
+def show_selftest(records: Sequence[Record], attempts: int) -> bool:
+    """Print what was measured next to the truth.
+
+    `records` are the last attempts at each trial, `attempts` the number of all. Returns whether every
+    trial is done and every quantity within the tolerance.
+    """
+    console = TerminalConsole()
+    checks: list[QuantityCheck] = []
+    all_done = True
+    for record in records:
+        if record.status == "done":
+            checks += check_record(record)
+        else:
+            all_done = False
+            reason = record.failure or "; ".join(record.violations)
+            problem = escape(f"{record.trial.cell.label}: {reason}")
+            console.print(f"[red]✗[/] {problem}", soft_wrap=True)
+    show_table(console, _check_table(checks))
+    passed = all_done and all(check.passed for check in checks)
+    tolerance = f"within {TOLERANCE:.0%} of the truth"
+    reruns = attempts - len(records)
+    rerun_note = f", {reruns} of {attempts} trials run again" if reruns else ""
+    if passed:
+        console.print(f"[green]All {tolerance}{rerun_note}.[/]")
+    else:
+        console.print(f"[red]Not all {tolerance}: do not trust this machine's measurements.[/]")
+    return passed
+
+
+def _check_table(checks: Sequence[QuantityCheck]) -> Table:
+    """Return a table with a row for each quantity of each number of ranks, ticked if it passed."""
+    table = Table(
+        ["ranks", "quantity", "truth", "measured", "error", ""],
+        ["ranks", "truth", "measured", "error"],
+    )
+    for check in checks:
+        measured = MISSING if check.measured is None else f"{check.measured:.4f}"
+        error = MISSING if check.error is None else f"{check.error:+.2%}"
+        mark = Styled("✗", "failed")
+        if check.passed:
+            mark = Styled("✓", "better")
+        truth = f"{check.expected:.4f}"
+        table.add_row(str(check.ranks), check.quantity, truth, measured, error, mark)
+    return table

@@ -1,1 +1,0 @@
-"""Shows results and progress in the terminal."""
