@@ -33,7 +33,7 @@ demo: setup
 	@echo "==> Running the quickstart sweep (one to two minutes)"
 	@$(BIN)/harness run quickstart || { test $$? -eq 3 && echo "==> Trials that are marked as invalid were disturbed, usually by \
 	another program. They are left out of all means, and this repeats only them: $(BIN)/harness run quickstart"; }
-	@echo "==> The command lies in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
+	@echo "==> The command is in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
 
 # Packages of the system are installed beside those of Python, and types are checked beside tests: no test of the first
 # stage measures time.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.spec.sweep import Sweep
 
 # The arguments. A sweep to run is a file or the name of a ready one; a sweep that has run is known
-# by its name alone, since its spec lies with its records and its file may have changed or be gone.
+# by its name alone, since its spec is next to its records and its file may have changed or be gone.
 SweepArgument = Annotated[
     str,
     typer.Argument(
@@ -117,7 +117,7 @@ ParallelOption = Annotated[
     typer.Option(
         "--parallel",
         metavar="N|auto",
-        help="Trials that run at a time, each on cores or GPUs of its own, instead of the"
+        help="Trials that run at a time, each on its own cores or GPUs, instead of the"
         " profile's; auto: as many as there is room for.",
     ),
 ]

@@ -155,7 +155,7 @@ def status(
     from harness.render import status as view
 
     results_folder = Results(results)
-    # The spec that lies with the records says which trials there are: the sweep's file may have
+    # The spec next to the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.
     errors: list[BadInput] = []
     if sweep is None:

@@ -95,7 +95,7 @@ def options(
 def command_tree() -> TyperGroup:
     """Return all commands with their options, as they are parsed.
 
-    To call `app` would make them anew each time, which takes 50 ms.
+    Calling `app` would make them again each time, which takes 50 ms.
     """
     tree = typer.main.get_command(app)
     assert isinstance(tree, TyperGroup)  # as there is more than one command
@@ -163,7 +163,7 @@ def _drop_output() -> None:
 def _command_path(error: TyperException) -> str:
     """Return the command that an error of the command line is about, as in `harness run`."""
     context = getattr(error, "ctx", None)  # only usage errors have one
-    # The default command of a group has no name of its own, which leaves a blank at the end.
+    # The default command of a group has no name, which leaves a blank at the end.
     return "harness" if context is None else str(context.command_path).strip()
 
 

@@ -352,11 +352,11 @@ class TrialReporter:
         self.print_line(from_markup(markup).plain)
 
     def on_message(self, text: str) -> None:
-        """Print it as a line of its own."""
+        """Print it as a separate line."""
         self.print_line(f"harness: {text}")
 
     def print_line(self, text: str) -> None:
-        """Print a line of its own.
+        """Print a separate line.
 
         Without pytest's terminal reporter (`-p no:terminal`) nothing is printed.
         """
@@ -403,8 +403,8 @@ def _describe_unmeasured(records: Sequence[Record]) -> str:
 def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Gate]:
     """Return the baselines in a folder and those below it, and the gate.
 
-    The gate is the file `gate`, else gate.yaml in the folder or beside it, else the defaults. It is
-    beside the folder where that is the folder of one hardware and the gate is for all.
+    The gate is the file `gate`, else gate.yaml in the folder or next to it, else the defaults. It is
+    next to the folder where that is the folder of one hardware and the gate is for all.
 
     Raises BadInput for a folder without baselines, and for a file that can't be read.
     """
@@ -442,7 +442,7 @@ def _is_of_sweep(result: CellResult, sweep: Sweep) -> bool:
 
 
 def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None) -> dict[str, Any]:
-    """Return what pytest-benchmark's JSON holds of a cell beside the times.
+    """Return what pytest-benchmark's JSON holds of a cell besides the times.
 
     `answer` is None where the comparison was refused; then the verdict's keys are absent.
     """

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--harness-gate",
         metavar="FILE",
-        help="The limits. Default: gate.yaml beside the baselines, if there is one.",
+        help="The limits. Default: gate.yaml next to the baselines, if there is one.",
     )
     group.addoption(
         "--harness-trials",
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the sweep to what pytest collects, beside the paths that its user named.
+    """Add the sweep to what pytest collects, next to the paths that its user named.
 
     Raises UsageError for options that would let benchmarks pass without having been compared.
     """
@@ -125,7 +125,7 @@ def _find_sweep(sweep: str) -> Path:
     from harness.core.errors import BadInput
 
     try:
-        # Fails where the project's tests have a package of their own called `workloads`.
+        # Fails where the project's tests have a package called `workloads`.
         from harness.spec import sweep as spec
 
         return spec.find_sweep_file(sweep).absolute()

@@ -56,7 +56,7 @@ CellArgument = Annotated[
     epilog=examples(
         "harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp",
         "harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20",
-        "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0 --plot parting.png",
+        "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0 --plot distance.png",
     ),
 )
 def diff(
@@ -88,7 +88,7 @@ def diff(
     results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
-    """Find where two cells or two trials part, to the tensor.
+    """Find where two cells or two trials diverge, to the tensor.
 
     Runs two cells of a sweep and compares what every rank computes, step by step: batches, random
     numbers, loss, gradients before and after the ranks share them, parameters, optimizer state,
@@ -105,7 +105,7 @@ def diff(
     if _are_trials(sweep, a, b):
         if settings or data or seed is not None:
             raise BadInput(
-                "--set, --data, --seed: found beside trials on record; allowed: beside a sweep"
+                "--set, --data, --seed: found with trials on record; allowed: with a sweep"
             )
         is_same = _diff_recorded(Results(results), (sweep, a), cluster, plot, as_json=as_json)
     else:
@@ -132,7 +132,7 @@ def _diff_cells(
     *,
     as_json: bool,
 ) -> bool:
-    """Run two cells of a sweep, show where they part, and return whether they are the same."""
+    """Run two cells of a sweep, show where they diverge, and return whether they are the same."""
     from harness.interface.reproducing import choose_trials, diff_trials
     from harness.render.console import spinner
     from harness.render.divergence import show_diff
@@ -151,7 +151,7 @@ def _diff_cells(
 def _diff_recorded(
     results: Results, names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
 ) -> bool:
-    """Compare two trials on record, show where they part, and return whether they are the same."""
+    """Compare two trials on record, show where they diverge, and return whether they are the same."""
     from harness.analysis.selection import find_trial
     from harness.interface.reproducing import diff_recorded
     from harness.render.console import spinner
@@ -213,8 +213,8 @@ def parity(
 ) -> None:
     """Show how alike the cells of a sweep compute.
 
-    Runs each cell once, unmeasured, and holds it against a reference, which runs three times: as it
-    is, once more as a control, and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats
+    Runs each cell once, unmeasured, and compares it with a reference, which runs three times: as it
+    is, again as a control, and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats
     apart; fp64, as close to the run in fp64 as the reference is; equivalent, by the target metric of
     recorded seeds; different. Cells with another batch size, learning rate, optimizer or gradient
     limit are meant to differ, and are only compared with each other. The result stays in the sweep's
@@ -412,8 +412,8 @@ def reproduce(
     """Run a recorded trial again, and compare the bits.
 
     Compares code, data, packages, variables and hardware with the record and names every
-    difference. Runs the recorded commit where the code here is another one, in a checkout beside
-    it. No sweep file is needed. The verdict is bitwise equal, within a few ULP, within the fp64
+    difference. Runs the recorded commit where the code here is another one, in another
+    checkout. No sweep file is needed. The verdict is bitwise equal, within a few ULP, within the fp64
     rule, statistically equivalent, or different, with the first difference and its likeliest
     cause. It is written to a folder, with both records and all that is needed to repeat it, sealed.
 

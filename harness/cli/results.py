@@ -418,7 +418,7 @@ def verify(
 
     Other commands check the seal of each file that they read, and of records only the headers. This
     reads the columns of records too, computes each figure again that follows from them, and checks
-    what commands leave beside them: fingerprints, checkpoints, exported models, parity, the results
+    what commands leave next to them: fingerprints, checkpoints, exported models, parity, the results
     of check and find-lr. Without SWEEP, also measured peaks, certificates and baselines.
 
     A seal has no secret: it proves that nothing was damaged or edited by hand, and not who wrote
@@ -468,8 +468,8 @@ def mllog(
 ) -> None:
     """Write the trials of a sweep as logs in MLPerf's format.
 
-    With mllog: true in its file, a sweep leaves them by itself. They are made from the records, and
-    lie in the folders of the trials.
+    With mllog: true in its file, `harness run` writes them. They are made from the records, and are
+    in the folders of the trials.
 
     Exit code 1 if the checker refuses one, and 2 if a trial has no log or the checker is not
     installed.

@@ -200,7 +200,7 @@ def run(
     Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
     record in the results folder, and MLflow shows it as a run. With --parallel, trials run side by
-    side, each on cores or GPUs of its own. With --only or --cell, the other trials of the sweep
+    side, each on its own cores or GPUs. With --only or --cell, the other trials of the sweep
     stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
@@ -327,8 +327,8 @@ def check(
     """Look for mistakes in a sweep's workloads.
 
     Takes seconds, before hours are spent on training. Looks at samples, labels and split; at layers,
-    devices and modes; at loss, gradients and optimizer; and has each model learn a few samples by
-    heart. Each mistake is named with what to do about it. The report of the sweep shows the result
+    devices and modes; at loss, gradients and optimizer; and checks that each model can
+    overfit a few samples. Each mistake is named with what to do about it. The report of the sweep shows the result
     too.
 
     Exit code 1 if there is a mistake.
@@ -383,8 +383,8 @@ def find_lr(
 
     Trains each cell for a short time while its rate rises from 1e-7 to 1, until the loss diverges,
     under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
-    loss falls most, or more for a schedule that has its peak only for a while. Beside it are the
-    steepest rate itself, and a tenth of the rate at which the loss is lowest; each with its range
+    loss falls most, or more for a schedule that has its peak only for a while. Next to it are the
+    steepest rate, and a tenth of the rate at which the loss is lowest; each with its range
     over seeds. They are values of the axis lr. The report and MLflow show the curves too.
     """
     from harness.core.errors import BadInput

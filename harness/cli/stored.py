@@ -46,7 +46,7 @@ def rename(
     """Give a recorded sweep another name.
 
     Records stay as they are, and say under which name they were measured. MLflow's experiment and
-    runs get the new name too. The sweep file keeps its own name, under which it runs anew.
+    runs get the new name too. The sweep file keeps its own name, under which it runs again.
     """
     from harness.core.paths import Results
     from harness.housekeeping import sweeps
@@ -171,7 +171,7 @@ def archive(
     """Write a recorded sweep into one file.
 
     It holds records, logs, checkpoints and traces, and a manifest by which `harness results restore`
-    checks each of them. Not in it: MLflow's runs, which `harness results collect` makes anew.
+    checks each of them. Not in it: MLflow's runs, which `harness results collect` delivers again.
     """
     from harness.core.paths import Results
     from harness.core.text import counted

@@ -26,7 +26,7 @@ from harness.reproduce.catalog import (
 )
 from harness.spec.cell import Cell
 
-COLUMNS = ("turned", "same bits?", "rung", "they part in", "likely cause", "error")
+COLUMNS = ("turned", "same bits?", "rung", "diverges in", "likely cause", "error")
 # What a rung says of bits.
 ANSWERS = {"bitwise": "bitwise", "ulp": "within tolerance", "fp64": "within tolerance"}
 NEITHER = "neither"
@@ -67,7 +67,7 @@ def relaunch_row(reference: Reference) -> list[Content]:
         "nothing: run again",
         Styled(answer, LOOKS[answer]),
         "bitwise" if reference.control is None else texts.UNKNOWN,
-        texts.parting(reference.control),
+        texts.divergence_text(reference.control),
         cause,
         MISSING,
     ]
@@ -80,7 +80,7 @@ def row(reference: Cell, cell: CellParity) -> list[Content]:
         describe_turn(reference, cell.cell),
         Styled(answer, LOOKS[answer]),
         texts.rung_label(cell),
-        texts.parting(cell.first_difference),
+        texts.divergence_text(cell.first_difference),
         texts.causes(cell),
         texts.error(cell.worst),
     ]

@@ -38,7 +38,7 @@ _WITHOUT_CONTROL_CHARACTERS = dict.fromkeys(CONTROL_CHARACTERS)
 class TerminalConsole(Console):
     """A console without pictures for words, whose texts hold no control characters.
 
-    Rich's own sequences for colors and bars are segments and styles of their own.
+    Rich's own sequences for colors and bars are separate segments and styles.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -110,7 +110,7 @@ def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
     if where.divergence is None:
         return [
             *lines,
-            f"they part in step {steps.divergence.earliest.mark.step}, and did not when that was run"
+            f"they diverge in step {steps.divergence.earliest.mark.step}, and did not when that was run"
             " once more: one of them is not deterministic",
         ]
     return [
@@ -143,7 +143,7 @@ def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
         )
     noun = "rank" if len(divergence.ranks) == 1 else "ranks"
     ranks = ", ".join(map(str, divergence.ranks))
-    return f"they part in {moment(mark)}, at {noun} {ranks}: {explanation}"
+    return f"they diverge in {moment(mark)}, at {noun} {ranks}: {explanation}"
 
 
 def differing_settings(a: Cell, b: Cell) -> list[str]:
@@ -227,7 +227,7 @@ def _difference_to_json(difference: TensorDifference) -> dict[str, Any]:
 
 
 def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
-    """Print where two recorded trials part."""
+    """Print where two recorded trials diverge."""
     if as_json:
         print_json(_recorded_to_json(diff))
     else:
@@ -291,7 +291,7 @@ def _rerun_lines(diff: RecordedDiff, again: TraceDiff) -> list[str]:
     trials = (diff.a.record.trial, diff.b.record.trial)
     if again.is_same and diff.bounds.comparison.divergence is not None:
         lines.append(
-            "run again, both compute the same bits: what parted them is not in their settings"
+            "run again, both compute the same bits: what tells them apart is not in their settings"
         )
         return lines
     lines += [f"run again: {line}" for line in description(*trials, again)]

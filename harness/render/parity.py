@@ -25,7 +25,7 @@ from harness.spec.cell import Cell
 
 UNKNOWN = "can't tell"
 LARGE = 1000  # from which on a multiple is a whole number
-COLUMNS = ("cell", "rung", "they part in", "likely cause", "error", "over seeds")
+COLUMNS = ("cell", "rung", "diverges in", "likely cause", "error", "over seeds")
 
 
 def name(reference: Cell, cell: Cell) -> str:
@@ -57,15 +57,15 @@ def rung_look(cell: CellParity) -> Look:
     return "worse" if cell.rung == "different" else "open"
 
 
-def parting(difference: FirstDifference | None) -> str:
-    """Return where two trials part: `step 2, all-reduce`."""
+def divergence_text(difference: FirstDifference | None) -> str:
+    """Return where two trials diverge: `step 2, all-reduce`."""
     if difference is None:
         return MISSING
     return f"step {difference.step}, {difference.phase}"
 
 
 def causes(cell: CellParity) -> str:
-    """Return what can explain where a cell parts from its reference."""
+    """Return what can explain where a cell diverges from its reference."""
     if cell.by_design:
         return f"other {', '.join(cell.by_design)}"
     if cell.first_difference is None:
@@ -117,7 +117,7 @@ def parity_table(parity: SweepParity, reference: Reference) -> Table:
         evidence = [MISSING, cell.failure or MISSING, MISSING, MISSING]
         if cell.failure is None:
             evidence = [
-                parting(cell.first_difference),
+                divergence_text(cell.first_difference),
                 causes(cell),
                 error(cell.worst),
                 over_seeds(cell),
@@ -132,7 +132,9 @@ def reference_line(reference: Reference) -> str:
     if reference.control is None:
         control = "twice the same bits"
     else:
-        control = f"not deterministic: run twice, it parts in {parting(reference.control)}"
+        control = (
+            f"not deterministic: run twice, it diverges in {divergence_text(reference.control)}"
+        )
     if reference.fp64_problem is not None:
         control += f"; nothing was compared with fp64: {reference.fp64_problem}"
     return control

@@ -159,7 +159,7 @@ def _describe_fingerprints(chosen: Fingerprints) -> str:
 def _describe_trials(sweep: Sweep) -> str:
     """Return how many trials there are: `4 cells × seeds 0, 1, 2 × 1 repeat = 12 trials`.
 
-    Workloads may have seeds of their own; cells with the same seeds are a term of the sum.
+    Workloads may have their own seeds; cells with the same seeds are a term of the sum.
     """
     trials = counted(sum(map(sweep.count_trials, sweep.cells)), "trial")
     repeats = counted(sweep.repeats, "repeat")

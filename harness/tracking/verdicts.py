@@ -118,7 +118,7 @@ def parity_tags(parity: SweepParity | None, cell: Cell) -> dict[str, Any]:
     if reference is not None:
         tags["harness.parity_reference"] = reference.cell.label
     if measured.first_difference is not None:
-        tags["harness.parity_first_difference"] = texts.parting(measured.first_difference)
+        tags["harness.parity_first_difference"] = texts.divergence_text(measured.first_difference)
         tags["harness.parity_cause"] = texts.causes(measured)
     return tags
 

@@ -74,7 +74,7 @@ def test_a_reference_that_can_not_be_trusted_says_so() -> None:
     first = cell().first_difference
     shaky = replace(reference, control=first, fp64_problem="rank 0: out of memory")
     assert texts.reference_line(shaky) == (
-        "not deterministic: run twice, it parts in step 1, all-reduce;"
+        "not deterministic: run twice, it diverges in step 1, all-reduce;"
         " nothing was compared with fp64: rank 0: out of memory"
     )
 

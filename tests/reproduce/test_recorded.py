@@ -196,13 +196,13 @@ def test_the_command_compares_records_without_running_them(tmp_path: Path) -> No
     assert "same in their records: " in result.out
     result = harness("diff", record_path["a"], record_path["b"])
     assert result.code == 1, result.err
-    assert "they part in step 2, data, at rank 1: the samples are the same" in result.out
+    assert "they diverge in step 2, data, at rank 1: the samples are the same" in result.out
     assert "tensors: bias, weight" in result.out
     result = harness("diff", record_path["a"], record_path["b"], "--json")
     content = json.loads(result.out)
     assert (content["recorded"]["equal_up_to"], content["again"]) == (1, None)
     result = harness("diff", record_path["a"], record_path["b"], "--seed", "1")
     assert result.code == 2
-    assert "found beside trials on record" in result.err
+    assert "found with trials on record" in result.err
     result = harness("diff", record_path["a"], str(tmp_path / "c"))
     assert result.code == 2

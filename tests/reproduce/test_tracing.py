@@ -152,8 +152,8 @@ def test_what_is_planted_is_named(
 ) -> None:
     diff, text = part(tmp_path, **changes)
     assert not diff.is_same
-    (where,) = [line for line in text.splitlines() if line.startswith("they part in ")]
-    assert where.startswith(f"they part in {moment}, at rank 0: ")
+    (where,) = [line for line in text.splitlines() if line.startswith("they diverge in ")]
+    assert where.startswith(f"they diverge in {moment}, at rank 0: ")
     assert explanation in where
 
 
@@ -168,7 +168,7 @@ def test_tied_weights_part_in_the_first_backward(tmp_path: Path) -> None:
     diff, text = part(tmp_path, tied=True)
     only_a, where, *_ = text.splitlines()
     assert only_a.startswith("only A has: parameters head.weight, backward head.weight")
-    assert where.startswith("they part in step 1, backward, at rank 0: ")
+    assert where.startswith("they diverge in step 1, backward, at rank 0: ")
     assert [entry.at.mark.name for entry in diff.differences] == ["embedding.weight"]
 
 
@@ -183,5 +183,5 @@ def test_all_others_are_compared_where_one_tensor_has_another_name(tmp_path: Pat
 def test_a_difference_of_others_is_named_where_one_tensor_has_another_name(tmp_path: Path) -> None:
     diff, text = part(tmp_path, head="output", decay=0.5)
     assert "parameters head.weight" in diff.only_a
-    assert "they part in step 3, after_step, at rank 0: " in text
+    assert "they diverge in step 3, after_step, at rank 0: " in text
     assert [entry.at.mark.name for entry in diff.differences] == ["norm.weight"]

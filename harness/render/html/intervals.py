@@ -130,7 +130,7 @@ def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> RowGroup:
 def contributions(report: Report) -> list[RowGroup]:
     """Return what each axis contributes, and what two axes contribute together.
 
-    The two are groups of their own, because 1 means another thing: that an axis makes no
+    The two are separate groups, because 1 means another thing: that an axis makes no
     difference, or that two axes do not depend on each other.
     """
     groups = []

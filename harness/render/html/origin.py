@@ -264,7 +264,7 @@ def _commands(report: Report, commits: Sequence[str]) -> list[str]:
 def _install_command(record: Record) -> str:
     """Return the command that installs the packages of a trial, in the versions that it had.
 
-    Builds of torch for CUDA are not on PyPI, but on an index of their own.
+    Builds of torch for CUDA are not on PyPI, but on their own index.
     """
     if record.rank0 is None:
         return "pip install ."

@@ -119,7 +119,7 @@ def _overview(report: Report) -> list[tuple[str, str]]:
 
 
 def _cell_counts(report: Report, workloads: str) -> str:
-    """Return how many cells there are, and which of them have rows of their own if not all do."""
+    """Return how many cells there are, and which of them have rows if not all do."""
     counts = f"{len(report.cells):,} of {workloads}"
     if report.omitted_count:
         counts += (

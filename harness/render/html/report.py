@@ -30,8 +30,8 @@ from harness.spec.sweep import Sweep
 
 REASONS = ("failed", "invalid", "interrupted")  # why a cell has no numbers, the worst first
 # A browser takes long over thousands of rows, and the steps of a trial milliseconds to be read.
-MAX_CELLS = 100  # of a workload, of which all have rows of their own
-FASTEST = 40  # cells that have rows of their own where there are more
+MAX_CELLS = 100  # of a workload, of which all have rows
+FASTEST = 40  # cells that have rows where there are more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Report:
     machines: Mapping[str, Machine]  # those that `harness machine peak` has measured, by key
     result: SweepResult
     workloads: dict[str, list[ReportCell]]  # all cells, by label
-    shown: dict[str, list[ReportCell]]  # those that have rows of their own, by label
+    shown: dict[str, list[ReportCell]]  # those that have rows, by label
     against: tuple[str, CellComparison] | None  # the name of what the sweep is compared with
     parity: (
         SweepParity | None
@@ -116,7 +116,7 @@ class Report:
 
     @property
     def omitted_count(self) -> int:
-        """How many cells have no rows of their own."""
+        """How many cells have no rows."""
         return len(self.cells) - sum(map(len, self.shown.values()))
 
     def name(self, cell: Cell) -> str:
@@ -204,7 +204,7 @@ def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
 
 
 def _shown_cells(cells: Sequence[ReportCell]) -> list[ReportCell]:
-    """Return the cells of a workload that have rows of their own, in their order.
+    """Return the cells of a workload that have rows, in their order.
 
     Of more than MAX_CELLS these are the fastest, and the first measured cell, which the others are
     compared with.
