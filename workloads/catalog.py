@@ -129,7 +129,7 @@ def installed_axes() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Source:
+class CodeSource:
     """Where the code of a workload is: in files, or in an installed distribution."""
 
     files: Mapping[str, Path]  # by the path relative to the folder that they are imported from
@@ -137,7 +137,7 @@ class Source:
     version: str | None = None  # of the distribution
 
 
-def find_source(uses: str, base: Path | None = None) -> Source:
+def find_source(uses: str, base: Path | None = None) -> CodeSource:
     """Return where the code of a workload is; the arguments are those of `load_class`.
 
     Nothing is loaded, but this process imports from the same folders from then on. An installed
@@ -145,7 +145,7 @@ def find_source(uses: str, base: Path | None = None) -> Source:
     change as any other.
     """
     if uses in BUILT_IN:
-        return Source(code.files_of_built_in(BUILT_IN[uses].path.partition(":")[0]))
+        return CodeSource(code.files_of_built_in(BUILT_IN[uses].path.partition(":")[0]))
     location, _, _ = uses.rpartition(":")
     folder = (base or Path.cwd()).absolute()
     if location:
@@ -153,9 +153,9 @@ def find_source(uses: str, base: Path | None = None) -> Source:
     if location.endswith(".py"):
         path = folder / Path(location).expanduser()
         make_importable(path.parent)
-        return Source(code.files_of_file(path))
+        return CodeSource(code.files_of_file(path))
     if location.partition(".")[0] == __package__:
-        return Source(code.files_of_built_in(location))
+        return CodeSource(code.files_of_built_in(location))
     distribution = None
     if not location:
         entry_point = _entry_points()[uses]
@@ -164,11 +164,11 @@ def find_source(uses: str, base: Path | None = None) -> Source:
             distribution = entry_point.dist.name
     files = code.files_of_module(location)
     if files:
-        return Source(files)
+        return CodeSource(files)
     distribution = distribution or distribution_of(location.partition(".")[0])
     if distribution is None:
-        return Source({})
-    return Source({}, distribution, version_of(distribution))
+        return CodeSource({})
+    return CodeSource({}, distribution, version_of(distribution))
 
 
 def heavy_modules(uses: str) -> list[str]:

@@ -39,7 +39,7 @@ def import_module(name: str) -> ModuleType:
         _, _, reason = str(error).partition("; ")  # such as: 'code' is not a package
         detail = f" ({reason})" if reason else ""
         raise ValueError(
-            f"{name}: found no such module{detail}; allowed: a module that is installed or lies beside the"
+            f"{name}: found no such module{detail}; allowed: a module that is installed or next to the"
             " sweep file, or path/to/file.py:Class"
         ) from None
     except Exception as error:

@@ -367,8 +367,8 @@ class Csv(Source):
         """Raise ValueError unless the files are well-formed and their classes can be learned."""
         if self.test is not None and self.path.is_dir():
             raise ValueError(
-                f"test: found {self.test} beside the folder {self.path}; allowed: test beside a"
-                " file only"
+                f"test: found {self.test} with the folder {self.path}; allowed: test with a file"
+                " only"
             )
         key = "path" if self.test is None else "path and test"
         with errors_naming(key):

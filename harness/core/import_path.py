@@ -1,6 +1,6 @@
-"""Makes sure that our processes import this harness, whatever lies in their working directory.
+"""Makes sure that our processes import this harness, whatever is in their working directory.
 
-A user's repository may have folders called `workloads`, `clusters` or `harness` beside its sweeps,
+A user's repository may have folders called `workloads`, `clusters` or `harness` next to its sweeps,
 and modules that are called like packages that we use.
 """
 
@@ -51,14 +51,14 @@ def bind_workloads() -> None:
         return
     spec = PathFinder.find_spec(WORKLOADS, [str(ROOT)])
     if spec is None or spec.loader is None:
-        return  # it does not lie beside the harness, so the path decides
+        return  # it is not next to the harness, so the path decides
     module = module_from_spec(spec)
     sys.modules[WORKLOADS] = module
     spec.loader.exec_module(module)
 
 
 def _check_is_ours(folders: list[str]) -> None:
-    """Raise BadInput unless the package's folder is the one beside the harness."""
+    """Raise BadInput unless the package's folder is the one next to the harness."""
     ours = ROOT / WORKLOADS
     if not ours.is_dir() or any(Path(folder).resolve() == ours.resolve() for folder in folders):
         return

@@ -22,7 +22,7 @@ def lock_file(
 
 
 def share_file(file: int, timeout: float) -> bool:
-    """Lock an open file, by its number, beside others that share it.
+    """Lock an open file, by its number, together with others that share it.
 
     Returns False if another process has it alone for `timeout` seconds. Raises OSError as `lock_file`.
     """

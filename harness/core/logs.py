@@ -1,6 +1,6 @@
 """Opens and reads logs, which programs of users write and which may be of any size.
 
-A log is read only if it is a regular file that lies where it seems to: whoever may write into a
+A log is read only if it is a regular file and reached through no link: whoever may write into a
 folder of results could put a link there that leads to a file of the reader's, and a report or
 MLflow would publish that one.
 """

@@ -283,7 +283,7 @@ class Results:
     def certificates(self) -> Path:
         """Return the folder of machines' A/A certificates, a file for each kind of hardware.
 
-        They are to be committed beside baselines.
+        They should be committed with the baselines.
         """
         return self.path / "certificates"
 

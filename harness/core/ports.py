@@ -55,7 +55,11 @@ def listen(address: str, port: int) -> socket.socket:
     """
     family, _, _, _, resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     is_loopback = ip_address(resolved[0]).is_loopback
-    if not is_loopback or _is_number(address) or address == "localhost":
+    is_number = False
+    with suppress(ValueError):
+        ip_address(address)
+        is_number = True
+    if not is_loopback or is_number or address == "localhost":
         try:
             return socket.create_server(resolved[:2], family=family)
         except OSError as error:
@@ -64,20 +68,12 @@ def listen(address: str, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family)
 
 
-def _is_number(address: str) -> bool:
-    """Whether an address is an IP address rather than a name."""
-    with suppress(ValueError):
-        ip_address(address)
-        return True
-    return False
-
-
 def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
     """Return a port of this machine on which nothing listens now.
 
     Seconds pass until rank 0 listens on it. In the meantime the kernel may hand out any port of its
     ephemeral range to a process that connects somewhere, so the port is drawn from below that
-    range, which `ephemeral_ports` names, as long as enough ports lie there. Raises HarnessError if
+    range, which `ephemeral_ports` names, if it has enough ports. Raises HarnessError if
     no port is free.
     """
     for port in [*_candidates(ephemeral_ports), 0]:  # for port 0, the kernel chooses
@@ -92,7 +88,7 @@ def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
 def unix_socket_path(path: Path) -> Iterator[Path]:
     """Give the path at which to listen instead of `path`, if that is too long for a socket.
 
-    Such a path lies in a short folder of its own, which only this user can enter, and which is
+    Such a path is in a new folder with a short name, which only this user can enter, and which is
     removed in the end.
     """
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:

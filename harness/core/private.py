@@ -49,7 +49,7 @@ def private_umask() -> Iterator[int]:
 def refuse_foreign(path: Path) -> None:
     """Raise BadInput for a file or folder that somebody else owns or may write.
 
-    Root may be the owner: it can change everything anyway. A link counts by itself.
+    Root may be the owner: it can change everything anyway. A link is checked, not its target.
     """
     status = path.lstat()
     if status.st_uid not in (os.geteuid(), ROOT):
@@ -57,7 +57,7 @@ def refuse_foreign(path: Path) -> None:
             f"{path}: found owner {user_name(status.st_uid)}; allowed: {user_name(os.geteuid())}"
         )
     if stat.S_ISLNK(status.st_mode):
-        raise BadInput(f"{path}: found a link; allowed: a file or folder of its own")
+        raise BadInput(f"{path}: found a link; allowed: a file or folder")
     if status.st_mode & WRITABLE_BY_OTHERS:
         mode = stat.S_IMODE(status.st_mode)
         raise BadInput(

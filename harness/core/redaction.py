@@ -22,7 +22,7 @@ from urllib.parse import quote, quote_plus, unquote
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 
 REDACTED = "[redacted]"
-# Parts of names that speak of a secret. AUTHOR does not, and PWD by itself is the working folder.
+# Parts of names that speak of a secret. AUTHOR does not, and PWD alone is the working folder.
 SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE"
     r"|AUTH(?!OR(?:_|$))|COOKIE|SIGNATURE|WEBHOOK|CONNECTION_?STR|JWT|BEARER"
@@ -31,7 +31,7 @@ SECRET_NAME = re.compile(
 )
 SECRET_PARAMETERS = {"pwd", "odbc_connect"}  # of a URL's query, besides SECRET_NAME
 SHORTEST_SECRET = 6  # characters; shorter values are too likely to occur in other text
-SHORTEST_LINE = 16  # characters of a line that is searched for by itself, as of a private key
+SHORTEST_LINE = 16  # characters of a line that is searched for alone, as of a private key
 SHORTEST_TOKEN = 16  # characters of a user name in a URL that has no password
 # Values that texts hold for reasons of their own: folders, numbers, versions and single words.
 COMMON_VALUE = re.compile(r"/.*|[\d.,:x-]*|\d+(\.\d+)+[\w.+-]{0,20}|[A-Za-z]{0,15}", re.DOTALL)
@@ -167,7 +167,7 @@ def secret_values(
         secrets += _secrets_in(name, value, is_withheld=LIBRARY_VARIABLE.match(name) is not None)
     for name, value in profile_environment.items():
         secrets += _secrets_in(name, value, is_withheld=True)
-    # A cluster's name, for example, may be in a variable of its own and in one that nobody knows.
+    # A cluster's name, for example, may be in a public variable and in one that nobody knows.
     public = {value for name, value in variables.items() if name in PUBLIC_VARIABLES}
     spellings: set[str] = set()
     for secret in secrets:

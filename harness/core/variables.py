@@ -143,7 +143,7 @@ INCIDENTAL_VARIABLE = re.compile(
     r"|PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|IOENCODING|UNBUFFERED|WARNINGS)"
 )
 
-# What decides no result by itself: where files are kept, and what torchrun tells each rank.
+# Variables that decide no result: where files are kept, and what torchrun tells each rank.
 UNDECIDING_VARIABLE = re.compile(
     r"HOME|TMPDIR|XDG_CACHE_HOME|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
 )

@@ -1,4 +1,4 @@
-"""Checks out another revision of a repository beside its working tree."""
+"""Checks out another revision of a repository, next to its working tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.core.scratch import is_removed_scratch
 class Tree:
     """A tree of files that code runs from.
 
-    It is a repository's working tree, or another revision that is checked out beside it.
+    It is a repository's working tree, or another revision that is checked out next to it.
     """
 
     name: str  # for people: a revision as they typed it, or the working tree

@@ -15,7 +15,7 @@ from harness.analysis.compare import setting_differences
 from harness.core.errors import BadInput, one_line
 from harness.core.worktree import Tree
 from harness.spec.cell import Cell
-from harness.spec.code import changed_parts
+from harness.spec.files import changed_parts
 from harness.spec.sweep import Sweep, load_sweep
 from workloads.importing import forget
 

@@ -69,7 +69,9 @@ def _verify_other_files(folder: TrialFolder) -> Iterator[Verified]:
     for name in sorted(fnmatch.filter(names, INVALID_RECORDS)):
         yield verify_record(folder.path / name)
     if folder.best_checkpoints.name in names or folder.export_folder.name in names:
-        yield from _verify_results_of(folder)
+        for checkpoint in sorted(folder.best_checkpoints.glob("step-*")):
+            yield _verify(checkpoint, partial(read_manifest, checkpoint, folder.path.name))
+        yield from _verify_present(folder.export_path, partial(_check_export, folder))
 
 
 def verify_machines(results: Results) -> Iterator[Verified]:
@@ -100,13 +102,6 @@ def verify_record(path: Path) -> Verified:
     except BadInput as error:
         return Verified(path=path, is_record=True, problem=str(error))
     return Verified(path=path, is_record=True, ranks=len(ranks))
-
-
-def _verify_results_of(folder: TrialFolder) -> Iterator[Verified]:
-    """Yield what the checkpoints and the exported models of a trial came to."""
-    for checkpoint in sorted(folder.best_checkpoints.glob("step-*")):
-        yield _verify(checkpoint, partial(read_manifest, checkpoint, folder.path.name))
-    yield from _verify_present(folder.export_path, partial(_check_export, folder))
 
 
 def _check_export(folder: TrialFolder) -> None:

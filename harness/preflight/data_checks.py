@@ -28,7 +28,7 @@ from harness.preflight.probe import (
 )
 from harness.preflight.report import CheckFinding, noted, passed, problem, skipped
 from harness.spec.cell import Cell
-from harness.spec.code import describe_dynamic_files
+from harness.spec.files import describe_dynamic_files
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Classifier, Samples, Workload
 from workloads.code import is_installed

@@ -160,7 +160,7 @@ def describe_software(more: Sequence[str] = ()) -> Software:
 
     nccl = None
     if torch.cuda.is_available():
-        nccl = _nccl_version()
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -212,13 +212,6 @@ def _blas() -> str | None:
     return match[1] if match else None
 
 
-def _nccl_version() -> str:
-    """Return the version of the NCCL that torch uses, as in `2.27.5`."""
-    import torch
-
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
 _version = cache(installed_version)  # asked for twice in a trial
 
 
@@ -248,7 +241,7 @@ def describe_hardware() -> Hardware:
     if gpus:
         driver = _driver_version()
     return Hardware(
-        cpu=_cpu_model(),
+        cpu=cpu_info().get("model name") or platform.processor() or platform.machine(),
         cpu_version=_cpu_version(),
         cores=os.cpu_count(),
         usable_cores=len(usable_cores()),
@@ -271,11 +264,6 @@ def cpu_info() -> dict[str, str]:
         name, _, value = line.partition(":")
         info[name.strip()] = value.strip()
     return info
-
-
-def _cpu_model() -> str:
-    """Return the name of the CPU's model, or else of its architecture."""
-    return cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
 def _cpu_version() -> str | None:

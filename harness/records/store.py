@@ -233,18 +233,14 @@ def trials_of_other_code(
             paths_by_cell.setdefault(name["cell"], []).append(path)
     others = []
     for paths in paths_by_cell.values():
-        cell = _first_readable_cell(paths)
-        if cell is not None and cell.settings_id in settings_ids:
-            others.append(OtherCode(cell=cell, trials=[path.parent.name for path in paths]))
+        for path in paths:
+            with suppress(BadInput):
+                cell = read_record(path).trial.cell
+                if cell.settings_id in settings_ids:
+                    trial_ids = [path.parent.name for path in paths]
+                    others.append(OtherCode(cell=cell, trials=trial_ids))
+                break
     return others
-
-
-def _first_readable_cell(paths: Iterable[Path]) -> Cell | None:
-    """Return the cell of the first record that can be read, None of none."""
-    for path in paths:
-        with suppress(BadInput):
-            return read_record(path).trial.cell
-    return None
 
 
 def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:

@@ -27,7 +27,7 @@ from harness.render.format import (
 )
 from harness.render.plan import conflict_lines
 from harness.spec.cell import Trial
-from harness.spec.code import changed_parts
+from harness.spec.files import changed_parts
 from harness.spec.sweep import Sweep
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named

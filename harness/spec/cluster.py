@@ -18,20 +18,20 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.spec import partitions
 from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
-from harness.spec.document import Document, read_document
-from harness.spec.environment import PREFIX, Variables
+from harness.spec.document import read_document
+from harness.spec.environment import PREFIX
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
 from workloads.options import Count
 
-# The profiles that come with the project; those in ./clusters are the user's.
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
 # What ranks get from the profile's `slurm.interface`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
+# The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
 
 
@@ -131,8 +131,11 @@ def load_profile(name: str) -> Profile:
     profile: Profile = document.validate(Profile, document.content)
     if os.environ.get(SHARED_HOST):
         profile = replace(profile, validity=replace(profile.validity, contention=None))
-    if profile.launcher == "slurm":
-        _check_partitions(document, profile)
+    # Without partitions, there is no Slurm here, or it does not answer: sbatch will have to say it.
+    available = partitions.query() if profile.launcher == "slurm" else []
+    mismatch = partitions.find_mismatch(profile.slurm, available) if available else None
+    if mismatch is not None:
+        raise document.error(("slurm", mismatch.key), mismatch.problem)
     return profile
 
 
@@ -148,16 +151,6 @@ def with_parallel(profile: Profile, text: str) -> Profile:
     if not text.isascii() or not text.isdigit() or not int(text):
         raise BadInput(f"--parallel: found {text!r}; allowed: auto, or a whole number from 1 on")
     return replace(profile, parallel=int(text))
-
-
-def _check_partitions(document: Document, profile: Profile) -> None:
-    """Raise BadInput for a key that the cluster's partitions can't satisfy."""
-    available = partitions.query()
-    if not available:  # no Slurm here, or it does not answer: sbatch will have to say it
-        return
-    mismatch = partitions.find_mismatch(profile.slurm, available)
-    if mismatch is not None:
-        raise document.error(("slurm", mismatch.key), mismatch.problem)
 
 
 def check_shared_folder(profile: Profile, results: Path) -> None:
@@ -182,63 +175,42 @@ def check_fits(
     the sweep's file, and the cell's label. Ranks that are not `timed` may share cores, unless the
     profile says how many ranks there may be.
     """
-    slots = available_slots(profile)
-    on_cores = profile.launcher == "torchrun" and not profile.gpus and profile.slots is None
-    may_share = on_cores and not timed
-    _check_device(profile)
-    variables = _variables_of(profile)
-    for cell in _unlike_cells(cells):
-        problem = _problem_of_variable(variables, cell.environment) or _problem_of_gpu(
-            profile, cell
-        )
-        if not may_share:
-            problem = problem or _problem_of_size(cell.axes.world_size, slots)
-        if problem is not None:
-            raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
-
-
-def _unlike_cells(cells: Iterable[Cell]) -> Iterable[Cell]:
-    """Return the first of all cells that a profile has to meet the same demands of."""
-    demands_of = attrgetter("axes.world_size", *(f"axes.{axis}" for axis in GPU_SETTINGS))
-    unlike: dict[Hashable, Cell] = {}
-    for cell in cells:
-        unlike.setdefault((demands_of(cell), *cell.environment), cell)
-    return unlike.values()
-
-
-def _check_device(profile: Profile) -> None:
-    """Raise BadInput for a profile that wants a GPU on a machine that has none."""
-    if profile.launcher == "torchrun" and profile.device == "cuda" and not profile.gpus:
+    gpus = profile.gpus
+    if profile.launcher == "torchrun" and profile.device == "cuda" and not gpus:
         raise BadInput(
             "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or"
             " cpu, or a machine with a GPU"
         )
-
-
-def _problem_of_gpu(profile: Profile, cell: Cell) -> str | None:
-    """Return what to say of a setting that needs a GPU where there is none, None of none."""
-    setting = setting_that_needs_gpu(cell.axes)
-    return f"{setting}; needed: a GPU" if setting and not profile.gpus else None
-
-
-def _problem_of_size(world_size: int, slots: Slots) -> str | None:
-    """Return what to say of more ranks than there is room for, None of fewer."""
-    if world_size <= slots.ranks:
-        return None
-    return f"world_size: found {world_size}; allowed: at most {slots.ranks}, {slots.reason}"
-
-
-def _variables_of(profile: Profile) -> dict[str, str]:
-    """Return the variables that a profile sets for all cells, and by which of its keys."""
-    variables = dict.fromkeys(profile.environment, "environment")
+    on_cores = profile.launcher == "torchrun" and not gpus and profile.slots is None
+    slots = available_slots(profile) if timed or not on_cores else None
+    variables = dict.fromkeys(profile.environment, "environment")  # and the key that sets each
     if profile.slurm.interface:
         variables |= dict.fromkeys(INTERFACE_VARIABLES, "slurm.interface")
-    return variables
+    # Of cells that a profile has to meet the same demands of, the first is checked.
+    demands_of = attrgetter("axes.world_size", *(f"axes.{axis}" for axis in GPU_SETTINGS))
+    unlike: dict[Hashable, Cell] = {}
+    for cell in cells:
+        unlike.setdefault((demands_of(cell), *cell.environment), cell)
+    for cell in unlike.values():
+        problem = _problem_of_variable(variables, cell) or _problem_of_size(cell, gpus, slots)
+        if problem is not None:
+            raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
 
 
-def _problem_of_variable(variables: Mapping[str, str], assigned: Variables) -> str | None:
-    """Return what to say of a variable that a cell assigns and the profile sets; None of none."""
-    for name in assigned:
+def _problem_of_size(cell: Cell, gpus: int, slots: Slots | None) -> str | None:
+    """Return what a cell needs more of than there is: a GPU, or `slots` for ranks; None if it fits."""
+    setting = setting_that_needs_gpu(cell.axes)
+    if setting is not None and not gpus:
+        return f"{setting}; needed: a GPU"
+    world_size = cell.axes.world_size
+    if slots is not None and world_size > slots.ranks:
+        return f"world_size: found {world_size}; allowed: at most {slots.ranks}, {slots.reason}"
+    return None
+
+
+def _problem_of_variable(variables: Mapping[str, str], cell: Cell) -> str | None:
+    """Return the problem of a variable that a cell sets and a key of the profile too, None without."""
+    for name in cell.environment:
         if name in variables:
             return (
                 f"{PREFIX}{name}: found in the profile's {variables[name]} too;"

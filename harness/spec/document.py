@@ -338,18 +338,13 @@ def _problems_of_scalars(value: Any, key: Key = ()) -> Iterator[tuple[Key, str]]
         for index, item in enumerate(value):
             yield from _problems_of_scalars(item, (*key, index))
     else:
-        problem = _problem_of_scalar(value)
+        problem = None
+        if isinstance(value, float) and not math.isfinite(value):
+            problem = f"found {value}; allowed: a finite number"  # JSON has no others
+        elif isinstance(value, str):
+            problem = problem_of_text(value)
         if problem is not None:
             yield key, problem
-
-
-def _problem_of_scalar(value: Any) -> str | None:
-    """Return why a scalar is refused, None if it is not."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"found {value}; allowed: a finite number"  # JSON has no others
-    if isinstance(value, str):
-        return problem_of_text(value)
-    return None
 
 
 def parse_value(text: str, source: str) -> Any:

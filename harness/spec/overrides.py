@@ -37,7 +37,9 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     if name in AXIS_TYPES or is_open_axis:
         _replace_axis(document, name, value, source)
     elif name == "seeds":
-        _replace_seeds(document, value, source)
+        for entry in document.content["workloads"].values():
+            (entry or {}).pop("seeds", None)  # the workloads' own
+        document.put(("seeds",), _parse_list(value, source), source)
     else:
         _replace_key(document, name, value, source, sweep_keys)
 
@@ -59,13 +61,6 @@ def _replace_axis(document: Document, axis: str, value: str, source: str) -> Non
     for group in groups:
         group.pop(axis, None)
     document.put(("matrix", axis), _parse_list(value, source), source)
-
-
-def _replace_seeds(document: Document, value: str, source: str) -> None:
-    """Set the seeds of all workloads, those that have seeds of their own too."""
-    for entry in document.content["workloads"].values():
-        (entry or {}).pop("seeds", None)
-    document.put(("seeds",), _parse_list(value, source), source)
 
 
 def _replace_key(
@@ -121,7 +116,11 @@ def apply_data(document: Document, text: str) -> None:
         labels = [label]
     else:
         path = text  # there was no `=`, so all of it is the path
-        labels = [name for name, entry in entries.items() if _has_files(entry)]
+        labels = []
+        for name, entry in entries.items():
+            data = (entry or {}).get("data", {})
+            if data.get("source") in ("idx", "csv") or "path" in data:
+                labels.append(name)
     if not labels:
         raise BadInput(
             f"--data {text}: found no workload that reads data from files; allowed: LABEL=PATH"
@@ -130,9 +129,3 @@ def apply_data(document: Document, text: str) -> None:
         key = ("workloads", name, "data", "path")
         # Absolute, because paths in a sweep file are relative to the file and this one is not.
         document.put(key, str(Path(path).absolute()), f"--data {text}")
-
-
-def _has_files(entry: dict[str, Any] | None) -> bool:
-    """Return whether a workload's entry says that it reads data from files."""
-    data = (entry or {}).get("data", {})
-    return data.get("source") in ("idx", "csv") or "path" in data

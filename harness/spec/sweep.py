@@ -209,6 +209,10 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         cells += _CellPlanner(file, workload, axes_matrix).cells(excluded)
     if not cells:
         raise _nothing_to_run(document, excluded)
+    workload_seeds = {}
+    for label, entry in entries.items():
+        if entry.seeds is not None:
+            workload_seeds[label] = entry.seeds
     sweep = Sweep(
         name=file.name,
         description=file.description,
@@ -223,7 +227,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         cells=_distinct(document, cells),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
-        workload_seeds=_workload_seeds(file),
+        workload_seeds=workload_seeds,
         stacks=file.stacks,
     )
     _check_trial_count(document, sweep)
@@ -290,15 +294,6 @@ def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise document.error(key, f"found {seeds}; allowed: at least one, each once")
-
-
-def _workload_seeds(file: SweepContent) -> dict[str, Sequence[int]]:
-    """Return the seeds of the workloads that have their own, by label."""
-    seeds: dict[str, Sequence[int]] = {}
-    for label, entry in file.workloads.items():
-        if entry is not None and entry.seeds is not None:
-            seeds[label] = entry.seeds
-    return seeds
 
 
 def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:

@@ -33,10 +33,15 @@ from harness.spec.cell import (
     setting_of,
     without_defaults,
 )
-from harness.spec.code import describe_workload_code
 from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
-from harness.spec.data_files import FileDigests, Files, describe_state, files_by_setting
 from harness.spec.document import Document
+from harness.spec.files import (
+    FileDigests,
+    Files,
+    describe_state,
+    describe_workload_code,
+    files_by_setting,
+)
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, load_class
 from workloads.files import UnknownColumn

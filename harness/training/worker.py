@@ -46,8 +46,7 @@ from harness.records.record import (
     RankResult,
 )
 from harness.records.series import Series
-from harness.spec.code import check_code, describe_dynamic_files
-from harness.spec.data_files import check_files
+from harness.spec.files import check_code, check_files, describe_dynamic_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.determinism import naming_refusals, prepare_environment

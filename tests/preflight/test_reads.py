@@ -92,7 +92,7 @@ def built_in(variables: list[str]) -> Cell:
 @pytest.fixture
 def _nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what other tests in this process have imported of users' files."""
-    monkeypatch.setattr("harness.spec.code.user_files", dict)
+    monkeypatch.setattr("harness.spec.files.user_files", dict)
 
 
 @pytest.mark.usefixtures("_nothing_imported")

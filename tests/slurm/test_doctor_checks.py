@@ -17,13 +17,13 @@ from harness.slurm.doctor import clock, node
 from harness.slurm.doctor.all_reduce import AllReduce
 from harness.slurm.doctor.allocation import Examination, parse_reports
 from harness.slurm.doctor.checks import Check, checks_of_job
-from harness.slurm.doctor.node import NodeReport, Software
+from harness.slurm.doctor.node import NodeReport, NodeSoftware
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from tests.conftest import free_port
 from tests.support.commands import harness
 
-SOFTWARE = Software(python="3.11.7", torch="2.13.0", harness="0.1.0 (abcd)")
+SOFTWARE = NodeSoftware(python="3.11.7", torch="2.13.0", harness="0.1.0 (abcd)")
 ALL_REDUCE = AllReduce(ranks=4, backend="gloo", seconds=1.25)
 NODES = ("n1", "n2")
 FOLDER = Path("/shared/doctor")
@@ -45,7 +45,7 @@ def conclude(
     *reports: NodeReport,
     all_reduce: AllReduce | None = ALL_REDUCE,
     silent_nodes: dict[str, str] | None = None,
-    submitter: Software = SOFTWARE,
+    submitter: NodeSoftware = SOFTWARE,
     **slurm: Any,
 ) -> list[Check]:
     """Return the checks of a job on two nodes; `slurm` are keys of the profile."""

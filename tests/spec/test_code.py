@@ -18,7 +18,7 @@ from harness.records.files import write_record
 from harness.records.store import read_recorded_sweep, write_spec
 from harness.render.run import left_out_lines
 from harness.spec.cell import WorkloadCode
-from harness.spec.code import (
+from harness.spec.files import (
     MISSING,
     check_code,
     describe_dynamic_files,

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.errors import BadInput, DataChanged
 from harness.spec.cell import Cell
-from harness.spec.data_files import FileDigests, check_files, describe_state, files_by_setting
+from harness.spec.files import FileDigests, check_files, describe_state, files_by_setting
 from tests.support.sweeps import load
 from workloads.catalog import load_class
 from workloads.options import Settings

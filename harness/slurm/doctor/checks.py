@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.slurm.doctor.all_reduce import AllReduce
 from harness.slurm.doctor.allocation import Examination
-from harness.slurm.doctor.node import NodeReport, Software
+from harness.slurm.doctor.node import NodeReport, NodeSoftware
 from harness.spec.cluster import Profile
 
 # Seconds. By the clocks of their nodes the harness tells which of several ranks failed first, and
@@ -35,7 +35,7 @@ def make_check(name: str, problems: Sequence[str], detail: str) -> Check:
 
 
 def checks_of_job(
-    profile: Profile, folder: Path, submitter: Software, examination: Examination
+    profile: Profile, folder: Path, submitter: NodeSoftware, examination: Examination
 ) -> list[Check]:
     """Return a check for everything that the doctor's job has tried.
 
@@ -85,7 +85,7 @@ def _check_folder(folder: Path, reports: Sequence[NodeReport]) -> Check:
 
 
 def _check_software(
-    profile: Profile, submitter: Software, reports: Sequence[NodeReport]
+    profile: Profile, submitter: NodeSoftware, reports: Sequence[NodeReport]
 ) -> Iterator[Check]:
     """Check that every node has the same software as the machine that submits.
 

@@ -24,7 +24,7 @@ from harness.slurm.doctor.clock import clock_offset
 
 
 @dataclass(frozen=True, kw_only=True)
-class Software:
+class NodeSoftware:
     """Versions that have to be the same on all machines."""
 
     python: str
@@ -37,7 +37,7 @@ class NodeReport:
     """The report of one node. Problems are text, None where there is none."""
 
     node: str  # name
-    software: Software
+    software: NodeSoftware
     interfaces: Sequence[str]  # of its network
     gpus: int  # that the job sees
     folder_error: str | None  # why the shared folder could not be read and written
@@ -46,7 +46,7 @@ class NodeReport:
     clock_offset: float | None = None  # seconds by which the first node's clock is ahead
 
 
-def installed_software() -> Software:
+def installed_software() -> NodeSoftware:
     """Return the software that this process runs.
 
     The digest covers every Python file of the harness and of the workloads, by its path in the
@@ -61,7 +61,7 @@ def installed_software() -> Software:
         torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch_version = None
-    return Software(
+    return NodeSoftware(
         python=platform.python_version(),
         torch=torch_version,
         harness=f"{harness.__version__} ({digest.hexdigest()[:8]})",
