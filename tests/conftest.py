@@ -21,6 +21,7 @@ import pytest
 from harness.core.paths import Results
 from harness.launch import forkserver
 from harness.spec.cluster import SHARED_HOST
+from harness.tracking import DeliveryProcess
 from harness.tracking.connect import quiet
 from tests.support import shared_server
 from workloads.importing import forget
@@ -32,6 +33,7 @@ WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs te
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
 PID_FILE = "pid"  # of the process that all others of a run belong to
 END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
+START_DELIVERY = DeliveryProcess.start
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Of a test with several marks the first one here counts.
@@ -150,6 +152,23 @@ def results(tmp_path: Path) -> Results:
     results = Results(tmp_path / "results")
     results.path.mkdir()
     return results
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deliveries_in_this_process() -> Iterator[None]:
+    """Deliver as a command does whose delivery process has died: at the end, and by itself.
+
+    Each delivery process takes 4 s of CPU time to load MLflow, which this process does once.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(DeliveryProcess, "start", lambda process: None)
+        yield
+
+
+@pytest.fixture
+def delivery_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deliver by a process, as a command does."""
+    monkeypatch.setattr(DeliveryProcess, "start", START_DELIVERY)
 
 
 @pytest.fixture(scope="session")

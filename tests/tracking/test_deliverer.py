@@ -26,6 +26,8 @@ from harness.tracking.tracker import Delivery
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import by_name
 
+pytestmark = pytest.mark.usefixtures("delivery_processes")
+
 # A command that has two trials delivered, and says what it has loaded for it.
 COMMAND = """
 import sys
