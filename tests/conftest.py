@@ -21,7 +21,7 @@ import pytest
 from harness.core.paths import Results
 from harness.launch import forkserver
 from harness.spec.cluster import SHARED_HOST
-from harness.tracking import DeliveryProcess
+from harness.tracking import DeliveryProcess, connect
 from harness.tracking.connect import quiet
 from tests.support import shared_server
 from workloads.importing import forget
@@ -162,6 +162,24 @@ def deliveries_in_this_process() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(DeliveryProcess, "start", lambda process: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_new_database() -> Iterator[None]:
+    """Copy an empty database wherever one is created: MLflow takes more than a second for each."""
+    create = connect._create_database
+    template = run_folder() / "empty.db"
+
+    def copy(uri: str) -> None:
+        path = Path(uri.removeprefix(connect.SQLITE_PREFIX))
+        if not uri.startswith(connect.SQLITE_PREFIX) or "?" in uri or path.exists():
+            return
+        create(f"{connect.SQLITE_PREFIX}{template}")
+        shutil.copy(template, path)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(connect, "_create_database", copy)
         yield
 
 

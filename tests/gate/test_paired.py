@@ -337,7 +337,7 @@ def test_a_verdict_never_contradicts_its_interval() -> None:
     """Verdicts after every look, of steps and turns that differ by other amounts."""
     rng = np.random.default_rng(21)
     seen: Counter[tuple[str, bool]] = Counter()
-    for _ in range(400):
+    for _ in range(100):
         budget = Budget(min_effect=0.02, seconds=30.0, alpha=0.05, certain_share=0.5)
         pairs: list[PairSample] = []
         fast, whole = rng.choice([0.0, -0.05, 0.05], 2) + rng.normal(0, 0.01, 2)
