@@ -173,10 +173,11 @@ def one_new_database() -> Iterator[None]:
 
     def copy(uri: str) -> None:
         path = Path(uri.removeprefix(connect.SQLITE_PREFIX))
-        if not uri.startswith(connect.SQLITE_PREFIX) or "?" in uri or path.exists():
-            return
-        create(f"{connect.SQLITE_PREFIX}{template}")
-        shutil.copy(template, path)
+        is_file = uri.startswith(connect.SQLITE_PREFIX) and "?" not in uri
+        if is_file and path.parent.is_dir() and not path.exists():
+            create(f"{connect.SQLITE_PREFIX}{template}")
+            shutil.copy(template, path)
+        create(uri)  # what has not been copied
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(connect, "_create_database", copy)
