@@ -14,7 +14,6 @@ and receives `{"steps": N}` for each turn. It ends when the connection is cut.
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import json
 import os
@@ -31,10 +30,10 @@ from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
 from harness.gate.protocol import PROTOCOL
 from harness.training.build import build_trial
+from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
-from harness.training.worker import joined, load_workload, with_batch_size_of
 
 FOREVER = 7 * 24 * 3600.0  # seconds that a rank may wait for other ranks, between turns
 
@@ -135,7 +134,6 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
         trainer.run()
         total_steps = parts.total_steps
         del parts, trainer  # the process group ends after them
-        gc.collect()
     raise RuntimeError(f"trained all of its {total_steps} steps")
 
 

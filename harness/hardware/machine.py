@@ -23,6 +23,7 @@ MACHINE_FORMAT = FileFormat(
     is_sealed=True,
 )
 
+PEAKS_FOLDER = "peaks"  # in the folder of the ranks that measure
 SATURATION = 0.9  # the share of the peak from which on a product counts as reaching it
 Device = Literal["cpu", "cuda"]
 # The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer

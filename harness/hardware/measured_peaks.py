@@ -1,6 +1,6 @@
-"""Measures what a machine can do: `torchrun -m harness.hardware.measured_peaks FOLDER`.
+"""Measures what a machine can do: the task `peaks` of `harness.training.worker`.
 
-Reads FOLDER/trial.json and writes FOLDER/rank<N>.json.
+It reads FOLDER/trial.json, which holds a `Request`, and leaves the record in FOLDER/peaks.
 
 Rank 0 measures matrix products and copies while the other ranks wait; then all ranks reduce
 together.
@@ -8,33 +8,37 @@ together.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from harness.core.cores import usable_cores
-from harness.core.processes import end_process
-from harness.training.entry import before_torch
-
-if __name__ == "__main__":
-    before_torch()
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from harness.core.errors import HarnessError, one_line
+from harness.core.cores import usable_cores
+from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder, write_atomically
-from harness.hardware.machine import Copy, Layout, Machine, Matmul, TimedAllReduce, Timing
+from harness.hardware.machine import (
+    PEAKS_FOLDER,
+    Copy,
+    Layout,
+    Machine,
+    Matmul,
+    TimedAllReduce,
+    Timing,
+    write,
+)
 from harness.records import environment
 from harness.records.decode import FileFormat, decode_file
+from harness.records.record import RankResult
+from harness.training.entry import COLLECTIVE_TIMEOUT
 from harness.training.ranks import Ranks, all_reduce_min, choose_device, process_group
+from harness.training.state import TrainingState
 
 DTYPES = {
     "fp32": torch.float32,
@@ -48,7 +52,6 @@ MAX_SECONDS = 1 / 16  # after a product that took longer, no larger one is measu
 SLOW_LAYOUT = 2  # a layout that takes this many times as long as the fastest is dropped
 TRIAL_RUNS = 3  # of each layout, to find the fastest
 KIB, MIB = 2**10, 2**20
-COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 CACHE_MULTIPLE = 8  # how much larger than the caches the largest array is
 
 MIN_REPEATS = 3
@@ -424,14 +427,10 @@ def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) 
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write the result; end the process with 0, or with 1 if something failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.hardware.measured_peaks", description=__doc__
-    )
-    parser.add_argument("folder", type=Path, help="the folder that holds trial.json")
-    folder = TrialFolder(parser.parse_args(arguments).folder)
-    ranks = Ranks.from_environment()
+def measure_rank(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Measure at one rank; rank 0 leaves the record in a folder of FOLDER."""
 
     def report_progress(measured_now: str) -> None:
         """Write what is being measured, for the command that waits; lost progress does no harm."""
@@ -439,22 +438,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress = json.dumps({"now": measured_now})
             write_atomically(folder.progress_path, progress, durable=False)
 
-    result: dict[str, Any]
-    try:
-        request = decode_file(Request, folder.assignment_path, REQUEST_FORMAT)
-        machine = measure(request, ranks, report_progress)
-        result = {"machine": asdict(machine), "failure": None}
-    except HarnessError as error:
-        traceback.print_exc()
-        result = {"machine": None, "failure": f"rank {ranks.rank}: {error}"}
-    except Exception as error:
-        traceback.print_exc()
-        failure = f"{type(error).__name__}: {one_line(error)}"
-        result = {"machine": None, "failure": f"rank {ranks.rank}: {failure}"}
-    write_atomically(folder.result_path(ranks.rank), json.dumps(result, indent=1) + "\n")
-    # A regular exit would wait for collectives that a failed rank never joined.
-    end_process(0 if result["failure"] is None else 1)
-
-
-if __name__ == "__main__":
-    main()
+    request = decode_file(Request, folder.assignment_path, REQUEST_FORMAT)
+    machine = measure(request, ranks, report_progress)
+    if ranks.is_rank_0:
+        write(folder.path / PEAKS_FOLDER, machine)
+    return entered

@@ -6,35 +6,21 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.cores import usable_cores
-from harness.core.errors import BadInput, HarnessError
+from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder, write_atomically
-from harness.core.processes import Process, end_process_group
 from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.torchrun import Torchrun
-from harness.records.decode import FileFormat, decode_file
+from harness.launch.unmeasured import run_task
 from harness.records.running import ProbeProgress, read_progress_file
 from harness.spec.cluster import Profile, available_slots, count_gpus
 
-POLL = 0.1  # seconds between two looks at the ranks
-TIMEOUT = 900.0  # seconds that they may take
-RESULT_FORMAT = FileFormat(name="rank's result")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeResult:
-    """What one rank leaves."""
-
-    machine: Machine | None  # as it measured it: of rank 0 alone
-    failure: str | None  # why it failed, if it did
+TIMEOUT = 900.0  # seconds that the ranks may take
 
 
 def choose_rank_count(profile: Profile, requested: int | None) -> int:
@@ -71,20 +57,27 @@ def measure(
     request = {"device": profile.device, "quick": quick, "fine": fine}
     write_atomically(folder.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
-    command = launcher.command("harness.hardware.measured_peaks", folder, ranks)
-    variables = launcher.variables(len(usable_cores()), {})
-    process = launcher.start(command, variables, folder.launch_log)
+
+    def report_progress() -> None:
+        """Pass on what rank 0 writes to the folder's progress file."""
+        progress = read_progress_file(folder.progress_path, ProbeProgress)
+        if progress:
+            on_progress(progress["now"])
+
     try:
-        ended = _wait(process, folder, on_progress)
+        run_task(
+            "peaks",
+            folder,
+            launcher,
+            launcher.variables(len(usable_cores()), {}),
+            world_size=ranks,
+            timeout=TIMEOUT,
+            on_poll=report_progress,
+        )
     except KeyboardInterrupt:
-        end_process_group(process)
         shutil.rmtree(folder.path)
         raise
-    finally:
-        end_process_group(process)
-    if not ended:
-        raise HarnessError(f"peak: took longer than {TIMEOUT:g} s; log: {folder.launch_log}")
-    measured = _read_results(folder, ranks)
+    (measured,) = machine.read_all(folder.path / machine.PEAKS_FOLDER).values()
     shutil.rmtree(folder.path)
     return machine.write(results.peaks, measured), measured
 
@@ -100,46 +93,3 @@ def _make_folder(results: Results) -> TrialFolder:
         return TrialFolder(Path(tempfile.mkdtemp(prefix="running-", dir=results.peaks)))
     except OSError as error:
         raise BadInput(f"--results: {results.peaks}: can't be written: {error.strerror}") from None
-
-
-def _wait(process: Process, folder: TrialFolder, on_progress: Callable[[str], None]) -> bool:
-    """Wait for the ranks; return whether they have ended before `TIMEOUT`.
-
-    Meanwhile rank 0 writes what it measures to the folder's progress file, which is passed on.
-    """
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        try:
-            process.wait(POLL)
-            return True
-        except subprocess.TimeoutExpired:
-            progress = read_progress_file(folder.progress_path, ProbeProgress)
-            if progress:
-                on_progress(progress["now"])
-    return False
-
-
-def _read_results(folder: TrialFolder, ranks: int) -> Machine:
-    """Return what rank 0 measured.
-
-    Raises HarnessError if a rank failed or left nothing. A failure that a rank reports comes first,
-    because a rank that left nothing was probably ended for it.
-    """
-    failures = []
-    missing = []
-    measured: Machine | None = None
-    for rank in range(ranks):
-        path = folder.result_path(rank)
-        if not path.exists():
-            missing.append(f"rank {rank} left no result")
-            continue
-        result = decode_file(ProbeResult, path, RESULT_FORMAT)
-        if result.failure:
-            failures.append(result.failure)
-        if rank == 0:
-            measured = result.machine
-    problems = [*failures, *missing]
-    if problems:
-        raise HarnessError(f"peak: {problems[0]}; log: {folder.launch_log}")
-    assert measured is not None
-    return measured

@@ -1,17 +1,18 @@
-"""Runs the ranks of a trial on this machine without measuring anything, and waits until they end.
+"""Lets ranks on this machine do a task of the worker, other than a trial, and waits until they end.
 
-For commands that look into training instead of timing it. They leave no record.
+For commands that look into training, or measure the machine. They leave no record of a trial.
 """
 
 from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.processes import Process, end_process_group
+from harness.core.processes import end_process_group
 from harness.launch import forkserver
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
@@ -26,13 +27,12 @@ POLL = 0.1  # seconds between two looks at the ranks
 
 
 def run_unmeasured(
-    module: str, folder: TrialFolder, cell: Cell, profile: Profile, timeout: float
+    task: str, folder: TrialFolder, cell: Cell, profile: Profile, timeout: float
 ) -> None:
-    """Run `module` at every rank of the trial of `cell` whose assignment is in `folder`.
+    """Let every rank do a task, with the trial of `cell` whose assignment is in `folder`.
 
-    `timeout` is in seconds. Raises HarnessError with a rank's own message if one fails, hangs or
-    leaves no result; it names a log in `folder`, which must stay then. Raises BadInput for a stack
-    that ranks can't run under.
+    `timeout` is in seconds. Raises what `run_task` raises, and BadInput for a stack that ranks
+    can't run under.
     """
     axes = cell.axes
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
@@ -40,40 +40,71 @@ def run_unmeasured(
     if cell.stack is not None:
         base = Path(read_assignment(folder.assignment_path).base_folder)
         launcher = launcher.in_stack(ready_stack(cell, base))
-    command = launcher.command(module, folder, axes.world_size, ["--write-logs"])
-    variables = launcher.variables(axes.num_threads, cell.environment)
-    preload = heavy_modules(cell.workload.uses)
+    run_task(
+        task,
+        folder,
+        launcher,
+        launcher.variables(axes.num_threads, cell.environment),
+        world_size=axes.world_size,
+        timeout=timeout,
+        preload=heavy_modules(cell.workload.uses),
+    )
+
+
+def run_task(
+    task: str,
+    folder: TrialFolder,
+    launcher: Torchrun,
+    variables: Mapping[str, str],
+    *,
+    world_size: int,
+    timeout: float,
+    preload: Sequence[str] = (),
+    on_poll: Callable[[], None] | None = None,
+) -> None:
+    """Let every rank do a task with `folder`: the name of one of the worker's `TASKS`.
+
+    `timeout` is in seconds; `on_poll` is called ten times a second. Raises HarnessError with a
+    rank's own message if one fails, hangs or leaves no result; it names a log in `folder`, which
+    must stay then.
+    """
+    arguments = ["--task", task, "--write-logs"]
+    command = launcher.command("harness.training.worker", folder, world_size, arguments)
     process = launcher.start(command, variables, folder.launch_log, preload=preload)
-    try:
-        _wait(process, folder, axes.world_size, timeout)
-    finally:
-        end_process_group(process)
-    _check_results(folder, axes.world_size)
-
-
-def _wait(process: Process, folder: TrialFolder, world_size: int, timeout: float) -> None:
-    """Wait until the ranks have ended; raises HarnessError if they hang or take too long."""
     watchdog = Watchdog(folder, world_size)
     deadline = time.monotonic() + timeout
-    while process.poll() is None:
-        try:
-            process.wait(POLL)
-        except subprocess.TimeoutExpired:
-            verdict = watchdog.look()
-            if verdict is not None:
-                raise HarnessError(f"{verdict.reason}; logs: {folder.log_folder}") from None
-        if time.monotonic() > deadline:
-            raise HarnessError(
-                f"the ranks took longer than {timeout:g} s; logs: {folder.log_folder}"
-            )
+    try:
+        while process.poll() is None:
+            try:
+                process.wait(POLL)
+            except subprocess.TimeoutExpired:
+                verdict = watchdog.look()
+                if verdict is not None:
+                    raise HarnessError(f"{verdict.reason}; logs: {folder.log_folder}") from None
+            if on_poll is not None:
+                on_poll()
+            if time.monotonic() > deadline:
+                raise HarnessError(
+                    f"the ranks took longer than {timeout:g} s; logs: {folder.log_folder}"
+                )
+    finally:
+        end_process_group(process)
+    _check_results(folder, world_size)
 
 
 def _check_results(folder: TrialFolder, world_size: int) -> None:
-    """Raise HarnessError if a rank has failed or left no result."""
+    """Raise HarnessError if a rank has failed or left no result.
+
+    A failure that a rank reports comes first: one that left nothing was probably ended for it.
+    """
+    missing = []
     for rank in range(world_size):
         path = folder.result_path(rank)
         if not path.exists():
-            raise HarnessError(f"rank {rank} left no result; log: {folder.launch_log}")
+            missing.append(rank)
+            continue
         failure = read_rank_result(path).failure
         if failure is not None:
             raise HarnessError(f"{failure}; log: {folder.rank_log(rank)}")
+    if missing:
+        raise HarnessError(f"rank {missing[0]} left no result; log: {folder.launch_log}")

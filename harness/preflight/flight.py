@@ -53,5 +53,5 @@ def _examine_cell(
         trial=Trial(cell=cell, seed=seed), base_folder=str(base_folder), device=profile.device
     )
     write_assignment(trial_folder.assignment_path, assignment)
-    run_unmeasured("harness.preflight.worker", trial_folder, cell, profile, TIMEOUT)
+    run_unmeasured("check", trial_folder, cell, profile, TIMEOUT)
     return read_checks(trial_folder.path / CHECKS_FILE)

@@ -48,7 +48,5 @@ def _run(trial: Trial, sweep: Sweep, profile: Profile, folder: Path) -> RateCurv
     trial_folder = TrialFolder(Path(tempfile.mkdtemp(dir=folder)))
     assignment = Assignment(trial=trial, base_folder=str(sweep.base_folder), device=profile.device)
     write_assignment(trial_folder.assignment_path, assignment)
-    run_unmeasured(
-        "harness.preflight.rate_worker", trial_folder, trial.cell, profile, sweep.timeout
-    )
+    run_unmeasured("find-lr", trial_folder, trial.cell, profile, sweep.timeout)
     return read_curve(trial_folder.path / RATES_FILE)

@@ -1,21 +1,13 @@
 """Searches a learning rate, with the cell's strategy, precision and batch size.
 
-Ranks are started as those of `harness.training.worker`, with the same FOLDER. They read
-FOLDER/trial.json; rank 0 writes FOLDER/rates.json in addition to its result.
+This is the task `find-lr` of `harness.training.worker`. Ranks read FOLDER/trial.json; rank 0 writes
+FOLDER/rates.json in addition to its result.
 """
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
-
-from harness.core.processes import end_process
-from harness.training.entry import before_torch
-
-if __name__ == "__main__":
-    before_torch()
 
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
@@ -25,8 +17,8 @@ from harness.core.paths import TrialFolder
 from harness.preflight.rates import RATES_FILE, RateCurve, has_diverged, rate_at, write_curve
 from harness.records.record import RankResult
 from harness.records.series import Numbers
-from harness.training import worker
 from harness.training.build import TrialParts, build_trial
+from harness.training.entry import joined, load_workload
 from harness.training.optimization import lr_factor
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -61,17 +53,12 @@ class UntilDivergence(Hooks):
         return False
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Search at one rank, and return the process's exit code as `worker.main` does."""
-    return worker.main(arguments, search_rates)
-
-
 def search_rates(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Train at rising rates, and write the losses; return a result without measurements."""
-    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
-        parts = build_trial(assignment, worker.load_workload(assignment), folder, mesh, state)
+    with joined(folder, ranks) as (assignment, mesh):
+        parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
         mean_factor = mean_schedule_factor(parts)
         current = raise_rates(parts)
         trainer = Trainer(parts, state, UntilDivergence(parts))
@@ -85,7 +72,6 @@ def search_rates(
             curve = make_curve(parts, assignment.trial.seed, losses, current, diverged=diverged)
             write_curve(folder.path / RATES_FILE, replace(curve, mean_factor=mean_factor))
         del parts, trainer  # the process group ends after them
-        gc.collect()
     return entered
 
 
@@ -164,7 +150,3 @@ def make_curve(
         diverged=diverged,
         current=current,
     )
-
-
-if __name__ == "__main__":
-    end_process(main())  # at once, as `harness.training.worker` does

@@ -1,22 +1,16 @@
 """Examines one workload: runs all checks, in their order. To add a check, add a row to a table.
 
-Started as `harness.training.worker` is, with the same FOLDER, by one rank. It reads
-FOLDER/trial.json and writes FOLDER/checks.json in addition to its result.
+This is the task `check` of `harness.training.worker`, of one rank. It reads FOLDER/trial.json and
+writes FOLDER/checks.json in addition to its result.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from harness.core.processes import end_process
-from harness.training.entry import before_torch
-
-if __name__ == "__main__":
-    before_torch()
 
 import torch
 
@@ -37,7 +31,7 @@ from harness.preflight.report import (
 )
 from harness.records.record import RankResult
 from harness.spec.axes import Axes
-from harness.training import worker
+from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload
@@ -76,21 +70,16 @@ REHEARSED: dict[str, Callable[[Probe, Rehearsal], CheckFinding]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine one workload, and return the process's exit code as `worker.main` does."""
-    return worker.main(arguments, examine_workload)
-
-
 def examine_workload(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Write the findings of all checks; return a result without measurements."""
-    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
+    with joined(folder, ranks) as (assignment, mesh):
         cell = assignment.trial.cell
         base_folder = Path(assignment.base_folder)
         code = find_source(cell.workload.uses, base_folder).files.values()
         opened = OpenedFiles(path for path in code if not path.is_relative_to(ROOT / "workloads"))
-        workload = worker.load_workload(assignment)
+        workload = load_workload(assignment)
         report = examine(
             cell.workload.label, workload, cell.axes, assignment.trial.seed, mesh.device
         )
@@ -147,7 +136,3 @@ def _rehearse(probe: Probe) -> list[CheckFinding]:
     except Exception as error:
         return [replace(problem(describe(error), advise(error)), check="one batch")]
     return [_run(name, partial(check, probe, rehearsal)) for name, check in REHEARSED.items()]
-
-
-if __name__ == "__main__":
-    end_process(main())  # at once, as `harness.training.worker` does

@@ -131,5 +131,5 @@ def _measure_cell(
         device=profile.device,
     )
     write_assignment(trial_folder.assignment_path, assignment)
-    run_unmeasured("harness.reproduce.operation_worker", trial_folder, cell, profile, sweep.timeout)
+    run_unmeasured("operations", trial_folder, cell, profile, sweep.timeout)
     return read_operations(trial_folder.path)

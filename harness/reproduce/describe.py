@@ -18,7 +18,7 @@ from harness.launch.stack import ReadyStack
 from harness.records.decode import FileFormat, decode_text
 from harness.records.environment import Environment, describe_environment
 from harness.spec.cell import Cell
-from harness.training.entry import before_torch
+from harness.training.interruption import before_torch
 
 TIMEOUT = 300.0  # seconds; a network file system may take long to load torch
 DESCRIPTION_FORMAT = FileFormat(name="environment")

@@ -4,23 +4,16 @@ Each operation is run again on copies of its inputs, just before the step runs i
 time, so that inputs have the values of a real training step. Much depends on them: whether an index
 occurs twice, for one, decides whether the order of additions matters.
 
-Started as `harness.training.worker` is, with the same FOLDER, by one rank. It leaves the catalogue
-of operations in FOLDER.
+This is the task `operations` of `harness.training.worker`, of one rank. It leaves the catalogue of
+operations in FOLDER.
 """
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from harness.core.processes import end_process
-from harness.training.entry import before_torch
-
-if __name__ == "__main__":
-    before_torch()
 
 import torch
 from torch import Tensor
@@ -37,8 +30,8 @@ from harness.reproduce.catalog import (
     ThreadResult,
     write_operations,
 )
-from harness.training import worker
 from harness.training.build import build_trial
+from harness.training.entry import joined, load_workload
 from harness.training.model import place_batch
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -52,17 +45,12 @@ LONGEST_SHIFT = 15  # elements by which an input is moved off an aligned address
 LISTED_SIZES = 4  # of tensors, before their number is enough
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the operations of one rank, and return the process's exit code as `worker.main` does."""
-    return worker.main(arguments, measure_rank)
-
-
 def measure_rank(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Train one step, and measure all operations of a second one, which finds optimizer state."""
-    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
-        workload = worker.load_workload(assignment)
+    with joined(folder, ranks) as (assignment, mesh):
+        workload = load_workload(assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
         batch = next(iter(parts.loader))[2]
         batch = place_batch(batch, parts.axes, mesh.device)
@@ -74,7 +62,6 @@ def measure_rank(
         parts.determinism.check_effect()
         write_operations(folder.path, meter.results())
         del parts
-        gc.collect()
     return entered
 
 
@@ -280,7 +267,3 @@ def _sizes(tensors: Sequence[Tensor]) -> str:
         elements = sum(tensor.numel() for tensor in tensors)
         return f"{len(tensors)} tensors of {elements:,} elements"
     return ", ".join("×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
-
-
-if __name__ == "__main__":
-    end_process(main())  # at once, as `harness.training.worker` does

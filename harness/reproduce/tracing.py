@@ -87,7 +87,7 @@ class Tracer:
         write_assignment(folder.assignment_path, assignment)
         write_recording(folder.path, recording)
         cell = traced.trial.cell
-        run_unmeasured("harness.reproduce.trace_worker", folder, cell, self._profile, self._timeout)
+        run_unmeasured("trace", folder, cell, self._profile, self._timeout)
         traces = read_traces(folder.path, cell.axes.world_size)
         return TracedRun(cell=cell, folder=folder.path, traces=traces)
 

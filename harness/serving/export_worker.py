@@ -1,7 +1,7 @@
 """Exports one model and compares it with eager mode.
 
-Started as `harness.training.worker` is, with the same FOLDER, by one rank. It reads
-FOLDER/trial.json and FOLDER/order.json, and leaves FOLDER/answer.json besides its result.
+This is the task `export` of `harness.training.worker`, of one rank. It reads FOLDER/trial.json and
+FOLDER/order.json, and leaves FOLDER/answer.json in addition to its result.
 """
 
 from __future__ import annotations
@@ -10,12 +10,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-from harness.core.processes import end_process
-from harness.training.entry import before_torch
-
-if __name__ == "__main__":
-    before_torch()
 
 import torch
 
@@ -34,23 +28,18 @@ from harness.serving.orders import (
 )
 from harness.serving.parity import compare
 from harness.serving.trained import load_trained
-from harness.training import worker
+from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from workloads.base import Workload
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Export one model, and return the process's exit code as `worker.main` does."""
-    return worker.main(arguments, export_model)
 
 
 def export_model(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Write the answer of an export; return a result without measurements."""
-    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
-        workload = worker.load_workload(assignment)
+    with joined(folder, ranks) as (assignment, mesh):
+        workload = load_workload(assignment)
         answer = export(read_export_order(folder), assignment, workload, mesh.device)
     write_message(answer_path(folder), answer)
     return entered
@@ -87,7 +76,3 @@ def export(
     except Exception as error:
         return refuse(problem=one_line(f"{type(error).__name__}: {error}"))
     return ExportAnswer(problem=None, device=device.type, seconds=seconds, parity=parity)
-
-
-if __name__ == "__main__":
-    end_process(main())  # at once, as `harness.training.worker` does

@@ -175,7 +175,7 @@ def _export(
         target=str(target),
         tolerance=tolerance,
     )
-    folder = _run("harness.serving.export_worker", checkpoint, order, 1, profile, scratch)
+    folder = _run("export", checkpoint, order, 1, profile, scratch)
     answer = read_export_answer(folder)
     parity = checked_parity(name, answer)
     _replace_folder(target, checkpoint.folder.exported_model(name))
@@ -259,12 +259,12 @@ def _measure(
         calls=plan.calls,
         seconds=plan.seconds,
     )
-    folder = _run("harness.serving.latency_worker", checkpoint, order, threads, profile, scratch)
+    folder = _run("latency", checkpoint, order, threads, profile, scratch)
     return read_latency_answer(folder).groups
 
 
 def _run(
-    module: str,
+    task: str,
     checkpoint: TrialCheckpoint,
     order: ExportOrder | LatencyOrder,
     threads: int,
@@ -283,7 +283,7 @@ def _run(
     folder = TrialFolder(Path(tempfile.mkdtemp(dir=scratch)))
     write_assignment(folder.assignment_path, assignment)
     write_message(order_path(folder), order)
-    run_unmeasured(module, folder, cell, profile, TIMEOUT)
+    run_unmeasured(task, folder, cell, profile, TIMEOUT)
     return folder
 
 

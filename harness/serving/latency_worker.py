@@ -3,26 +3,19 @@
 In each round, every arm is called once with the same inputs, in a newly drawn order. A slow phase of
 the machine so strikes all arms, and no arm always follows the same other.
 
-Started as `harness.training.worker` is, with the same FOLDER, by one rank with the number of threads
-to measure: a model compiled for one number of threads keeps it. It reads FOLDER/trial.json and
-FOLDER/order.json, and leaves FOLDER/answer.json besides its result.
+This is the task `latency` of `harness.training.worker`, of one rank with the number of threads to
+measure: a model compiled for one number of threads keeps it. It reads FOLDER/trial.json and
+FOLDER/order.json, and leaves FOLDER/answer.json in addition to its result.
 """
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from harness.core.processes import end_process
-from harness.training.entry import before_torch
-
-if __name__ == "__main__":
-    before_torch()
 
 import torch
 from torch import nn
@@ -45,7 +38,8 @@ from harness.serving.orders import (
 from harness.serving.parity import sample_differences
 from harness.serving.record import COMPILED, EAGER, ArmTimes, LatencyGroup
 from harness.serving.trained import load_trained
-from harness.training import compile_cache, worker
+from harness.training import compile_cache
+from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from workloads.base import Workload
@@ -68,17 +62,12 @@ class LatencyArm:
     load_seconds: float
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure with one number of threads, and return the process's exit code as `worker.main` does."""
-    return worker.main(arguments, measure_latency)
-
-
 def measure_latency(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Write how long calls took; return a result without measurements."""
-    with worker.joined(folder, ranks, worker.COLLECTIVE_TIMEOUT) as (assignment, mesh):
-        workload = worker.load_workload(assignment)
+    with joined(folder, ranks) as (assignment, mesh):
+        workload = load_workload(assignment)
         groups = measure_groups(read_latency_order(folder), assignment, workload, mesh.device)
     write_message(answer_path(folder), LatencyAnswer(groups=groups))
     return entered
@@ -214,19 +203,14 @@ def measure(
     order = list(arms)
     draw = random.Random(SEED)
     deadline = time.monotonic() + seconds
-    gc.collect()
-    gc.disable()  # as `timeit` does
-    try:
-        for number in range(calls):
-            if time.monotonic() > deadline:
-                break
-            draw.shuffle(order)
-            for arm in order:
-                time.sleep(pause)
-                inputs = batches[number % len(batches)]
-                times[arm.name].append(_time_call(arm.call, inputs, synchronize))
-    finally:
-        gc.enable()
+    for number in range(calls):
+        if time.monotonic() > deadline:
+            break
+        draw.shuffle(order)
+        for arm in order:
+            time.sleep(pause)
+            inputs = batches[number % len(batches)]
+            times[arm.name].append(_time_call(arm.call, inputs, synchronize))
     return LatencyGroup(
         batch_size=batch_size,
         threads=threads,
@@ -252,7 +236,3 @@ def _time_call(call: Call, inputs: Inputs, synchronize: Callable[[], object]) ->
 
 def _do_nothing() -> None:
     """Return at once: a call on the CPU has its result when it returns."""
-
-
-if __name__ == "__main__":
-    end_process(main())  # at once, as `harness.training.worker` does

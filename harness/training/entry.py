@@ -1,12 +1,155 @@
-"""How a program that loads torch begins, before it imports torch."""
+"""How a rank begins: it checks what it was given, joins the other ranks and loads the workload.
+
+Most libraries read an environment variable once, when they are loaded. So a rank must not only have
+the variables that its cell assigns: the process that loaded torch must have begun with them. That
+is the rank itself, or the forkserver that it was forked from.
+"""
 
 from __future__ import annotations
 
-from harness.core.processes import die_with_parent
-from harness.training.interruption import block_signal
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from harness.core.errors import NotApplied
+from harness.core.paths import TrialFolder
+from harness.core.validation import decode_value
+from harness.records.assignment import Assignment, read_assignment
+from harness.spec.environment import PREFIX, Variables
+from harness.spec.files import check_code, check_files
+from harness.training.determinism import naming_refusals, prepare_environment
+from harness.training.mesh import ParallelMesh
+from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
+from harness.training.strategies import strategy_class
+from workloads.base import Workload
+from workloads.catalog import load_class
+from workloads.shared import share_in
+
+COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
+CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
+# Linux keeps the environment that a program was executed with; a fork inherits it, and a change of
+# os.environ leaves it as it is.
+INITIAL_ENVIRONMENT = Path("/proc/self/environ")
 
 
-def before_torch() -> None:
-    """Bind the program's life to its starter's, and block the signal to stop until it is polled."""
-    die_with_parent()
-    block_signal()  # before NumPy starts threads
+@contextmanager
+def joined(
+    folder: TrialFolder, ranks: Ranks, timeout: float = COLLECTIVE_TIMEOUT
+) -> Iterator[tuple[Assignment, ParallelMesh]]:
+    """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
+
+    `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
+    the environment is not the one that the cell asks for.
+    """
+    assignment = read_assignment(folder.assignment_path)
+    check_interpreter(assignment)
+    check_variables(assignment.trial.cell.environment)
+    axes = assignment.trial.cell.axes
+    bind_to_cores(assignment.lane.cores)
+    torch.set_num_threads(axes.num_threads)
+    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
+    prepare_environment(axes, on_gpu=may_use_gpu)
+    device = choose_device(assignment.device, ranks, assignment.lane.gpus)
+    needed = strategy_class(axes.strategy).needs_process_group
+    with (
+        naming_refusals(axes),
+        process_group(ranks, device, needed=needed, timeout=timeout, offloads=axes.cpu_offload),
+    ):
+        yield assignment, ParallelMesh.from_axes(axes, ranks, device)
+
+
+def load_workload(assignment: Assignment) -> Workload:
+    """Return the cell's workload with its settings: a built-in one, or a class of the user's.
+
+    Raises CodeChanged if its code is not that of the cell, and DataChanged if its files are not.
+    """
+    reference = assignment.trial.cell.workload
+    base_folder = Path(assignment.base_folder)
+    if assignment.shared_data is not None:
+        share_in(Path(assignment.shared_data))
+    workload_class = load_class(reference.uses, base_folder)
+    check_code(reference, base_folder)
+    options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)
+    data = decode_value(workload_class.Data, reference.data, refuse_unknown=True)
+    if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
+        check_files(reference, options, data)
+    return workload_class(options, data)
+
+
+def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment:
+    """Return the assignment with the workload's own batch size, where no setting decides it.
+
+    Only of a cell that may be trained by any code (`Cell.with_any_code`): other cells have been
+    planned by this code, and what runs them again may have set another batch size.
+    """
+    cell = assignment.trial.cell
+    if cell.workload.code is not None or "batch_size" not in cell.workload.unset:
+        return assignment
+    axes = replace(cell.axes, batch_size=workload.batch_size)
+    return replace(assignment, trial=replace(assignment.trial, cell=replace(cell, axes=axes)))
+
+
+def check_interpreter(assignment: Assignment) -> None:
+    """Raise NotApplied unless this process runs under the interpreter of its cell's stack."""
+    if assignment.interpreter is not None and assignment.interpreter != sys.executable:
+        raise NotApplied(
+            f"stack={assignment.trial.cell.axes.stack} had no effect: the rank runs under"
+            f" {sys.executable}, and the stack's interpreter is {assignment.interpreter}"
+        )
+
+
+def check_variables(assigned: Variables) -> None:
+    """Raise NotApplied unless this process has the variables, and began with them."""
+    _check("this rank has", assigned, os.environ)
+    initial = read_initial_environment()
+    if initial is not None:
+        _check("the process that loaded torch began with", assigned, initial)
+    _check_cpu_capability(assigned.get(CPU_CAPABILITY))
+
+
+def read_initial_environment() -> dict[str, str] | None:
+    """Return the environment that this program was executed with, None where there is no /proc."""
+    try:
+        content = INITIAL_ENVIRONMENT.read_bytes()
+    except OSError:
+        return None
+    variables: dict[str, str] = {}
+    for entry in content.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals:
+            variables[os.fsdecode(name)] = os.fsdecode(value)
+    return variables
+
+
+def _check(whose: str, assigned: Variables, actual: Mapping[str, str]) -> None:
+    """Raise NotApplied for the first variable whose actual value is another one."""
+    for name, value in assigned.items():
+        if actual.get(name) != value:
+            raise NotApplied(
+                f"{PREFIX}{name}={_shown(value)} was not passed on: {whose}"
+                f" {name} {_shown(actual.get(name))}"
+            )
+
+
+def _shown(value: str | None) -> str:
+    """Return a value as a sweep file has it, for errors."""
+    return "unset" if value is None else value
+
+
+def _check_cpu_capability(value: str | None) -> None:
+    """Raise NotApplied if torch does not use the instructions that the variable names.
+
+    Torch takes a value that it does not know for none, with a warning only. It calls `default`
+    DEFAULT or NO AVX, by its version.
+    """
+    if value is None:
+        return
+    capability = torch.backends.cpu.get_cpu_capability()
+    names = {"default": ("DEFAULT", "NO AVX")}.get(value, (value.upper(),))
+    if capability not in names:
+        raise NotApplied(f"{PREFIX}{CPU_CAPABILITY}={value} had no effect: torch uses {capability}")

@@ -9,8 +9,16 @@ from __future__ import annotations
 
 import signal
 
+from harness.core.processes import die_with_parent
+
 # Not SIGTERM, with which launchers end the ranks of a trial that has failed.
 SIGNAL = signal.SIGUSR2
+
+
+def before_torch() -> None:
+    """Begin a program that loads torch: it ends with its starter, and the signal stays pending."""
+    die_with_parent()
+    block_signal()  # before NumPy starts threads
 
 
 def block_signal() -> None:

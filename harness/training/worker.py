@@ -1,8 +1,8 @@
-"""One rank of one trial: reads FOLDER/trial.json and leaves FOLDER/rank<N>.json.
+"""The program that each rank of a trial runs: reads FOLDER/trial.json and leaves FOLDER/rank<N>.json.
 
 Started as `torchrun -m harness.training.worker FOLDER`, by srun, or forked by a process that has
-torch loaded. It needs neither the command line nor MLflow. Whatever happens, short of a signal that
-ends the process, the file it leaves says so.
+torch loaded. It trains, or does another one of `TASKS`. It needs neither the command line nor
+MLflow. Whatever happens, short of a signal that ends the process, the file it leaves says so.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from harness.core.processes import end_process
-from harness.training.entry import before_torch
+from harness.training.interruption import before_torch
 
 if __name__ == "__main__":
     before_torch()
 
 import numpy as np
-import torch
 
 from harness.core import storage
 from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, StorageError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
-from harness.core.validation import decode_value
 from harness.measure.collectives import count_collectives
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
-from harness.records.assignment import Assignment, read_assignment
+from harness.records.assignment import Assignment
 from harness.records.environment import Environment, describe_environment
 from harness.records.files import write_record
 from harness.records.record import (
@@ -46,39 +45,41 @@ from harness.records.record import (
     RankResult,
 )
 from harness.records.series import Series
-from harness.spec.files import check_code, check_files, describe_dynamic_files
+from harness.spec.files import check_files, describe_dynamic_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
-from harness.training.determinism import naming_refusals, prepare_environment
-from harness.training.mesh import ParallelMesh
+from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.model import place_batch
 from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
-from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
+from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
-from harness.training.strategies import strategy_class
 from harness.training.train import Hooks, Trainer
-from harness.training.variables import check_interpreter, check_variables
-from workloads.base import Workload
-from workloads.catalog import load_class
-from workloads.shared import share_in
 
-COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-# How gloo and NCCL report that it was not enough; neither has an error type for it.
+# How gloo and NCCL report that a rank waited too long; neither has an error type for it.
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
 # How gloo reports that another rank is gone, by a RuntimeError.
 CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
-# The work of one rank: `run`, or another function with the same parameters.
+# What a rank may do instead of training, by name: a function with the parameters of `train`, which
+# is imported when it is asked for.
+TASKS = {
+    "trace": "harness.reproduce.trace_worker:trace_rank",
+    "operations": "harness.reproduce.operation_worker:measure_rank",
+    "check": "harness.preflight.worker:examine_workload",
+    "find-lr": "harness.preflight.rate_worker:search_rates",
+    "export": "harness.serving.export_worker:export_model",
+    "latency": "harness.serving.latency_worker:measure_latency",
+    "peaks": "harness.hardware.measured_peaks:measure_rank",
+}
 RunRank = Callable[[TrialFolder, Ranks, RankResult, TrainingState], RankResult]
 
 
-def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank, and return the process's exit code.
 
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can resume.
-    `run_rank` is what the rank does instead of `run`.
     """
     options = argument_parser().parse_args(arguments)
     ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None, run_rank: RunRank | None = None
     exit_code = 0
     try:
         with heartbeats(folder.heartbeat_path(ranks.rank), ranks, state):
-            result = (run_rank or run)(folder, ranks, entered, state)
+            result = _run_rank(options.task)(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()
@@ -112,19 +113,31 @@ def argument_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
+    parser.add_argument("--task", choices=TASKS, help="what to do instead of training")
     parser.add_argument(
         "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
     )
     return parser
 
 
-def run(folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState) -> RankResult:
+def _run_rank(task: str | None) -> RunRank:
+    """Return the function that does a task, `train` without one."""
+    if task is None:
+        return train
+    module, _, name = TASKS[task].partition(":")
+    run_rank: RunRank = getattr(import_module(module), name)
+    return run_rank
+
+
+def train(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
     """Train as `trial.json` says; return this rank's part of the trial's record.
 
     `entered` has what is known before anything can fail; it is returned with all other fields
     filled. `state` fills up on the way, so that it says how far training came if this raises.
     """
-    with joined(folder, ranks, COLLECTIVE_TIMEOUT) as (assignment, mesh):
+    with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
@@ -154,63 +167,6 @@ def _recording(parts: TrialParts, state: TrainingState) -> AbstractContextManage
     from harness.training.recorder import fingerprint_recorder
 
     return fingerprint_recorder(parts, state, chosen)
-
-
-@contextmanager
-def joined(
-    folder: TrialFolder, ranks: Ranks, timeout: float
-) -> Iterator[tuple[Assignment, ParallelMesh]]:
-    """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
-
-    `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
-    the environment is not the one that the cell asks for.
-    """
-    assignment = read_assignment(folder.assignment_path)
-    check_interpreter(assignment)
-    check_variables(assignment.trial.cell.environment)
-    axes = assignment.trial.cell.axes
-    bind_to_cores(assignment.lane.cores)
-    torch.set_num_threads(axes.num_threads)
-    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
-    prepare_environment(axes, on_gpu=may_use_gpu)
-    device = choose_device(assignment.device, ranks, assignment.lane.gpus)
-    needed = strategy_class(axes.strategy).needs_process_group
-    with (
-        naming_refusals(axes),
-        process_group(ranks, device, needed=needed, timeout=timeout, offloads=axes.cpu_offload),
-    ):
-        yield assignment, ParallelMesh.from_axes(axes, ranks, device)
-
-
-def load_workload(assignment: Assignment) -> Workload:
-    """Return the cell's workload with its settings: a built-in one, or a class of the user's.
-
-    Raises CodeChanged if its code is not that of the cell, and DataChanged if its files are not.
-    """
-    reference = assignment.trial.cell.workload
-    base_folder = Path(assignment.base_folder)
-    if assignment.shared_data is not None:
-        share_in(Path(assignment.shared_data))
-    workload_class = load_class(reference.uses, base_folder)
-    check_code(reference, base_folder)
-    options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)
-    data = decode_value(workload_class.Data, reference.data, refuse_unknown=True)
-    if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
-        check_files(reference, options, data)
-    return workload_class(options, data)
-
-
-def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment:
-    """Return the assignment with the workload's own batch size, where no setting decides it.
-
-    Only of a cell that may be trained by any code (`Cell.with_any_code`): other cells have been
-    planned by this code, and what runs them again may have set another batch size.
-    """
-    cell = assignment.trial.cell
-    if cell.workload.code is not None or "batch_size" not in cell.workload.unset:
-        return assignment
-    axes = replace(cell.axes, batch_size=workload.batch_size)
-    return replace(assignment, trial=replace(assignment.trial, cell=replace(cell, axes=axes)))
 
 
 def _result(trainer: Trainer, entered: RankResult) -> RankResult:

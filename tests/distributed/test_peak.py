@@ -149,7 +149,8 @@ def test_a_rank_that_fails_is_named_with_its_log(
 
     results = Results(tmp_path)
     with pytest.raises(
-        HarnessError, match=r"^peak: rank 0: device: found 0 GPUs; needed: .*; log: .*launch\.log$"
+        HarnessError,
+        match=r"^rank 0 on .*: BadInput: device: found 0 GPUs; needed: .*; log: .*rank0\.log$",
     ):
         measure(
             results,

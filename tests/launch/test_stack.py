@@ -16,7 +16,7 @@ from harness.launch import stack as stacks
 from harness.launch.stack import ReadyStack, make_ready, needed_modules
 from harness.launch.torchrun import Torchrun, _is_rank
 from harness.spec.stack import Stack
-from harness.training.variables import check_interpreter
+from harness.training.entry import check_interpreter
 from tests.factories import make_cell
 from tests.launch.test_srun import launcher as make_srun
 from tests.support.stacks import PACKAGE, make_environment

@@ -44,7 +44,7 @@ def run_attempt(folder: TrialFolder, assignment: Assignment, start: int, stop: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "SEGMENT_SECONDS", 1e-9)
         patch.setattr(train, "is_requested", lambda: next(checks) == stop)
-        result = worker.run(folder, SINGLE_RANK, entered, TrainingState())
+        result = worker.train(folder, SINGLE_RANK, entered, TrainingState())
     write_record(folder.result_path(0), result)
 
 

@@ -20,7 +20,7 @@ from harness.records.assignment import Assignment
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.sweep import load_sweep, ready_sweeps
-from harness.training.worker import load_workload
+from harness.training.entry import load_workload
 from tests.support import tokens
 from tests.support.adversarial import Gan, GanOptions
 from tests.support.tokens import Unweighted, Weighted

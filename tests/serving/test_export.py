@@ -41,10 +41,10 @@ from tests.support.mlflow import by_name
 from tests.support.training import CPU
 
 
-def run_in_this_process(module: str, folder: TrialFolder, *_: object) -> None:
+def run_in_this_process(task: str, folder: TrialFolder, *_: object) -> None:
     """Do what a process of an export does, with the workload of the tests."""
     assignment = read_assignment(folder.assignment_path)
-    if module.endswith("export_worker"):
+    if task == "export":
         answer = export(read_export_order(folder), assignment, make_blobs(), CPU)
         write_message(answer_path(folder), answer)
         return

@@ -77,7 +77,7 @@ def test_a_trial_with_power_sgd_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it begins, with the first errors, and with matrices of earlier steps."""
-    monkeypatch.setattr(worker, "process_group", group_of_one)
+    monkeypatch.setattr("harness.training.entry.process_group", group_of_one)
     entry = {"axes": POWER_SGD, "options": {"dropout": 0.3}}
     whole, _ = run_trial(tmp_path / "whole", entry)
     resumed, interruptions = run_trial(tmp_path / "resumed", entry, [1, 2, 3, 11])

@@ -18,8 +18,9 @@ from harness.core.errors import BadInput, NotApplied, NotDeterministic
 from harness.core.paths import TrialFolder
 from harness.records.assignment import write_assignment
 from harness.spec.axes import Axes
-from harness.training import determinism, worker
+from harness.training import determinism
 from harness.training.determinism import GPU_VARIABLES, DeterministicMode, prepare_environment
+from harness.training.entry import joined
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
@@ -64,7 +65,7 @@ def train(folder: Path, meddle: Callable[[Tensor], Any], **axes: Any) -> Trainer
     assignment = make_assignment(steps=4, **axes)
     paths = TrialFolder(folder)
     write_assignment(paths.assignment_path, assignment)
-    with worker.joined(paths, SINGLE_RANK, 1.0):
+    with joined(paths, SINGLE_RANK, 1.0):
         trainer = make_trainer(assignment, workload, folder)
         trainer.run()
     return trainer

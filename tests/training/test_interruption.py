@@ -142,7 +142,7 @@ def attempt(
         patch.setattr(train, "SEGMENT_SECONDS", 1e-9)
         patch.setattr(evaluate, "PASSES_BETWEEN_CHECKS", passes_between_checks)
         patch.setattr(train, "is_requested", lambda: next(checks) == stop)
-        return worker.run(folder, SINGLE_RANK, entered, TrainingState())
+        return worker.train(folder, SINGLE_RANK, entered, TrainingState())
 
 
 def run_trial(

@@ -46,7 +46,7 @@ def run(folder: Path, data: dict[str, Any], **axes: Any) -> RankResult:
     )
     write_assignment(trial_folder.assignment_path, assignment)
     entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
-    return worker.run(trial_folder, SINGLE_RANK, entered, TrainingState())
+    return worker.train(trial_folder, SINGLE_RANK, entered, TrainingState())
 
 
 def test_data_that_changes_while_a_trial_trains_fails_it(

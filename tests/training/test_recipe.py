@@ -51,7 +51,7 @@ def test_the_recipe_fine_tunes_a_local_folder(pretrained: Path, tmp_path: Path) 
     folder = TrialFolder(tmp_path / "trial")
     write_assignment(folder.assignment_path, assignment)
     entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
-    result = worker.run(folder, SINGLE_RANK, entered, TrainingState())
+    result = worker.train(folder, SINGLE_RANK, entered, TrainingState())
     report = result.rank0
     assert report is not None
     assert report.target.name == "macro_f1"

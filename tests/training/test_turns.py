@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import NotApplied
-from harness.training import worker
 from harness.training.epoch import InOrder
 from harness.training.order import BatchOrder
 from tests.support import adversarial
@@ -43,7 +42,7 @@ def test_an_interrupted_trial_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
 ) -> None:
     if "strategy" in entry.get("axes", {}):
-        monkeypatch.setattr(worker, "process_group", group_of_one)
+        monkeypatch.setattr("harness.training.entry.process_group", group_of_one)
     whole, _ = run_trial(tmp_path / "whole", entry)
     resumed, interruptions = run_trial(tmp_path / "resumed", entry, STOPS)
     assert resumed == whole
@@ -54,7 +53,7 @@ def test_an_interrupted_trial_ends_with_the_same_bits(
 def test_strategies_take_the_same_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(worker, "process_group", group_of_one)
+    monkeypatch.setattr("harness.training.entry.process_group", group_of_one)
     # FSDP2 can't compute the penalty, which is tested below.
     entry = {"uses": GAN, "options": {"penalty": float(axes["strategy"] == "ddp")}}
     single, _ = run_trial(tmp_path / "single", entry)
@@ -65,7 +64,7 @@ def test_strategies_take_the_same_turns(
 def test_a_gradient_of_gradients_is_refused_under_fsdp2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "process_group", group_of_one)
+    monkeypatch.setattr("harness.training.entry.process_group", group_of_one)
     with pytest.raises(
         NotApplied, match="strategy=fsdp2 cannot be used with gradients of gradients"
     ):

@@ -96,7 +96,7 @@ def test_it_trains_as_its_sweep_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assignment = Assignment(trial=trial, base_folder=str(sweep.base_folder), device="cpu")
     write_assignment(folder.assignment_path, assignment)
     entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
-    result = worker.run(folder, SINGLE_RANK, entered, TrainingState())
+    result = worker.train(folder, SINGLE_RANK, entered, TrainingState())
     assert result.rank0 is not None
     assert result.loss is not None
     assert result.loss.unpack()[0] == pytest.approx(np.log(10), rel=0.1)

@@ -86,7 +86,7 @@ def main() -> None:
 
     Rank 0 prints JSON. A rank that fails prints a line that names it, and exits with 1.
     """
-    from harness.training.entry import before_torch
+    from harness.training.interruption import before_torch
 
     before_torch()
     from harness.training.ranks import Ranks

@@ -11,8 +11,8 @@ import torch
 
 from harness.records.assignment import Assignment
 from harness.spec.cell import Trial
+from harness.training.entry import load_workload
 from harness.training.ranks import Ranks, choose_device
-from harness.training.worker import load_workload
 from tests.programs.gpu.arguments import leave, parser
 from tests.programs.gpu.train import make_cell
 from tests.programs.perf.loops import Bare, Harness, Loop, Textbook

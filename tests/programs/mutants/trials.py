@@ -41,7 +41,6 @@ PRELOADED = (
     "tests.support.mutants",
 )
 COMPILER = "torch._inductor.compile_fx"
-TRACE_WORKER = "harness.reproduce.trace_worker"
 WORKER = "harness.training.worker"
 
 
@@ -118,7 +117,7 @@ def trace(folder: Path, trial: Trial) -> list[Sequence[Mark]]:
     assignment = Assignment(trial=trial, base_folder=str(folder), device="cpu")
     write_assignment(trial_folder.assignment_path, assignment)
     write_recording(folder, Recording(last_step=STEPS, every=1))
-    exit_code = run_ranks(trial_folder, trial, TRACE_WORKER)
+    exit_code = run_ranks(trial_folder, trial, ["--task", "trace"])
     if exit_code:
         raise RuntimeError(f"{trial.cell.label} failed; logs: {trial_folder.log_folder}")
     return read_traces(folder, trial.cell.axes.world_size)
@@ -137,22 +136,22 @@ def start_attempt(folder: TrialFolder, trial: Trial, attempt: int) -> int:
     write_assignment(folder.assignment_path, assignment)
     for path in folder.path.glob("rank*.json"):
         path.unlink()
-    return run_ranks(folder, trial, WORKER)
+    return run_ranks(folder, trial, [])
 
 
-def run_ranks(folder: TrialFolder, trial: Trial, module: str) -> int:
+def run_ranks(folder: TrialFolder, trial: Trial, options: Sequence[str]) -> int:
     """Fork the ranks of a trial and wait for them; 0 if all ended well, 1 if not.
 
     A process between this one and the ranks opens the store that they meet at, and ends with them.
     """
-    arguments = [str(folder.path), "--write-logs"]
+    arguments = [str(folder.path), "--write-logs", *options]
     pid = os.fork()
     if not pid:
         exit_code = 1
         try:
             os.setpgid(0, 0)
             os.environ["OMP_NUM_THREADS"] = "1"
-            exit_code = bool(forked.run_ranks(trial.cell.axes.world_size, module, arguments))
+            exit_code = bool(forked.run_ranks(trial.cell.axes.world_size, WORKER, arguments))
         except BaseException:
             traceback.print_exc()
         finally:

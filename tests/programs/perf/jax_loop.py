@@ -14,8 +14,8 @@ import numpy as np
 from torch import nn
 
 from harness.records.assignment import Assignment
+from harness.training.entry import load_workload
 from harness.training.ranks import derive_seed, seed_everything
-from harness.training.worker import load_workload
 from tests.support.tree import TOP
 
 

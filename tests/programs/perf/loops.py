@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from harness.records.assignment import Assignment
 from harness.spec.cell import Trial
+from harness.training.entry import load_workload
 from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
-from harness.training.worker import load_workload
 from tests.support.training import CPU, NoEvaluation, make_trainer
 from workloads.base import Batch, Samples, Workload
 

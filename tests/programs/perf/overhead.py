@@ -26,8 +26,8 @@ import torch
 
 from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
+from harness.training.entry import load_workload
 from harness.training.ranks import Ranks, process_group
-from harness.training.worker import load_workload
 from tests.programs.perf.comparison import Comparison, compare, leave_rows, markdown_table
 from tests.programs.perf.loops import (
     Accelerate,

@@ -30,8 +30,8 @@ from scipy import stats
 from harness.core.cores import usable_cores
 from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
+from harness.training.entry import load_workload
 from harness.training.ranks import Ranks
-from harness.training.worker import load_workload
 from tests.programs.perf.jax_loop import JaxLoop, largest_difference
 from tests.programs.perf.loops import Harness, Textbook
 from tests.programs.perf.overhead import DATA

@@ -30,9 +30,9 @@ from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Trial, WorkloadRef
+from harness.training.entry import load_workload
 from harness.training.loader import Fetched
 from harness.training.train import Trainer
-from harness.training.worker import load_workload
 from tests.support.images import NAMES, idx
 from tests.support.training import make_trainer
 

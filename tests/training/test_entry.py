@@ -1,7 +1,8 @@
-"""A rank proves that it and what loaded torch began with the variables that its cell assigns."""
+"""A rank proves that it and what loaded torch began with the variables of its cell, and does its task."""
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from harness.core.errors import NotApplied
 from harness.spec.environment import Variables
-from harness.training import variables
+from harness.training import entry
+from harness.training.worker import TASKS, _run_rank
 
 
 @pytest.mark.parametrize(
@@ -47,20 +49,25 @@ def test_a_variable_is_seen_before_torch_is_loaded(
 ) -> None:
     environ = tmp_path / "environ"
     environ.write_bytes(initial)
-    monkeypatch.setattr(variables, "INITIAL_ENVIRONMENT", environ)
+    monkeypatch.setattr(entry, "INITIAL_ENVIRONMENT", environ)
     for name, value in rank.items():
         monkeypatch.setenv(name, value)
     if problem is None:
-        variables.check_variables(assigned)
+        entry.check_variables(assigned)
         return
     with pytest.raises(NotApplied) as failure:
-        variables.check_variables(assigned)
+        entry.check_variables(assigned)
     assert str(failure.value) == problem
 
 
 def test_instructions_that_torch_does_not_use_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variables, "_check", lambda *_: None)
+    monkeypatch.setattr(entry, "_check", lambda *_: None)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    variables.check_variables({"ATEN_CPU_CAPABILITY": "avx2"})
+    entry.check_variables({"ATEN_CPU_CAPABILITY": "avx2"})
     with pytest.raises(NotApplied, match="=default had no effect: torch uses AVX2"):
-        variables.check_variables({"ATEN_CPU_CAPABILITY": "default"})
+        entry.check_variables({"ATEN_CPU_CAPABILITY": "default"})
+
+
+@pytest.mark.parametrize("task", [None, *TASKS])
+def test_every_task_names_a_function_for_ranks(task: str | None) -> None:
+    assert list(signature(_run_rank(task)).parameters) == ["folder", "ranks", "entered", "state"]
