@@ -68,7 +68,9 @@ class ShardSamples:
         shards = np.searchsorted(self._ends, rows, side="right")
         parts: list[Batch] = []
         positions = []
-        for shard in self._in_reading_order(np.unique(shards).tolist()):
+        # Those that are in memory come first, before the others take their room.
+        in_order = sorted(np.unique(shards).tolist(), key=lambda shard: shard not in self._loaded)
+        for shard in in_order:
             (in_shard,) = np.nonzero(shards == shard)
             offsets = torch.from_numpy(rows[in_shard] - self._start(shard))
             parts.append(tuple(tensor[offsets] for tensor in self._load(shard)))
@@ -81,10 +83,6 @@ class ShardSamples:
     def _start(self, shard: int) -> int:
         """Return the number of the first sample of a shard."""
         return int(self._ends[shard]) - self.sizes[shard]
-
-    def _in_reading_order(self, shards: Sequence[int]) -> list[int]:
-        """Return those shards that are in memory, then the others, which may take their room."""
-        return sorted(shards, key=lambda shard: shard not in self._loaded)
 
     def _load(self, shard: int) -> Batch:
         """Return the samples of a shard; raises ValueError for one that is not of its size."""

@@ -54,7 +54,8 @@ def shared_tensors(
             return tensors
     tensors = load_file(path)  # which maps the file
     for tensor in tensors.values():
-        _map_now(tensor)
+        # A number of every page is read, or the first epoch would wait while the kernel maps them.
+        tensor.view(-1)[:: max(1, PAGE_BYTES // tensor.element_size())].sum()
     return tensors
 
 
@@ -72,8 +73,3 @@ def _identity(settings: object, files: Iterable[Path]) -> str:
         )
         parts.append(f"{path.absolute()} {state}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _map_now(tensor: Tensor) -> None:
-    """Read a number of every page, or the first epoch would wait while the kernel maps them."""
-    tensor.view(-1)[:: max(1, PAGE_BYTES // tensor.element_size())].sum()

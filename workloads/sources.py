@@ -192,7 +192,10 @@ class ImageFiles:
     def headers(self) -> list[tuple[ArrayHeader, ArrayHeader]]:
         """Return what the images and the labels are, one pair for each shard; raises ValueError."""
         if self.format == "shards":
-            return [_npz_headers(path) for path in self.paths]
+            return [
+                (read_npz_header(path, "images"), read_npz_header(path, "labels"))
+                for path in self.paths
+            ]
         if self.format == "arrow":
             (path,) = self.paths
             return [(read_arrow_header(path, "image"), read_arrow_header(path, "label"))]
@@ -227,11 +230,6 @@ class ImageFiles:
                     f" {self.paths[0]}"
                 )
         return sizes.pop()
-
-
-def _npz_headers(path: Path) -> tuple[ArrayHeader, ArrayHeader]:
-    """Return what the images and the labels of a shard are."""
-    return read_npz_header(path, "images"), read_npz_header(path, "labels")
 
 
 def _image_size(path: Path, images: ArrayHeader) -> tuple[int, int]:

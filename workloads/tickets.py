@@ -115,16 +115,11 @@ def tickets(rows: int, seed: int) -> list[Row]:
     rng.shuffle(labels)
     generated: list[Row] = []
     for label in labels:
-        topic = _topic_of(rng, label)
+        topic = label
+        if rng.random() < MISLABELED_SHARE:
+            topic = _other_class(rng, label)
         generated.append((_ticket_text(rng, topic), label))
     return generated
-
-
-def _topic_of(rng: random.Random, label: str) -> str:
-    """Return the class that a ticket with this label is about: another one if it is mislabeled."""
-    if rng.random() < MISLABELED_SHARE:
-        return _other_class(rng, label)
-    return label
 
 
 def _other_class(rng: random.Random, topic: str) -> str:

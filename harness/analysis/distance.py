@@ -19,7 +19,7 @@ from harness.analysis.rungs import (
     fp64_excess,
     fp64_repeats,
 )
-from harness.records.checks import Amount, Number, Ordinal
+from harness.records.bounds import Amount, Number, Ordinal
 
 # The distance from 1.0 to the next float, by torch's name of the type.
 EPSILONS = {

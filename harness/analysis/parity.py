@@ -16,7 +16,7 @@ from harness.analysis.questions import ACCURACY_MARGIN, metric_difference
 from harness.analysis.result import CellResult
 from harness.analysis.rungs import MAX_ULP, Rung, at_least
 from harness.core.paths import SweepFolder, write_atomically
-from harness.records.checks import Amount, Moment, Number, Ordinal
+from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell

@@ -18,7 +18,7 @@ from typing import get_args
 from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
-from harness.records.checks import Amount, Moment, Number, Ordinal
+from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.code import Code
 from harness.records.company import ALONE
 from harness.records.differences import as_text, environment_fields

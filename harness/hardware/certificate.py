@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Device, machine_key
-from harness.records.checks import Amount, Moment, Number, Share
+from harness.records.bounds import Amount, Moment, Number, Share
 from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Literal
 
 from harness.core.paths import safe_folder_name, write_atomically
-from harness.records.checks import Amount, Moment, Ordinal
+from harness.records.bounds import Amount, Moment, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
 from harness.records.seal import sealed_text

@@ -26,7 +26,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically_by
 from harness.core.private import FILE_MODE
 from harness.housekeeping.sweeps import held
-from harness.records.checks import Number
+from harness.records.bounds import Number
 from harness.records.decode import FileFormat, decode_text
 from harness.records.seal import sealed_text
 from harness.records.store import read_spec_content

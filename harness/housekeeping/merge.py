@@ -52,7 +52,11 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
                 _copy_trial(path.parent, target.trial_folder(trial_id).path)
                 added.append(trial_id)
         for folder in sources:
-            _copy_missing(folder.path / "environments", target.path / "environments")
+            environments = target.path / "environments"
+            for path in sorted((folder.path / "environments").glob("*")):
+                if not (environments / path.name).exists():
+                    environments.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, environments / path.name)
         write_spec(merged, target)
     return added
 
@@ -132,11 +136,3 @@ def _copy_trial(source: Path, target: Path) -> None:
         (aside / target.name).rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _copy_missing(source: Path, target: Path) -> None:
-    """Copy the files of a folder that another folder does not have."""
-    for path in sorted(source.glob("*")):
-        if not (target / path.name).exists():
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target / path.name)

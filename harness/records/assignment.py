@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.paths import write_atomically
-from harness.records.checks import Ordinal
+from harness.records.bounds import Ordinal
 from harness.records.code import Code, Repository
 from harness.records.company import Lane
 from harness.records.decode import FileFormat, decode_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.records.checks import Number, Ordinal, Share
+from harness.records.bounds import Number, Ordinal, Share
 
 # Blocks that are shuffled together, for each lane. Of a single one each, two cells in two lanes would
 # run next to each other twice as often as next to themselves; with two, 4 times for every 3.

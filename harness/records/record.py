@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
-from harness.records.checks import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
+from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
 from harness.records.company import Company
 from harness.records.environment import Environment
 from harness.records.series import Series

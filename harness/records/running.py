@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from harness.core.errors import BadFile, BadInput
 from harness.core.validation import decode_value
-from harness.records.checks import Amount, Number
+from harness.records.bounds import Amount, Number
 from harness.records.decode import FileFormat, decode_file, read_json
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")

@@ -14,7 +14,7 @@ from harness.analysis.evidence import Agreement
 from harness.analysis.questions import metric_difference
 from harness.analysis.result import CellResult
 from harness.analysis.rungs import Rung, at_least, lowest
-from harness.records.checks import Amount, Moment, Number
+from harness.records.bounds import Amount, Moment, Number
 from harness.records.differences import Difference
 from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import judge

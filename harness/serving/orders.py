@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.paths import TrialFolder, write_atomically
-from harness.records.checks import Amount, Ordinal
+from harness.records.bounds import Amount, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.serving.record import ExportParity, FormatName, LatencyGroup

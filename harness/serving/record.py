@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from harness.core.paths import TrialFolder, write_atomically
-from harness.records.checks import Amount, Moment, Number, Ordinal
+from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware
 from harness.records.seal import sealed_text

@@ -16,6 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter
@@ -378,11 +379,13 @@ def has_settings(cell: Cell, text: str) -> bool:
         return False
     for setting in text.split(","):
         name, _, value = setting.partition("=")
+        actual: Hashable = None  # of a name that is no axis
         if name.strip() == "workload":
             actual = cell.workload.label
         else:
-            actual = _setting(cell, name.strip())
-        if actual != value.strip():
+            with suppress(AttributeError):
+                actual = cell.level(name.strip())
+        if str(actual) != value.strip():
             return False
     return True
 
@@ -398,14 +401,6 @@ def changes_recipe(axis: str) -> bool:
     The axes of `RECIPE_AXES` do, and so do all options and data of a workload.
     """
     return axis in RECIPE_AXES or setting_of(axis) is not None
-
-
-def _setting(cell: Cell, name: str) -> str:
-    """Return the value of an axis as text, `None` for another name."""
-    try:
-        return str(cell.level(name))
-    except AttributeError:
-        return str(None)
 
 
 def axis_names(cells: Iterable[Cell]) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.validation import decode_value
-from harness.records.checks import Number
+from harness.records.bounds import Number
 from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.spec.cluster import Profile
 from workloads.options import Between
