@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -24,11 +24,13 @@ from harness.cli.completion import (
     complete_set,
     complete_sweeps,
 )
-from harness.core.errors import BadInput
+from harness.core.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
+
+Choice = TypeVar("Choice", bound=str)
 
 # The arguments. A sweep to run is a file or the name of a ready one; a sweep that has run is known
 # by its name alone, since its spec is next to its records and its file may have changed or be gone.
@@ -218,6 +220,14 @@ def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "")
 def print_message(text: str) -> None:
     """Print on stderr why nothing seems to happen."""
     print(f"harness: {text}", file=sys.stderr, flush=True)
+
+
+def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
+    """Return the word of `allowed` that an option names; raises BadInput for any other."""
+    for choice in allowed:
+        if text == choice:
+            return choice
+    raise BadInput(f"{option}: found {text!r}; {did_you_mean(text, allowed, allowed)}")
 
 
 def split_commas(text: str) -> list[str]:

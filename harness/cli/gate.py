@@ -11,7 +11,7 @@ files; both leave alone what would stay the same.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -27,6 +27,7 @@ from harness.cli.arguments import (
     SweepArgument,
     UriOption,
     check_launcher,
+    choose,
     examples,
     load_sweep,
     print_message,
@@ -38,7 +39,6 @@ from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
     from harness.analysis.result import CellResult
-    from harness.gate.limits import Policy
 
 
 app = typer.Typer()
@@ -154,6 +154,7 @@ def gate(
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from harness.core.paths import Results, write_atomically
     from harness.gate.against import GateOptions
+    from harness.gate.limits import Policy
     from harness.interface.gating import gate_sweep
     from harness.render import gate as view
     from harness.render.console import spinner
@@ -172,7 +173,7 @@ def gate(
         order_seed=order,
         accuracy_seeds=accuracy_seeds if accuracy else 0,
         accuracy_margin=accuracy_margin,
-        inconclusive=_read_policy(inconclusive),
+        inconclusive=choose("--inconclusive", inconclusive, get_args(Policy)),
         accept_sweep_changes=accept_sweep_changes,
         settings=settings,
         data=data,
@@ -379,19 +380,6 @@ def certify(
     show_certificate(certificate, path, new_comparisons)
     if not certificate.holds:
         raise typer.Exit(1)
-
-
-def _read_policy(text: str) -> Policy:
-    """Return what `--inconclusive` says; raises BadInput for anything else."""
-    from typing import get_args
-
-    from harness.gate.limits import Policy
-
-    for policy in get_args(Policy):
-        if text == policy:
-            chosen: Policy = policy
-            return chosen
-    raise BadInput(f"--inconclusive: found {text!r}; {did_you_mean(text, get_args(Policy))}")
 
 
 baseline_app = typer.Typer(

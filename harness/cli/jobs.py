@@ -113,7 +113,7 @@ def submit(
     view.show_jobs(console, submission)
     if submission.arrays:
         command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"
-        console.print(f"\nnext  {command}", markup=False, soft_wrap=True)
+        console.print_text(f"\nnext  {command}")
 
 
 @status_app.command(
@@ -203,7 +203,7 @@ def _watch(
         show_results(recorded.sweep, recorded.records, results, trouble=trouble)
         console = TerminalConsole()
         for line in left_out_lines(recorded):
-            console.print(line, style="yellow", markup=False, soft_wrap=True)
+            console.print_text(line, "open")
     return statuses
 
 

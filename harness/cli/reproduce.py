@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -23,6 +23,7 @@ from harness.cli.arguments import (
     SweepArgument,
     UriOption,
     check_launcher,
+    choose,
     examples,
     load_sweep,
 )
@@ -31,10 +32,8 @@ from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from harness.analysis.rungs import Rung
     from harness.core.paths import Results
     from harness.reproduce.rerun import Original
-    from harness.reproduce.source import Choice
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
@@ -419,12 +418,14 @@ def reproduce(
 
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told, as over one seed.
     """
+    from harness.analysis.rungs import RUNGS
     from harness.core.paths import Results
     from harness.interface.reproducing import reproduce_trials, select_originals
     from harness.render import reproduction as view
     from harness.reproduce import bundle
     from harness.reproduce.reproduction import Demand, Subject
     from harness.reproduce.rerun import Options
+    from harness.reproduce.source import Choice
 
     if check:
         checked = bundle.check(Path(run))
@@ -432,8 +433,11 @@ def reproduce(
         print(view.verdict_line(checked))
         return
     # All that can be refused is refused before the first file is written.
-    demand = Demand(rung=_demanded_rung(at_least), same_conditions=strict, margin=margin)
-    options = Options(code=_code_choice(code), data=data, base=base)
+    whose_code = choose("--code", code, get_args(Choice)) if code else None
+    demand = Demand(
+        rung=choose("--at-least", at_least, RUNGS[:-1]), same_conditions=strict, margin=margin
+    )
+    options = Options(code=whose_code, data=data, base=base)
     chosen = select_originals(Results(results), run, tracking_uri, seed, cell)
     folder = output or Path(_bundle_name(run, chosen))
     if folder.exists():
@@ -448,27 +452,6 @@ def reproduce(
         terminal.show_verdict(verdict)
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
-
-
-def _demanded_rung(at_least: str) -> Rung:
-    """Return the rung that must be reached; raises BadInput for any other word, and for `different`."""
-    from harness.analysis.rungs import RUNGS
-
-    for rung in RUNGS[:-1]:
-        if rung == at_least:
-            return rung
-    raise BadInput(f"--at-least: found {at_least!r}; allowed: {', '.join(RUNGS[:-1])}")
-
-
-def _code_choice(code: str) -> Choice | None:
-    """Return whose code is demanded, None for no demand; raises BadInput for anything else."""
-    if code == "recorded":
-        return "recorded"
-    if code == "here":
-        return "here"
-    if code:
-        raise BadInput(f"--code: found {code!r}; allowed: recorded, here")
-    return None
 
 
 def _bundle_name(run: str, chosen: Sequence[Original]) -> str:

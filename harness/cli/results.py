@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -25,6 +25,7 @@ from harness.cli.arguments import (
     OnlyOption,
     ResultsOption,
     UriOption,
+    choose,
     examples,
     split_commas,
 )
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from harness.core.paths import Results
     from harness.interface.comparing import Verdicts
     from harness.records.store import RecordedSweep
-    from harness.statistics.verdict import Correction
 
 app = typer.Typer()
 stored_app = typer.Typer()  # the part of `harness results` that is here
@@ -237,11 +237,13 @@ def compare(
     from harness.analysis.compare import Rules, certified_drifts
     from harness.core.paths import Results
     from harness.interface.comparing import judge, select_results
+    from harness.statistics.verdict import Correction
 
     # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
     steps_margin_fraction = parse_percentage(steps_margin, "--steps-margin")
-    checked_correction = _check_correction(correction)
+    # `holm` bounds the chance of any false alarm, `bh` the expected share of false ones among all.
+    checked_correction: Correction = choose("--correction", correction, get_args(Correction))
     _check_question(names, by=by, as_effects=as_effects)
     results_folder = Results(results)
     sides = select_results(results_folder, names, tracking_uri)
@@ -280,18 +282,6 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
         raise BadInput(
             f"found {request} to compare; allowed: A B…, or one with --by AXIS or --effects"
         )
-
-
-def _check_correction(name: str) -> Correction:
-    """Return the name of a correction for multiple comparisons; raises BadInput.
-
-    `holm` bounds the chance of any false alarm, `bh` the expected share of false ones among all.
-    """
-    if name == "holm":
-        return "holm"
-    if name == "bh":
-        return "bh"
-    raise BadInput(f"--correction: found {name!r}; allowed: holm, bh")
 
 
 def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> None:

@@ -294,9 +294,9 @@ def fetch(
             download(data_set, file_name, to, progressbar=sys.stderr.isatty())
             status = "fetched and verified"
         size = (to / file_name).stat().st_size
-        console.print(f"[green]✓[/] {file_name}: {status}, {size:,} bytes", soft_wrap=True)
+        console.print_markup(f"[green]✓[/] {file_name}: {status}, {size:,} bytes")
     path = escape(shlex.quote(str(to)))
-    console.print(f"[bold]next[/]  harness run mnist --data {path}", soft_wrap=True)
+    console.print_markup(f"[bold]next[/]  harness run mnist --data {path}")
 
 
 @app.command(

@@ -146,31 +146,21 @@ def _initialization(trial: TimedTrial) -> Iterator[Line]:
 
 
 def _submission(trial: TimedTrial) -> dict[str, Any]:
-    """Return what was trained, and on what."""
+    """Return what was trained, and on what, as in `2 x NVIDIA H100` or `2 cores of AMD EPYC`."""
+    hardware = trial.report.environment.hardware
+    platform = f"{hardware.usable_cores} cores of {hardware.cpu or 'an unknown CPU'}"
+    if device_of(trial.record) == "cuda" and hardware.gpus:
+        platform = f"{trial.axes.world_size} x {hardware.gpus[0].name}"
+    settings = trial.record.settings
     return {
         "submission_benchmark": benchmark_name(trial.record.trial.cell.workload),
         "submission_division": DIVISION,
         "submission_org": ORGANIZATION,
-        "submission_platform": _platform(trial),
-        "config_filename": _config_file(trial.record),
+        "submission_platform": platform,
+        "config_filename": trial.record.sweep if settings is None else settings.sweep_file,
         "train_samples": trial.report.train_samples,
         "eval_samples": trial.report.test_samples,
     }
-
-
-def _platform(trial: TimedTrial) -> str:
-    """Return the machine in a line, as in `2 x NVIDIA H100` or `2 cores of AMD EPYC`."""
-    hardware = trial.report.environment.hardware
-    if device_of(trial.record) == "cuda" and hardware.gpus:
-        return f"{trial.axes.world_size} x {hardware.gpus[0].name}"
-    return f"{hardware.usable_cores} cores of {hardware.cpu or 'an unknown CPU'}"
-
-
-def _config_file(record: Record) -> str:
-    """Return the sweep file, or the name of the sweep where the record has none."""
-    if record.settings is None:
-        return record.sweep
-    return record.settings.sweep_file
 
 
 def _hyperparameters(trial: TimedTrial) -> dict[str, Any]:

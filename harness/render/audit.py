@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from harness.analysis.parity import CellParity, Reference, SweepParity
 from harness.core.text import counted
 from harness.gate.tax import Tax
 from harness.render import parity as texts
-from harness.render.console import show_table
+from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING
 from harness.render.parity import to_json as parity_to_json
 from harness.render.table import Content, Look, Styled, Table
@@ -38,10 +35,10 @@ LOOKS: Mapping[str, Look] = {
 }
 
 
-def show_audit(console: Console, parity: SweepParity, taxes: Sequence[Tax]) -> None:
+def show_audit(console: TerminalConsole, parity: SweepParity, taxes: Sequence[Tax]) -> None:
     """Print a table for each reference, then the costs."""
     for reference in parity.references:
-        console.print(f"against {escape(reference.cell.label)}", soft_wrap=True)
+        console.print_text(f"against {reference.cell.label}")
         table = Table(COLUMNS, ["error"])
         table.add_row(*relaunch_row(reference))
         for cell in parity.cells:
@@ -52,11 +49,11 @@ def show_audit(console: Console, parity: SweepParity, taxes: Sequence[Tax]) -> N
     for cell in parity.cells:
         if cell.failure is not None:
             line = f"{cell.cell.label} failed: {cell.failure}"
-            console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
+            console.print_text(line, "failed")
     for line in [*texts.rule_lines(parity)[:1], *texts.hints(parity)]:
-        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+        console.print_text(line, "quiet")
     for tax in taxes:
-        console.print(escape(tax_line(tax)), soft_wrap=True)
+        console.print_text(tax_line(tax))
 
 
 def relaunch_row(reference: Reference) -> list[Content]:
@@ -155,7 +152,7 @@ OTHER = "other bits"
 
 
 def show_operations(
-    console: Console, by_workload: Mapping[str, Sequence[OperationResult]], *, every: bool
+    console: TerminalConsole, by_workload: Mapping[str, Sequence[OperationResult]], *, every: bool
 ) -> None:
     """Print what was measured: all operations, or those whose bits something changes."""
     groups = group_operations(by_workload)
@@ -166,7 +163,7 @@ def show_operations(
             table.add_row(*operation_row(group))
         show_table(console, table)
     for line in summary_lines(groups, shown):
-        console.print(escape(line), soft_wrap=True)
+        console.print_text(line)
 
 
 def operation_row(group: OperationGroup) -> list[str]:

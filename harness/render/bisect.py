@@ -32,7 +32,7 @@ class BisectView:
     """
 
     def __init__(self) -> None:
-        self.console = TerminalConsole(stderr=True, soft_wrap=True)
+        self.console = TerminalConsole(stderr=True)
         # Redrawn rarely: this process shares the machine with what it measures.
         self.status = self.console.status("starting", refresh_per_second=2)
         self.comparison = ""  # which revisions are being measured
@@ -58,13 +58,15 @@ class BisectView:
     def on_step_end(self, step: Step) -> None:
         """Print a commit with its mark, and how much git says is left."""
         subject = f"[dim]{escape(step.commit.subject)}[/]"
-        self.console.print(f"{_describe_finding(step.commit.short, step.finding)}  {subject}")
+        self.console.print_markup(
+            f"{_describe_finding(step.commit.short, step.finding)}  {subject}"
+        )
         if step.remaining:
-            self.console.print(f"[dim]{step.remaining}[/]")
+            self.console.print_text(step.remaining, "quiet")
 
     def on_stack_end(self, name: str, finding: BisectFinding) -> None:
         """Print a stack with its mark."""
-        self.console.print(_describe_finding(escape(name), finding))
+        self.console.print_markup(_describe_finding(escape(name), finding))
 
 
 def _describe_finding(name: str, finding: BisectFinding) -> str:
@@ -103,10 +105,10 @@ def stacks_as_json(outcome: StackBisectOutcome) -> str:
 
 def show(outcome: BisectOutcome | StackBisectOutcome) -> None:
     """Print the result; subjects of commits are escaped, as they may have any character."""
-    console = TerminalConsole(soft_wrap=True)
+    console = TerminalConsole()
     shown = lines(outcome) if isinstance(outcome, BisectOutcome) else stack_lines(outcome)
     for line in shown:
-        console.print(escape(line))
+        console.print_text(line)
 
 
 def lines(outcome: BisectOutcome) -> list[str]:

@@ -224,7 +224,7 @@ def show_workload(workload: WorkloadHelp, *, as_json: bool) -> None:
         return
     console = TerminalConsole()
     title = f"{workload.uses}  {workload.path}, batch_size {workload.batch_size}"
-    console.print(title, markup=False, soft_wrap=True)
+    console.print_text(title)
     # Not a `Table`: what is allowed wraps to the width of the terminal, as in `harness axes`.
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from harness.analysis.baseline import Saved
@@ -45,7 +44,7 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
     """
     console = TerminalConsole()
     heading = f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}"
-    console.print(heading, soft_wrap=True)
+    console.print_markup(heading)
     table = Table(["cell", *COLUMNS], NUMBERS)
     if len(b_names) > 1:
         table = Table(["cell", "B", *COLUMNS], NUMBERS)
@@ -56,8 +55,8 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
             table.add_row(label, *texts)
             label = ""  # only in the first row of a match
     show_table(console, table)
-    console.print("\n" + "\n".join(_remarks(comparison)), soft_wrap=True)
-    console.print(f"[bold]{escape(_conclusion(comparison))}[/]", soft_wrap=True)
+    console.print_markup("\n" + "\n".join(_remarks(comparison)))
+    console.print_markup(f"[bold]{escape(_conclusion(comparison))}[/]")
 
 
 def _match_rows(match: Match) -> list[list[Content]]:
@@ -255,7 +254,7 @@ def show_saved(saved: Sequence[Saved]) -> None:
         # The spread between trials is unknown from one, so no difference can be certain.
         if len(baseline.result.trials) < 2:
             warning = " [yellow](one trial: no later run can be shown to be faster or slower)[/]"
-        console.print(f"{action} {path}  {label}{warning}", soft_wrap=True)
+        console.print_markup(f"{action} {path}  {label}{warning}")
 
 
 def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
@@ -284,9 +283,9 @@ def show_baseline(path: Path, result: CellResult) -> None:
     The standard error is that of a trial's throughput, as a share of it.
     """
     console = TerminalConsole()
-    console.print(f"[bold]{escape(result.cell.label)}[/]  {escape(str(path))}", soft_wrap=True)
+    console.print_markup(f"[bold]{escape(result.cell.label)}[/]  {escape(str(path))}")
     for kind, values in result.conditions.items():
-        console.print(f"{kind:9}{escape(' and '.join(values))}", soft_wrap=True)
+        console.print_text(f"{kind:9}{' and '.join(values)}")
     metric = result.target.name if result.target else "metric"
     numbers = ["seed", "repeat", "samples/s", "standard error", metric]
     table = Table([*numbers, "parameters"], numbers)
@@ -320,10 +319,10 @@ def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> N
     console = TerminalConsole()
     for label, attribution in attributions.items():
         _print_attribution(console, label, attribution)
-    console.print(f"[dim]{LEGEND}[/]", soft_wrap=True)
+    console.print_markup(f"[dim]{LEGEND}[/]")
 
 
-def _print_attribution(console: Console, label: str, attribution: Attribution) -> None:
+def _print_attribution(console: TerminalConsole, label: str, attribution: Attribution) -> None:
     """Print one workload's effects, how well the model fits, and the terms it can't separate.
 
     A term is an axis or a pair of axes. It can't be separated where the cells that would tell it
@@ -347,5 +346,5 @@ def _print_attribution(console: Console, label: str, attribution: Attribution) -
         f" {counted(attribution.degrees_of_freedom, 'degree')} of freedom[/]\n"
     )
     for term in attribution.unknown:
-        axes = escape(" and ".join(term))
-        console.print(f"{axes}: can't be separated from the other axes", soft_wrap=True)
+        axes = " and ".join(term)
+        console.print_text(f"{axes}: can't be separated from the other axes")

@@ -45,6 +45,14 @@ class TerminalConsole(Console):
         """Make a console; `options` are those of rich."""
         super().__init__(highlight=False, emoji=False, **options)
 
+    def print_text(self, text: str, look: Look = "plain") -> None:
+        """Print a text as it is. A line stays whole: the terminal breaks it."""
+        self.print(text, style=TERMINAL_STYLES[look] or None, markup=False, soft_wrap=True)
+
+    def print_markup(self, markup: str | Text) -> None:
+        """Print a text with Rich's markup. A line stays whole: the terminal breaks it."""
+        self.print(markup, soft_wrap=True)
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
@@ -86,7 +94,7 @@ def from_markup(markup: str) -> Text:
     return Text.from_markup(markup, emoji=False)
 
 
-def write_lines(console: Console, lines: Iterable[str]) -> None:
+def write_lines(console: TerminalConsole, lines: Iterable[str]) -> None:
     """Print lines of plain text as they are, but for control characters.
 
     Rich takes them apart and puts them together again, which takes as long as to make them.
@@ -100,7 +108,7 @@ LONG = 200  # rows; a longer table has no colors
 WIDEST = 1000  # columns, more than any table takes
 
 
-def show_table(console: Console, table: Table) -> None:
+def show_table(console: TerminalConsole, table: Table) -> None:
     """Print a table whose lines are as long as they have to be, which the terminal breaks.
 
     Rich fits a table to the console by cutting cells; a console as wide as the table prevents that.

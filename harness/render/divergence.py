@@ -57,14 +57,9 @@ def show_diff(a: Trial, b: Trial, diff: TraceDiff, *, as_json: bool) -> None:
         print_json(to_json(a, b, diff))
         return
     console = TerminalConsole()
-    print_lines(console, [*heading(a, b), *description(a, b, diff)])
+    for line in [*heading(a, b), *description(a, b, diff)]:
+        console.print_text(line)
     show_differences(console, diff.differences)
-
-
-def print_lines(console: TerminalConsole, lines: Sequence[str]) -> None:
-    """Print lines as they are."""
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
 
 
 def show_differences(console: TerminalConsole, differences: Sequence[TensorDifference]) -> None:
@@ -238,11 +233,13 @@ def _show(diff: RecordedDiff) -> None:
     """Print what is known of two recorded trials."""
     console = TerminalConsole()
     trials = (diff.a.record.trial, diff.b.record.trial)
-    print_lines(console, [*heading(*trials), *_record_lines(diff)])
+    for line in [*heading(*trials), *_record_lines(diff)]:
+        console.print_text(line)
     again = diff.again
     if again is None:
         return
-    print_lines(console, _rerun_lines(diff, again))
+    for line in _rerun_lines(diff, again):
+        console.print_text(line)
     show_differences(console, again.differences)
 
 

@@ -86,7 +86,7 @@ def byte_size(size: float) -> str:
     """Return a number of bytes in binary units: `4 B`, `64 KiB`, `8 MiB`."""
     for factor, unit in BINARY_UNITS:
         if size >= factor:
-            return f"{size / factor:g} {unit}"
+            return f"{size / factor:.4g} {unit}"
     return f"{size:g} B"
 
 

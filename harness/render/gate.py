@@ -52,18 +52,18 @@ def show_outcome(outcome: GateOutcome) -> None:
         if cell_outcome.control is not None:
             _add_row(table, "↳ control", cell_outcome.control)
     show_table(console, table)
-    console.print(f"\n[dim]{escape(_caption(outcome))}[/]", soft_wrap=True)
-    console.print(f"[dim]{escape(outcome.conditions.certificate)}[/]", soft_wrap=True)
+    console.print_markup(f"\n[dim]{escape(_caption(outcome))}[/]")
+    console.print_text(outcome.conditions.certificate, "quiet")
     for line in describe_packages(outcome):
-        console.print(escape(line), soft_wrap=True)
+        console.print_text(line)
     for cell_outcome in outcome.cells:
         # `lines` names the others.
         passes = not (outcome.has_failed(cell_outcome) or outcome.is_inconclusive(cell_outcome))
         if cell_outcome.accuracy is not None and passes:
-            console.print(escape(sentence(outcome, cell_outcome)), soft_wrap=True)
+            console.print_text(sentence(outcome, cell_outcome))
     for line in lines(outcome):
-        console.print(escape(line), soft_wrap=True)
-    console.print(f"[bold]The gate {escape(headline(outcome))}.[/]", soft_wrap=True)
+        console.print_text(line)
+    console.print_markup(f"[bold]The gate {escape(headline(outcome))}.[/]")
 
 
 def _add_row(table: Table, label: str, paired: PairedResult) -> None:
@@ -242,18 +242,16 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     if paired.verdict == "same":
         return f"trains as fast as {revision}, to within {outcome.options.min_effect:.1%}"
     measured = "whole turns are " if paired.by_whole_turns else ""
+    seconds = paired.seconds_until_certain
+    remedy = "a larger --budget or a quieter machine narrows the interval"
+    if seconds is not None:
+        remedy = (
+            f"to be certain would take about --budget {seconds:.0f}s here, or a quieter machine"
+        )
     return (
         f"inconclusive after {paired.seconds:.0f} s of measuring:"
-        f" {measured}{_describe_interval(paired, revision)}; {_describe_remedy(paired)}"
+        f" {measured}{_describe_interval(paired, revision)}; {remedy}"
     )
-
-
-def _describe_remedy(paired: PairedResult) -> str:
-    """Return what it takes to be certain."""
-    seconds = paired.seconds_until_certain
-    if seconds is None:
-        return "a larger --budget or a quieter machine narrows the interval"
-    return f"to be certain would take about --budget {seconds:.0f}s here, or a quieter machine"
 
 
 def _describe_whole_turns(paired: PairedResult, revision: str) -> str:

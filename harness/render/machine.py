@@ -53,10 +53,10 @@ def show_certificate(certificate: Certificate, path: Path, new_comparisons: int)
         count = counted(len(certificate.comparisons), "comparison")
         console.print(f"[dim]{count} there already; --restart makes new ones[/]")
     for line in summary_lines(certificate):
-        console.print(escape(line), soft_wrap=True)
-    console.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
+        console.print_text(line)
+    console.print_text(str(path), "quiet")
     style = "green" if certificate.holds else "bold red"
-    console.print(f"[{style}]{escape(conclusion(certificate))}[/]", soft_wrap=True)
+    console.print_markup(f"[{style}]{escape(conclusion(certificate))}[/]")
 
 
 def describe(certificate: Certificate) -> str:
@@ -127,14 +127,15 @@ def show_checks(cluster: str, checks: Sequence[Check], *, passed: bool, as_json:
     width = max(len(check.name) for check in checks)
     for check in checks:
         name = f"{escape(check.name):{width}}"
-        console.print(f"{TICKS[check.passed]} {name}  {escape(check.detail)}", soft_wrap=True)
+        console.print_markup(f"{TICKS[check.passed]} {name}  {escape(check.detail)}")
 
 
 class SelftestProgress:
     """Shows which trial is running, and counts the trials."""
 
     def __init__(self) -> None:
-        self.status = TerminalConsole().status("")
+        self.console = TerminalConsole()
+        self.status = self.console.status("")
         self.trials = 0  # that have started, each attempt counted
 
     def __enter__(self) -> Self:
@@ -159,7 +160,7 @@ class SelftestProgress:
 
     def on_message(self, text: str) -> None:
         """Print it above the spinner."""
-        self.status.console.print(escape(text), soft_wrap=True)
+        self.console.print_text(text)
 
 
 def show_selftest(records: Sequence[Record], attempts: int) -> bool:
@@ -178,7 +179,7 @@ def show_selftest(records: Sequence[Record], attempts: int) -> bool:
             all_done = False
             reason = record.failure or "; ".join(record.violations)
             problem = escape(f"{record.trial.cell.label}: {reason}")
-            console.print(f"[red]✗[/] {problem}", soft_wrap=True)
+            console.print_markup(f"[red]✗[/] {problem}")
     show_table(console, _check_table(checks))
     passed = all_done and all(check.passed for check in checks)
     tolerance = f"within {TOLERANCE:.0%} of the truth"

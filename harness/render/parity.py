@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from harness.analysis.cells import naming_axes
 from harness.analysis.distance import MOST_ROUNDING, TensorDistance
 from harness.analysis.parity import (
@@ -17,7 +14,7 @@ from harness.analysis.parity import (
     SweepParity,
 )
 from harness.core.text import counted
-from harness.render.console import show_table
+from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING, cell_name
 from harness.render.table import Look, Styled, Table
 from harness.reproduce.causes import UNEXPLAINED
@@ -163,20 +160,20 @@ def hints(parity: SweepParity) -> list[str]:
     ]
 
 
-def show_cell(console: Console, cell: CellParity) -> None:
+def show_cell(console: TerminalConsole, cell: CellParity) -> None:
     """Print the rung of a cell that has just been compared."""
-    console.print(f"{escape(cell.cell.label)}: {rung_label(cell)}", soft_wrap=True)
+    console.print_text(f"{cell.cell.label}: {rung_label(cell)}")
 
 
-def show_parity(console: Console, parity: SweepParity) -> None:
+def show_parity(console: TerminalConsole, parity: SweepParity) -> None:
     """Print a table for each reference, with the cells that were compared with it."""
     for reference in parity.references:
         line = f"against {reference.cell.label}, {reference_line(reference)}"
-        console.print(escape(line), soft_wrap=True)
+        console.print_text(line)
         show_table(console, parity_table(parity, reference))
         console.print()
     for line in [*rule_lines(parity), *hints(parity)]:
-        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+        console.print_text(line, "quiet")
 
 
 def to_json(parity: SweepParity) -> dict[str, Any]:

@@ -37,14 +37,14 @@ PLOT_MARKS = "●○▲△■□◆◇"  # of its series; of more, the last mark
 def show_peaks(machine: Machine, *, plot: bool) -> None:
     """Print tables of what was measured; with `plot`, also a plot of products."""
     console = TerminalConsole()
-    console.print(f"[bold]{escape(machine_title(machine))}[/]", soft_wrap=True)
+    console.print_markup(f"[bold]{escape(machine_title(machine))}[/]")
     for table in tables(machine):
         console.print()
         show_table(console, table)
     if plot:
         console.print()
         for line in plot_lines(machine):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print_text(line)
     console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
 
 

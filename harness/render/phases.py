@@ -70,7 +70,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
         row.append(_steadiness(summaries[cell.id]))
         table.add_row(*row)
     show_table(console, table)
-    console.print(_legend(phases), soft_wrap=True)
+    console.print_markup(_legend(phases))
 
 
 def _summaries_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Summary]]:

@@ -45,7 +45,7 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     if trials > len(sweep.cells):
         means = "means over trials ± 95% intervals (repeats of a seed count once)"
     summary = f"samples/s, {means}, {len(done)} of {trials} trials; {RATIO_NOTE}"
-    console.print(f"\n{summary}", soft_wrap=True)
+    console.print_text(f"\n{summary}")
 
 
 def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:

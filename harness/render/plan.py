@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from harness.analysis.cells import varying_axes
@@ -52,27 +51,27 @@ def show_plan(
         return
     console = TerminalConsole()
     description = escape(one_line(sweep.description))
-    console.print(f"[bold]{escape(sweep.name)}[/]  {description}", soft_wrap=True)
+    console.print_markup(f"[bold]{escape(sweep.name)}[/]  {description}")
     axes = varying_axes(sweep.cells)
     if in_full or len(sweep.cells) <= MOST_ROWS:
         show_table(console, plan_table(sweep.cells, axes, estimates))
     else:
         _show_summary(console, sweep, axes, estimates)
-    console.print(f"\n{_describe_trials(sweep)}", soft_wrap=True)
+    console.print_text(f"\n{_describe_trials(sweep)}")
     console.print(_describe_duration(sweep, estimates))
     if sweep.profile:
         steps = counted(sweep.profile.steps, "step")
         console.print(f"profile: a trace of {steps} follows the last step of each trial")
     if sweep.fingerprints:
-        console.print(_describe_fingerprints(sweep.fingerprints), soft_wrap=True)
+        console.print_markup(_describe_fingerprints(sweep.fingerprints))
     for line in _excluded_lines(sweep.excluded, in_full=in_full):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print_text(line)
     for rule in sweep.unused_rules:
         console.print(f"{rule} matches no cell", style="yellow", markup=False)
 
 
 def _show_summary(
-    console: Console, sweep: Sweep, axes: Sequence[str], estimates: Mapping[str, float]
+    console: TerminalConsole, sweep: Sweep, axes: Sequence[str], estimates: Mapping[str, float]
 ) -> None:
     """Print how many values the `axes` have in which cells differ, and the first and last cells."""
     table = Table(["axis", "values", "cells of each"], ["values"])
@@ -211,7 +210,7 @@ JOB_COLUMNS = ("job", "jobs", "nodes", "ranks a node", "trials", "longest")
 JOB_NUMBERS = ("jobs", "nodes", "trials")  # aligned to the right
 
 
-def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
+def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> None:
     """Print how many trials are submitted, how many are not and why, and the remarks."""
     name = escape(prepared.submission.sweep.name)
     line = f"[bold]{name}[/]: {counted(prepared.new_trials, 'trial')}"
@@ -219,20 +218,20 @@ def show_prepared(console: Console, prepared: PreparedSubmission) -> None:
         line += f"; {prepared.finished_trials} are done"
     if prepared.live_trials:
         line += f"; {prepared.live_trials} are in the queue already"
-    console.print(line, soft_wrap=True)
+    console.print_markup(line)
     for line in conflict_lines(prepared.submission.sweep):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print_text(line)
     for remark in prepared.remarks:
-        console.print(remark, style="yellow", markup=False, soft_wrap=True)
+        console.print_text(remark, "open")
 
 
-def show_script(console: Console, script: str) -> None:
+def show_script(console: TerminalConsole, script: str) -> None:
     """Print a batch script."""
     # Without markup: in a script, square brackets are the shell's.
-    console.print(f"\n{script}", markup=False, soft_wrap=True)
+    console.print_text(f"\n{script}")
 
 
-def show_jobs(console: Console, submission: Submission) -> None:
+def show_jobs(console: TerminalConsole, submission: Submission) -> None:
     """Print a row for each array of jobs: its size, what each of its jobs asks for, and its trials.
 
     The id is a dash where Slurm has not given one, as in a dry run. Prints nothing without arrays.

@@ -59,10 +59,9 @@ def show_preflight(preflight: Preflight, *, verbose: bool, as_json: bool) -> Non
 def _print_workload(console: TerminalConsole, workload: WorkloadReport, *, verbose: bool) -> None:
     """Print the problems and notes of a workload with their advice; with `verbose`, all of its checks."""
     passed_count = sum(finding.status == "passed" for finding in workload.findings)
-    console.print(
+    console.print_markup(
         f"[bold]{escape(workload.label)}[/]: {passed_count} of {len(workload.findings)} checks passed,"
-        f" seed {workload.seed}, {workload.device}, {workload.seconds:.1f} s",
-        soft_wrap=True,
+        f" seed {workload.seed}, {workload.device}, {workload.seconds:.1f} s"
     )
     for finding in workload.findings:
         if verbose or finding.status in ("problem", "noted"):
@@ -75,9 +74,9 @@ def _print_finding(console: TerminalConsole, finding: CheckFinding) -> None:
     """Print what a check has come to, and below it what to do about a problem."""
     name = f"{finding.check:{NAME_WIDTH}}"
     text = escape(f"{name}{finding.measured}")
-    console.print(f"  {MARKS[finding.status]} {text}", soft_wrap=True)
+    console.print_markup(f"  {MARKS[finding.status]} {text}")
     if finding.advice:
-        console.print(f"{'':{NAME_WIDTH + 4}}→ {escape(finding.advice)}", soft_wrap=True)
+        console.print_text(f"{'':{NAME_WIDTH + 4}}→ {finding.advice}")
 
 
 def norm_table(norms: Sequence[ParameterNorms]) -> Table:
@@ -127,7 +126,7 @@ def show_rates(search: RateSearch, *, as_json: bool) -> None:
     for rates in search.cells:
         console.print(f"[bold]{escape(rates.cell.label)}[/]")
         for line in plot_lines(rates):
-            console.print(escape(line), soft_wrap=True)
+            console.print_text(line)
         console.print()
         table.add_row(
             rates.cell.label,

@@ -325,12 +325,12 @@ class ReproductionView:
             for name, source in entry.sources.items():
                 code[f"{name}: {source.choice} ({source.reason})"] = None
         for line in code:
-            self._print(f"code of the {line}")
+            self._console.print_text(f"code of the {line}")
         differences = unique_differences([entry.differences for entry in prepared])
         if not differences:
-            self._print("conditions: the same as recorded")
+            self._console.print_text("conditions: the same as recorded")
             return
-        self._print(
+        self._console.print_text(
             f"conditions: {counted(len(differences), 'difference')}, the likeliest cause first"
         )
         table = Table(["condition", "recorded", "here"], [])
@@ -340,19 +340,15 @@ class ReproductionView:
             table.add_row(difference.field, recorded, here)
         show_table(self._console, table)
         for command in remedies(differences):
-            self._print(f"  as recorded: {command}")
+            self._console.print_text(f"  as recorded: {command}")
 
     def show_verdict(self, verdict: ReproductionVerdict) -> None:
         """Print what came of it, and where the bundle is."""
         for entry in verdict.seeds:
-            self._print(seeds_text(entry))
+            self._console.print_text(seeds_text(entry))
         look = LOOKS.get(verdict.outcome, "failed")
-        self._console.print(styled(verdict_line(verdict), look), soft_wrap=True)
-        self._print(f"bundle: {self._folder}")
-
-    def _print(self, text: str) -> None:
-        """Print a line as it is."""
-        self._console.print(text, soft_wrap=True, markup=False)
+        self._console.print_markup(styled(verdict_line(verdict), look))
+        self._console.print_text(f"bundle: {self._folder}")
 
 
 def print_verdict_json(verdict: ReproductionVerdict, folder: Path) -> None:

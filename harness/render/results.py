@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
-from rich.console import Console
 from rich.markup import escape
 
 from harness.analysis.cells import naming_axes, shown_seeds, summary_values, varying_axes
@@ -160,7 +159,7 @@ def marks_legend(sweep: Sweep) -> str:
     return f"{CERTAIN} certainly the fastest of its workload, {HIGHEST} the best mean; "
 
 
-def show_verdicts(console: Console, result: SweepResult) -> None:
+def show_verdicts(console: TerminalConsole, result: SweepResult) -> None:
     """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
 
     Cells of a single trial are left out, as one trial has no interval. Prints nothing where no
@@ -180,22 +179,21 @@ def show_verdicts(console: Console, result: SweepResult) -> None:
         _add_workload(table, result, workload, cells, has_metric=bool(metric_column))
     console.print()
     show_table(console, table)
-    console.print(
-        "[dim]speed: samples/s of the cell over those of the cell it is compared with, in pairs of"
+    legend = (
+        "speed: samples/s of the cell over those of the cell it is compared with, in pairs of"
         " trials that ran with the same seed; verdicts control false alarms over the whole table"
-        f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}[/]",
-        soft_wrap=True,
+        f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}"
     )
+    console.print_text(legend, "quiet")
     unlike = [match for match in result.comparison.matches if match.has_other_company]
     if unlike:
         companies = sorted(
             {text for match in unlike for text in (*match.a.companies, *match.b.companies)}
         )
-        console.print(
+        console.print_markup(
             f"[yellow]{counted(len(unlike), 'cell')} with other company than the cell that it is"
-            f" compared with[/] ({', '.join(companies)}): what ran at the same time counts as a"
-            " difference; --parallel 1 measures each alone",
-            soft_wrap=True,
+            f" compared with[/] ({escape(', '.join(companies))}): what ran at the same time counts as a"
+            " difference; --parallel 1 measures each alone"
         )
 
 
@@ -275,7 +273,8 @@ def show_results(
         *_stop_lines(records),
         *roofline_lines(sweep, records, results, peaks),
     ]
-    _print_lines(console, lines + _earlier_lines(sweep, records))
+    for line in lines + _earlier_lines(sweep, records):
+        console.print_markup(line)
     if has_intervals:
         show_verdicts(console, result)
     _show_parity(console, sweep, records, results)
@@ -285,11 +284,12 @@ def show_results(
     if trouble:
         command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
-    _print_lines(console, remarks + _next_lines(sweep, records, results))
+    for line in remarks + _next_lines(sweep, records, results):
+        console.print_markup(line)
 
 
 def _show_parity(
-    console: Console, sweep: Sweep, records: Sequence[Record], results: Results
+    console: TerminalConsole, sweep: Sweep, records: Sequence[Record], results: Results
 ) -> None:
     """Print how alike the cells compute, if `harness diff parity` has measured it."""
     from harness.analysis.parity import read_parity, with_seeds
@@ -337,12 +337,6 @@ def _seeds(trials: Sequence[Trial]) -> str:
     if repeats not in ([], [0]):
         text += f", repeats {','.join(map(str, repeats))}"
     return text
-
-
-def _print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print lines of markup."""
-    for line in lines:
-        console.print(line, soft_wrap=True)
 
 
 def _status_lines(records: Sequence[Record]) -> list[str]:

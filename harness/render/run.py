@@ -74,17 +74,19 @@ class RunView:
         trials = counted(len(pending), "trial")
         cells = counted(len(self.sweep.cells), "cell")
         already_done = f", {len(finished)} already there" if finished else ""
-        self._print(f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}")
+        self.console.print_markup(
+            f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}"
+        )
         if self.planned_count == len(pending):  # not again for further repeats
             for line in conflict_lines(self.sweep.whole()):
-                self._print(escape(line))
+                self.console.print_markup(escape(line))
         folder = self.results.sweep_folder(self.sweep.name)
         other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
         for line in other_code_lines(self.sweep, other_code):
-            self._print(f"[dim]{escape(line)}[/]")
+            self.console.print_markup(f"[dim]{escape(line)}[/]")
         untraced_count = self._count_untraced(finished)
         if self.sweep.profile and untraced_count:
-            self._print(
+            self.console.print_markup(
                 f"profile: {counted(untraced_count, 'finished trial')} without a trace;"
                 " --force runs them again, with one"
             )
@@ -129,7 +131,9 @@ class RunView:
         if record.trial.id in self.rows:
             self.progress.remove_task(self.rows.pop(record.trial.id))
             self._show_rows()
-        self._print(trial_line(record, folder, self.finished_count, self.planned_count))
+        self.console.print_markup(
+            trial_line(record, folder, self.finished_count, self.planned_count)
+        )
 
     def _show_rows(self) -> None:
         """Show a row for each running trial if there are several, and none for a single one."""
@@ -141,7 +145,7 @@ class RunView:
 
     def on_message(self, text: str) -> None:
         """Print it above the bar."""
-        self._print(f"[yellow]{escape(text)}[/]")
+        self.console.print_markup(f"[yellow]{escape(text)}[/]")
 
     def show_delivery(self) -> None:
         """Show that records are being delivered."""
@@ -167,10 +171,6 @@ class RunView:
             return 0.0
         seconds_per_trial = (time.monotonic() - self.start_time) / trials_done
         return seconds_per_trial * (self.planned_count - trials_done)
-
-    def _print(self, text: str) -> None:
-        """Print markup above the bar, whole: it is the terminal that breaks a long line."""
-        self.console.print(text, soft_wrap=True)
 
 
 def left_out_lines(recorded: RecordedSweep) -> list[str]:

@@ -200,11 +200,11 @@ def show_export(export: TrialExport, folder: str) -> None:
     line = f"[bold]{escape(export.trial)}[/] step {export.step}"
     if recorded is not None:
         line += f", recorded {escape(export.target)} {recorded:.4f}"
-    console.print(line, soft_wrap=True)
+    console.print_markup(line)
     for number, table in enumerate(export_tables(export)):
         if number:
             console.print()
         show_table(console, table)
     for note in notes(export):
-        console.print(escape(note), soft_wrap=True)
-    console.print(escape(f"files: {folder}"), soft_wrap=True)
+        console.print_text(note)
+    console.print_text(f"files: {folder}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
@@ -73,14 +73,14 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
         console.print()
     if rows:
         show_table(console, trial_table(rows))
-    console.print(headline(status), soft_wrap=True)
+    console.print_markup(headline(status))
 
 
 def show_summary(statuses: Sequence[SweepStatus]) -> None:
     """Print a line for each sweep."""
     console = TerminalConsole()
     for status in statuses:
-        console.print(headline(status), soft_wrap=True)
+        console.print_markup(headline(status))
 
 
 def _under_way(statuses: Sequence[SweepStatus]) -> list[SweepStatus]:
@@ -120,7 +120,7 @@ def status_display() -> Iterator[StatusDisplay]:
         yield show_panels
 
 
-def _line_display(console: Console) -> StatusDisplay:
+def _line_display(console: TerminalConsole) -> StatusDisplay:
     """Return what prints the headlines whenever they have changed."""
     printed = ""
 
@@ -130,7 +130,7 @@ def _line_display(console: Console) -> StatusDisplay:
         shown = _under_way(statuses) or statuses
         text = "\n".join(headline(status) for status in shown)
         if text != printed:
-            console.print(text, soft_wrap=True)
+            console.print_markup(text)
             printed = text
 
     return print_changes
