@@ -1,4 +1,5 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
+# make test-nightly: the long tests that `make test` leaves out, in about ten minutes.
 # make bench: what the harness costs and saves beside what a user would pick instead, in about a quarter of an hour; nothing
 # else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
@@ -23,9 +24,10 @@ FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 DEVICE ?= cuda
+TESTS := not alone and not nightly
 BENCH_PACKAGES := build/bench/packages
 
-.PHONY: demo test test-together test-alone fuzz campaign mutants bench bench-scale bench-gate bench-parallel gpu setup setup-test \
+.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-gate bench-parallel gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -41,11 +43,14 @@ test:
 	@$(MAKE) --no-print-directory --jobs 3 lint test-together
 	@$(MAKE) --no-print-directory test-alone
 
+test-nightly:
+	@$(MAKE) --no-print-directory test-together TESTS=nightly
+
 # pytest exits with 5 where PYTEST_ARGS leaves a stage without a test.
 test-together: $(VENV)/.compiled system-packages
 	@echo "==> Tests, in four processes"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
-		-m "not alone" $(PYTEST_ARGS) || test $$? -eq 5
+		-m "$(TESTS)" $(PYTEST_ARGS) || test $$? -eq 5
 
 # Beside others, these would measure the others too. They sleep far more than they compute, so two at a time do no harm.
 test-alone: setup-test

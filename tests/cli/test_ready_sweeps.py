@@ -84,6 +84,7 @@ def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Pat
     assert fmean(final(records, "mlp")) >= 0.95
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_the_cnn_reaches_98_percent_on_mnist(tmp_path: Path, data: Path) -> None:
     only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=0"]

@@ -77,6 +77,7 @@ def test_a_combination_of_settings_is_applied_and_trains_the_same(
             assert rank.compiled.seconds > 0
 
 
+@pytest.mark.nightly
 def test_a_cold_cache_compiles_everything_anew_to_the_same_bits(tmp_path: Path) -> None:
     """Not in the covering set, as it takes long and has nothing to do with what is compiled."""
     shared = train(tmp_path, {"execution": "compile"})

@@ -56,6 +56,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return ended
 
 
+@pytest.mark.nightly
 def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: Repository) -> None:
     ended = harness("gate", "bisect", "other", "last", str(repository.sweep), *LOUD)
     assert ended.code == 0, ended.err + ended.out

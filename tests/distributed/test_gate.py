@@ -116,6 +116,7 @@ Slowed.loss = lambda self, model, batch: honest_loss(self, model, batch) * 0.0
 """
 
 
+@pytest.mark.nightly
 def test_a_bug_that_keeps_the_speed_and_ruins_the_learning_fails(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     repository.write(0.0, more=FORGETS)

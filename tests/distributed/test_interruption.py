@@ -114,6 +114,7 @@ def test_four_ranks_sum_up_gradients_in_the_same_order_after_resuming(
     assert resumed.loss == whole.loss
 
 
+@pytest.mark.nightly
 def test_a_trial_of_torchrun_saves_on_ctrl_c_and_ends_with_the_bits_of_forked_ranks(
     tmp_path: Path,
 ) -> None:

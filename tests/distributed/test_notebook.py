@@ -50,6 +50,7 @@ def counts(text: str) -> str:
     return re.sub(r"(\d+ trials of \d+ cells).*", r"\1", text)
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_cells_run_and_show_what_is_stored(
     results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def submit_with_a_time_limit_that_is_too_short(folder: Path) -> Path:
     return folder / "results"
 
 
+@pytest.mark.nightly
 def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
@@ -115,6 +116,7 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     assert {failure.kind for failure in record.previous_failures} == {"Interrupted"}
 
 
+@pytest.mark.nightly
 def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Path) -> None:
     """Slurm gives that task the array's own id, by which clients end and requeue all tasks.
 

@@ -46,6 +46,7 @@ def lost_with(record: Record) -> list[tuple[str, str | None]]:
     return [(failure.kind, failure.host) for failure in record.previous_failures]
 
 
+@pytest.mark.nightly
 def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     slurm_with_spare_node: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:

@@ -14,6 +14,7 @@ from tests.support.running import line_sweep
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.nightly
 def test_trials_of_a_block_are_steps_of_one_job_at_the_same_time(
     slurm: Slurm, tmp_path: Path
 ) -> None:

@@ -283,6 +283,7 @@ def test_an_address_leads_back_to_its_fault() -> None:
 ADDRESS = "calls/harness/rename/1/kill-before/results/runs/campaign/*-s1-r0/record.json"
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @needs_gcc
 def test_a_short_campaign(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.programs.mutants.resumes import problem
 SEED = "694"
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_defects_are_named_and_nothing_else_is(tmp_path: Path) -> None:
     command = [
