@@ -94,7 +94,7 @@ class SweepFile(pytest.File):
             self._read_input()
         except BadInput as error:
             raise self.CollectError(str(error)) from None
-        if not self._has_baseline_of_sweep():
+        if not any(_is_of_sweep(result, self.sweep) for result in self.baselines):
             self.warn(
                 GateWarning(
                     f"no baseline is of a sweep named {self.sweep.name!r},"
@@ -135,10 +135,6 @@ class SweepFile(pytest.File):
                 f"{self.gate.source}: cells: found {unused[0]!r},"
                 " which names no cell of sweep or baseline"
             )
-
-    def _has_baseline_of_sweep(self) -> bool:
-        """Return whether a baseline was made from a sweep of this name."""
-        return any(_is_of_sweep(result, self.sweep) for result in self.baselines)
 
     def _item(self, cell: Cell, check: Callable[..., None]) -> pytest.Item:
         """Return the item of a cell, whose test asks for the fixture `benchmark`."""

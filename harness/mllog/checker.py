@@ -65,7 +65,10 @@ def rules(benchmarks: Sequence[str]) -> list[Any]:
 
     Raises BadInput where it is not installed.
     """
-    folder = _checker_folder()
+    specification = importlib.util.find_spec(PACKAGE)
+    if specification is None or specification.origin is None:
+        raise BadInput(f"--check: found no package {PACKAGE}; allowed with it: {INSTALL}")
+    folder = Path(specification.origin).parent / "compliance_checker"
     merged: list[Any] = []
     for name in RULE_FILES:
         try:
@@ -90,14 +93,6 @@ def _without_further_rules(code: str) -> str:
     statements = [statement.strip() for statement in code.split(";")]
     remaining = [text for text in statements if not text.startswith(FURTHER_RULES)]
     return "; ".join(remaining)
-
-
-def _checker_folder() -> Path:
-    """Return the folder of the installed checker; raises BadInput where there is none."""
-    specification = importlib.util.find_spec(PACKAGE)
-    if specification is None or specification.origin is None:
-        raise BadInput(f"--check: found no package {PACKAGE}; allowed with it: {INSTALL}")
-    return Path(specification.origin).parent / "compliance_checker"
 
 
 def _check(path: Path, rules_path: Path) -> CheckerAnswer:
