@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from harness.analysis.questions import MetricDifference, metric_difference
 from harness.analysis.result import CellResult, TrialResult
@@ -65,12 +65,17 @@ class TrainedCell:
 
 
 class RevisionTrainer:
-    """Context manager that trains trials of two trees, one after the other."""
+    """Trains trials of two trees, one after the other."""
 
     def __init__(
-        self, trees: Mapping[str, Tree], base: Path, profile: Profile, timeout: float
+        self,
+        trees: Mapping[str, Tree],
+        base: Path,
+        profile: Profile,
+        timeout: float,
+        scratch: ScratchFolder,
     ) -> None:
-        """Prepare to train trials, each for at most `timeout` seconds.
+        """Prepare to train trials in `scratch`, each for at most `timeout` seconds.
 
         Paths of cells are relative to the folder `base`.
         """
@@ -78,16 +83,8 @@ class RevisionTrainer:
         self.base = base
         self.profile = profile
         self.timeout = timeout
+        self.scratch = scratch  # its logs stay if a failure names one
         self.secrets = secret_values(os.environ, profile.environment)
-
-    def __enter__(self) -> Self:
-        self._scratch = ScratchFolder("gate")
-        self.folder = self._scratch.path
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the folder, except for the logs that a failure names."""
-        self._scratch.remove()
 
     def train(
         self, cell: Cell, seeds: Sequence[int], on_progress: Callable[[str], None]
@@ -110,18 +107,18 @@ class RevisionTrainer:
                         left_out={},
                     )
         except HarnessError as error:
-            if str(self.folder) in str(error):  # it names a log, which stays, without secrets
-                for path in self.folder.iterdir():
+            if str(self.scratch.path) in str(error):  # it names a log, which stays, without secrets
+                for path in self.scratch.path.iterdir():
                     if path.is_dir():
                         scrub_logs(TrialFolder(path), self.secrets)
-                self._scratch.keep()
+                self.scratch.keep()
             return TrainedCell(failure=str(error))
         return TrainedCell(before=parts["a"], now=parts["b"])
 
     def _run(self, key: str, trial: Trial) -> RankResult:
         """Train a trial in a tree and return the result of rank 0; raises HarnessError if it fails."""
         tree = self.trees[key]
-        folder = TrialFolder(self.folder / f"{key}-{trial.id}")
+        folder = TrialFolder(self.scratch.path / f"{key}-{trial.id}")
         axes = trial.cell.axes
         launcher = Torchrun(environment=self.profile.environment)
         variables = launcher.variables(axes.num_threads, trial.cell.environment)

@@ -232,7 +232,8 @@ def measure_cells(
     trained = []
     for entry in arms:
         trees = {"a": entry.reference, "b": entry.tree}
-        with RevisionTrainer(trees, sweep.base_folder, profile, sweep.timeout) as trainer:
+        with ScratchFolder("gate") as scratch:
+            trainer = RevisionTrainer(trees, sweep.base_folder, profile, sweep.timeout, scratch)
             seeds = choose_seeds(sweep.seeds_of(entry.cell), options.accuracy_seeds)
             trained.append(trainer.train(entry.cell, seeds, partial(on_progress, entry.cell)))
     results = judge_accuracy(trained, options.accuracy_margin)

@@ -203,28 +203,47 @@ class CorrectedTest:
 def correct_by_holm(p_values: Sequence[float], alpha: float) -> list[CorrectedTest]:
     """Return tests of which at most `alpha` of all families have any false rejection.
 
-    The i-th smallest of n p-values is compared with alpha / (n - i + 1), up to the first that is not
-    rejected; all larger ones stay at its level.
+    Holm's step-down procedure (1979, https://www.jstor.org/stable/4615733): of n p-values in
+    ascending order,
+
+        adjusted p_(i) = max over j <= i of min(1, (n - j + 1) p_(j)).
+
+    The i-th smallest is compared with alpha / (n - i + 1), up to the first that is not rejected; all
+    larger ones stay at its level.
     """
     order = np.argsort(p_values, kind="stable")
     ascending = np.asarray(p_values, dtype=np.float64)[order]
-    levels = alpha / (len(ascending) - np.arange(len(ascending)))
+    remaining = len(ascending) - np.arange(len(ascending))  # tests at each step
+    levels = alpha / remaining
     accepted = np.flatnonzero(ascending > levels)
     if len(accepted):
         levels[accepted[0] :] = levels[accepted[0]]
-    return _corrected_tests(p_values, holm(p_values), _in_original_order(levels, order))
+    adjusted = np.minimum(np.maximum.accumulate(ascending * remaining), 1.0)
+    return _corrected_tests(
+        p_values, _in_original_order(adjusted, order), _in_original_order(levels, order)
+    )
 
 
 def correct_by_benjamini_hochberg(p_values: Sequence[float], alpha: float) -> list[CorrectedTest]:
     """Return tests of whose rejections a share of at most `alpha` is expected to be false.
 
+    The step-up procedure of Benjamini and Hochberg (1995,
+    doi:10.1111/j.2517-6161.1995.tb02031.x): of n p-values in ascending order,
+
+        adjusted p_(i) = min over j >= i of min(1, n / j p_(j)).
+
     With k rejections among n, all p-values are compared with k alpha / n, and so are the intervals
     (Benjamini and Yekutieli 2005, doi:10.1198/016214504000001907).
     """
-    adjusted = benjamini_hochberg(p_values)
+    order = np.argsort(p_values, kind="stable")
+    ascending = np.asarray(p_values, dtype=np.float64)[order]
+    count = len(ascending)
+    raised = ascending * count / np.arange(1, count + 1)
+    smallest = np.minimum(np.minimum.accumulate(raised[::-1])[::-1], 1.0)
+    adjusted = _in_original_order(smallest, order)
     rejections = sum(p <= alpha for p in adjusted)
-    level = alpha * max(1, rejections) / max(1, len(p_values))
-    return _corrected_tests(p_values, adjusted, [level] * len(p_values))
+    level = alpha * max(1, rejections) / max(1, count)
+    return _corrected_tests(p_values, adjusted, [level] * count)
 
 
 def _corrected_tests(
@@ -235,37 +254,6 @@ def _corrected_tests(
     for p, adjusted_p, level in zip(p_values, adjusted, levels, strict=True):
         tests.append(CorrectedTest(p=adjusted_p, level=level, rejects=p <= level))
     return tests
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return adjusted p-values that bound the chance of any false rejection.
-
-    Holm's step-down procedure (1979, https://www.jstor.org/stable/4615733): of n p-values in
-    ascending order,
-
-        adjusted p_(i) = max over j <= i of min(1, (n - j + 1) p_(j)).
-    """
-    order = np.argsort(p_values, kind="stable")
-    ascending = np.asarray(p_values, dtype=np.float64)[order]
-    count = len(ascending)
-    adjusted = np.maximum.accumulate(ascending * (count - np.arange(count)))
-    return _in_original_order(np.minimum(adjusted, 1.0), order)
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Return adjusted p-values that bound the expected share of false rejections.
-
-    The step-up procedure of Benjamini and Hochberg (1995,
-    doi:10.1111/j.2517-6161.1995.tb02031.x): of n p-values in ascending order,
-
-        adjusted p_(i) = min over j >= i of min(1, n / j p_(j)).
-    """
-    order = np.argsort(p_values, kind="stable")
-    ascending = np.asarray(p_values, dtype=np.float64)[order]
-    count = len(ascending)
-    raised = ascending * count / np.arange(1, count + 1)
-    adjusted = np.minimum.accumulate(raised[::-1])[::-1]
-    return _in_original_order(np.minimum(adjusted, 1.0), order)
 
 
 def _in_original_order(ascending: Numbers, order: NDArray[np.intp]) -> list[float]:

@@ -125,6 +125,11 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256("\0".join(shown).encode() + b"\0" + content).hexdigest()
 
 
+def text_digest(text: str) -> str:
+    """Return the SHA-256 of a text, by which MLflow is asked whether it has the text already."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def trial_contents(record: Record, *, repeats: int) -> RunContents:
     """Return what the run of one trial shows: its params, numbers and curves.
 

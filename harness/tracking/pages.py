@@ -6,7 +6,6 @@ address that names it. The format is not documented, so that a browser test open
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from urllib.parse import quote
 
 from harness.analysis.scalars import RATE
 from harness.spec.cell import Cell
-from harness.tracking.contents import TrialOutline, params
+from harness.tracking.contents import TrialOutline, params, text_digest
 from harness.tracking.verdicts import LETTERS
 
 VIEW = "harness"
@@ -108,17 +107,13 @@ def description_tags(tags: Mapping[str, str], description: str) -> dict[str, str
     of the one that replaces it are a tag too, written before it: so a delivery that dies between the
     two leaves a description that is known to be ours.
     """
-    digests = {_digest(description)}
+    digests = {text_digest(description)}
     present = tags.get(DESCRIPTION_TAG)
     if present:
-        if _digest(present) not in tags.get(OUR_DESCRIPTION_TAG, ""):
+        if text_digest(present) not in tags.get(OUR_DESCRIPTION_TAG, ""):
             return {}
-        digests.add(_digest(present))
+        digests.add(text_digest(present))
     return {OUR_DESCRIPTION_TAG: " ".join(sorted(digests)), DESCRIPTION_TAG: description}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _columns(cells: Sequence[Cell], targets: Sequence[str], *, has_parity: bool) -> dict[str, str]:

@@ -8,7 +8,6 @@ after what they speak of, and the next delivery completes whatever an earlier on
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import os
 import time
@@ -42,6 +41,7 @@ from harness.tracking.contents import (
     cell_contents,
     result_of,
     sweep_contents,
+    text_digest,
     trial_contents,
     trials_csv,
 )
@@ -287,7 +287,7 @@ class SweepRuns:
                 draw_board(result, label, folder / Path(board_path(label)).name)
 
         if boards:
-            digest = _digest("\0".join(boards.values()))
+            digest = text_digest("\0".join(boards.values()))
             self._store(sweep_run, BOARD_TAG, digest, draw, BOARD_FOLDER)
 
     def _update_rates(self, search: RateSearch | None, cell: Cell, run: KnownRun) -> None:
@@ -316,7 +316,7 @@ class SweepRuns:
             if cell_id not in shown and CONFUSIONS_TAG not in run.tags:
                 continue
             done = [outline for outline in outlines if outline.status == "done"]
-            digest = _digest("\0".join(outline.digest for outline in done))
+            digest = text_digest("\0".join(outline.digest for outline in done))
             if run.tags.get(CONFUSIONS_TAG) != digest:
                 self._store_confusions(done, run, digest)
 
@@ -488,7 +488,7 @@ class SweepRuns:
         def write(folder: Path) -> None:
             (folder / name).write_text(text, encoding="utf-8")
 
-        self._store(run, tag, _digest(text), write)
+        self._store(run, tag, text_digest(text), write)
 
     def _find_incomplete(
         self, outlines: Sequence[TrialOutline], cell_run: KnownRun, chosen_trials: set[str]
@@ -632,7 +632,7 @@ def datasets(workload: WorkloadRef, clean: Callable[[str], str]) -> list[Dataset
     files = {
         axis: digest for axis, digest in workload.file_digests.items() if axis.startswith("data.")
     }
-    digest = _digest(json.dumps(files, sort_keys=True) if files else settings)
+    digest = text_digest(json.dumps(files, sort_keys=True) if files else settings)
     name = clean(Path(str(workload.data.get("source", workload.label))).name)
     inputs = []
     for part, context in (("train", "training"), ("test", "evaluation")):
@@ -653,11 +653,6 @@ def is_complete_run(run: Run) -> bool:
     """
     has_ended: bool = run.info.status != "RUNNING"
     return has_ended
-
-
-def _digest(text: str) -> str:
-    """Return the SHA-256 of a text, by which MLflow is asked whether it has the text already."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _user() -> str:

@@ -18,10 +18,8 @@ from harness.statistics.verdict import (
     Metric,
     MetricVerdict,
     Question,
-    benjamini_hochberg,
     correct_by_benjamini_hochberg,
     correct_by_holm,
-    holm,
     judge,
 )
 
@@ -42,6 +40,7 @@ SECONDS = Metric(
     worse="slower",
 )
 ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.005)
+Correct = Callable[[Sequence[float], float], list[CorrectedTest]]
 
 
 def verdict(metric: Metric, estimate: Estimate) -> MetricVerdict:
@@ -140,12 +139,18 @@ def test_drift_between_the_sides_raises_false_alarms_unless_it_is_known() -> Non
     assert alarms[True] / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
 
 
+def adjusted(correct: Correct, p_values: Sequence[float]) -> list[float]:
+    """Return the adjusted p-values of tests at 5%."""
+    return [test.p for test in correct(p_values, 0.05)]
+
+
 def test_corrections_by_hand() -> None:
     p = [0.01, 0.04, 0.03, 0.5]
-    assert holm(p) == pytest.approx([0.04, 0.09, 0.09, 0.5])
-    assert benjamini_hochberg(p) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.5])
-    assert holm([0.7, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert adjusted(correct_by_holm, p) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    by_hand = [0.04, 0.16 / 3, 0.16 / 3, 0.5]
+    assert adjusted(correct_by_benjamini_hochberg, p) == pytest.approx(by_hand)
+    assert adjusted(correct_by_holm, [0.7, 0.9]) == [1.0, 1.0]
+    assert adjusted(correct_by_holm, []) == []
 
 
 def families(
@@ -249,19 +254,12 @@ def test_a_verdict_never_contradicts_the_interval_beside_it(correction: Correcti
     assert min(outcomes[word] for word in ("better", "worse", "same", "inconclusive")) > 50
 
 
-@pytest.mark.parametrize(
-    ("correct", "adjust"),
-    [(correct_by_holm, holm), (correct_by_benjamini_hochberg, benjamini_hochberg)],
-)
-def test_a_test_rejects_at_its_level_where_its_adjusted_p_value_does(
-    correct: Callable[[Sequence[float], float], list[CorrectedTest]],
-    adjust: Callable[[Sequence[float]], list[float]],
-) -> None:
+@pytest.mark.parametrize("correct", [correct_by_holm, correct_by_benjamini_hochberg])
+def test_a_test_rejects_at_its_level_where_its_adjusted_p_value_does(correct: Correct) -> None:
     rng = np.random.default_rng(28)
     for _ in range(300):
         p_values = (rng.random(rng.integers(1, 12)) ** rng.choice([1, 4, 8])).tolist()
         tests = correct(p_values, 0.05)
-        assert [test.p for test in tests] == adjust(p_values)
         assert [test.rejects for test in tests] == [test.p <= 0.05 for test in tests]
 
 
