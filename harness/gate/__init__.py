@@ -4,8 +4,8 @@ Two ways lead to that decision. `limits` and `answer` compare recorded trials wi
 are committed with the code; the pytest plugin shows what they say. All other modules measure two
 revisions of a repository against each other:
 
-* `ranks` and `pairs` start the ranks of both trees, `arms` lets them train in turn, `turn_worker` is
-  such a rank, and `protocol` is the version of their messages,
+* `ranks` and `pairs` start the ranks of both trees, `arms` lets them train in turn, and
+  `turn_worker` is such a rank,
 * `paired` measures pairs of arms until the ratio of their throughputs is certain,
 * `against` does so for every cell of a sweep (`harness gate`), whose changes `sweep_changes` names
   and whose learning `accuracy` compares, `stacks` for two stacks, and `certify` for equal code

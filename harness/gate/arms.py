@@ -22,6 +22,9 @@ from typing import Any, TextIO
 from harness.core.errors import HarnessError, one_line
 from harness.core.redaction import redact_text
 
+# The version of the messages between a gate and its arms, which may be of another revision. Raise it
+# with every change of the messages, the arguments of `turn_worker` or the content of `trial.json`.
+PROTOCOL = 4
 START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
 TURN_TIMEOUT = 600.0  # seconds that a turn may take
 WAKE_SECONDS = 1.0  # without an answer, after which an arm is continued once more

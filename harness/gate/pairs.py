@@ -23,8 +23,7 @@ from harness.core.processes import Process
 from harness.core.redaction import secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
-from harness.gate.arms import LONGEST_MESSAGE, START_TIMEOUT, TrainingArm
-from harness.gate.protocol import PROTOCOL
+from harness.gate.arms import LONGEST_MESSAGE, PROTOCOL, START_TIMEOUT, TrainingArm
 from harness.gate.ranks import StackTree, rank_requests, server_of, start_ranks
 from harness.launch.forkserver import ForkRequest, ForkServer
 from harness.launch.logs import scrub_logs

@@ -28,7 +28,7 @@ from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
-from harness.gate.protocol import PROTOCOL
+from harness.gate.arms import PROTOCOL
 from harness.training.build import build_trial
 from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.ranks import Ranks

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from harness.core.paths import Results
 from harness.interface.folders import run_folder
-from harness.preflight.flight import examine_sweep
-from harness.preflight.rate_search import search_sweep
 from harness.preflight.rates import RateSearch, write_search
 from harness.preflight.report import Preflight, write_preflight
+from harness.preflight.runs import examine_sweep, search_sweep
 from harness.spec.cell import Length
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep

@@ -6,6 +6,7 @@ For commands that look into training, or measure the machine. They leave no reco
 from __future__ import annotations
 
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +18,9 @@ from harness.launch import forkserver
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
-from harness.records.assignment import read_assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_rank_result
-from harness.spec.cell import Cell
+from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from workloads.catalog import heavy_modules
 
@@ -27,19 +28,30 @@ POLL = 0.1  # seconds between two looks at the ranks
 
 
 def run_unmeasured(
-    task: str, folder: TrialFolder, cell: Cell, profile: Profile, timeout: float
-) -> None:
-    """Let every rank do a task, with the trial of `cell` whose assignment is in `folder`.
+    task: str,
+    trial: Trial,
+    base_folder: Path,
+    profile: Profile,
+    timeout: float,
+    parent: Path,
+    prepare: Callable[[TrialFolder], None] | None = None,
+) -> TrialFolder:
+    """Let every rank of a trial do a task, and return the folder with what they leave.
 
-    `timeout` is in seconds. Raises what `run_task` raises, and BadInput for a stack that ranks
-    can't run under.
+    It is a new folder in `parent`; `prepare` writes into it what the task needs besides the trial,
+    whose paths are relative to `base_folder`. `timeout` is in seconds. Raises what `run_task` raises,
+    and BadInput for a stack that ranks can't run under.
     """
-    axes = cell.axes
+    folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{task}-", dir=parent)))
+    assignment = Assignment(trial=trial, base_folder=str(base_folder), device=profile.device)
+    write_assignment(folder.assignment_path, assignment)
+    if prepare is not None:
+        prepare(folder)
+    cell, axes = trial.cell, trial.cell.axes
     fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     launcher = Torchrun(environment=profile.environment, fork=fork)
     if cell.stack is not None:
-        base = Path(read_assignment(folder.assignment_path).base_folder)
-        launcher = launcher.in_stack(ready_stack(cell, base))
+        launcher = launcher.in_stack(ready_stack(cell, base_folder))
     run_task(
         task,
         folder,
@@ -49,6 +61,7 @@ def run_unmeasured(
         timeout=timeout,
         preload=heavy_modules(cell.workload.uses),
     )
+    return folder
 
 
 def run_task(

@@ -7,7 +7,6 @@ the whole model with FSDP2 around each layer.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +14,7 @@ from typing import Any, Literal
 
 from harness.analysis.compare import setting_differences
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.records.assignment import Assignment, write_assignment
 from harness.reproduce.catalog import OperationResult, read_operations, single_process
 from harness.reproduce.parity import ParityGroup, ParityPlan
 from harness.spec.cell import Cell, Trial
@@ -115,21 +112,10 @@ def measure_operations(
             axes = replace(single_process(cell.axes), precision=precision)
             variant = replace(cell, axes=axes)
             on_progress(f"running the operations of {variant.label}")
-            results = _measure_cell(variant, sweep, profile, folder)
-            measured.setdefault(cell.workload.label, []).extend(results)
+            trial = Trial(cell=variant, seed=sweep.seeds[0])
+            trial_folder = run_unmeasured(
+                "operations", trial, sweep.base_folder, profile, sweep.timeout, folder
+            )
+            operations = read_operations(trial_folder.path)
+            measured.setdefault(cell.workload.label, []).extend(operations)
     return dict(measured)
-
-
-def _measure_cell(
-    cell: Cell, sweep: Sweep, profile: Profile, folder: Path
-) -> Sequence[OperationResult]:
-    """Return what was measured of a cell's operations."""
-    trial_folder = TrialFolder(Path(tempfile.mkdtemp(prefix="operations-", dir=folder)))
-    assignment = Assignment(
-        trial=Trial(cell=cell, seed=sweep.seeds[0]),
-        base_folder=str(sweep.base_folder),
-        device=profile.device,
-    )
-    write_assignment(trial_folder.assignment_path, assignment)
-    run_unmeasured("operations", trial_folder, cell, profile, sweep.timeout)
-    return read_operations(trial_folder.path)

@@ -8,14 +8,11 @@ another name, two more runs leave these out, so that all other tensors are compa
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
@@ -78,16 +75,16 @@ class Tracer:
         Raises HarnessError with a rank's own message if one fails; the log that it names stays.
         """
         self._on_progress(f"tracing {name}: {traced.trial.cell.label}")
-        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder)))
-        assignment = Assignment(
-            trial=traced.trial,
-            base_folder=str(traced.base_folder),
-            device=self._profile.device,
-        )
-        write_assignment(folder.assignment_path, assignment)
-        write_recording(folder.path, recording)
         cell = traced.trial.cell
-        run_unmeasured("trace", folder, cell, self._profile, self._timeout)
+        folder = run_unmeasured(
+            "trace",
+            traced.trial,
+            traced.base_folder,
+            self._profile,
+            self._timeout,
+            self._folder,
+            lambda folder: write_recording(folder.path, recording),
+        )
         traces = read_traces(folder.path, cell.axes.world_size)
         return TracedRun(cell=cell, folder=folder.path, traces=traces)
 

@@ -23,7 +23,7 @@ from harness.serving.orders import (
     ExportAnswer,
     ExportOrder,
     answer_path,
-    read_export_order,
+    read_order,
     write_message,
 )
 from harness.serving.parity import compare
@@ -40,7 +40,7 @@ def export_model(
     """Write the answer of an export; return a result without measurements."""
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
-        answer = export(read_export_order(folder), assignment, workload, mesh.device)
+        answer = export(read_order(folder, ExportOrder), assignment, workload, mesh.device)
     write_message(answer_path(folder), answer)
     return entered
 

@@ -14,16 +14,15 @@ from harness.core.errors import BadFile, BadInput, HarnessError
 from harness.core.packages import installed_version
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.records.assignment import Assignment, write_assignment
 from harness.records.environment import describe_hardware
 from harness.records.record import Record
 from harness.serving.orders import (
     ExportAnswer,
     ExportOrder,
+    LatencyAnswer,
     LatencyOrder,
     order_path,
-    read_export_answer,
-    read_latency_answer,
+    read_answer,
     write_message,
 )
 from harness.serving.record import (
@@ -176,7 +175,7 @@ def _export(
         tolerance=tolerance,
     )
     folder = _run("export", checkpoint, order, 1, profile, scratch)
-    answer = read_export_answer(folder)
+    answer = read_answer(folder, ExportAnswer)
     parity = checked_parity(name, answer)
     _replace_folder(target, checkpoint.folder.exported_model(name))
     model = ExportedModel(
@@ -260,7 +259,7 @@ def _measure(
         seconds=plan.seconds,
     )
     folder = _run("latency", checkpoint, order, threads, profile, scratch)
-    return read_latency_answer(folder).groups
+    return read_answer(folder, LatencyAnswer).groups
 
 
 def _run(
@@ -272,19 +271,18 @@ def _run(
     scratch: Path,
 ) -> TrialFolder:
     """Run a process that works on the trial's model, and return its folder."""
-    trial = checkpoint.record.trial
-    cell = served_cell(trial.cell, threads)
-    settings = checkpoint.record.settings
-    assignment = Assignment(
-        trial=Trial(cell=cell, seed=trial.seed),
-        base_folder="" if settings is None else settings.base_folder,
-        device=profile.device,
+    recorded, settings = checkpoint.record.trial, checkpoint.record.settings
+    trial = Trial(cell=served_cell(recorded.cell, threads), seed=recorded.seed)
+    base_folder = Path() if settings is None else Path(settings.base_folder)
+    return run_unmeasured(
+        task,
+        trial,
+        base_folder,
+        profile,
+        TIMEOUT,
+        scratch,
+        lambda folder: write_message(order_path(folder), order),
     )
-    folder = TrialFolder(Path(tempfile.mkdtemp(dir=scratch)))
-    write_assignment(folder.assignment_path, assignment)
-    write_message(order_path(folder), order)
-    run_unmeasured(task, folder, cell, profile, TIMEOUT)
-    return folder
 
 
 def served_cell(cell: Cell, threads: int) -> Cell:

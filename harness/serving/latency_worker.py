@@ -32,7 +32,7 @@ from harness.serving.orders import (
     LatencyAnswer,
     LatencyOrder,
     answer_path,
-    read_latency_order,
+    read_order,
     write_message,
 )
 from harness.serving.parity import sample_differences
@@ -68,7 +68,7 @@ def measure_latency(
     """Write how long calls took; return a result without measurements."""
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
-        groups = measure_groups(read_latency_order(folder), assignment, workload, mesh.device)
+        groups = measure_groups(read_order(folder, LatencyOrder), assignment, workload, mesh.device)
     write_message(answer_path(folder), LatencyAnswer(groups=groups))
     return entered
 

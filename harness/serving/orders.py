@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.core.paths import TrialFolder, write_atomically
 from harness.records.bounds import Amount, Ordinal
@@ -15,6 +15,8 @@ from harness.serving.record import ExportParity, FormatName, LatencyGroup
 
 ORDER_FORMAT = FileFormat(name="order of an export", is_sealed=True)
 ANSWER_FORMAT = FileFormat(name="answer of an export", is_sealed=True)
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +77,11 @@ def write_message(
     write_atomically(path, sealed_text(content), durable=False)
 
 
-def read_export_order(folder: TrialFolder) -> ExportOrder:
-    """Read the order of a process that exports; raises BadFile."""
-    return decode_file(ExportOrder, order_path(folder), ORDER_FORMAT)
+def read_order(folder: TrialFolder, kind: type[M]) -> M:
+    """Read the order of a process; raises BadFile."""
+    return decode_file(kind, order_path(folder), ORDER_FORMAT)
 
 
-def read_latency_order(folder: TrialFolder) -> LatencyOrder:
-    """Read the order of a process that measures; raises BadFile."""
-    return decode_file(LatencyOrder, order_path(folder), ORDER_FORMAT)
-
-
-def read_export_answer(folder: TrialFolder) -> ExportAnswer:
-    """Read the answer of a process that exports; raises BadFile."""
-    return decode_file(ExportAnswer, answer_path(folder), ANSWER_FORMAT)
-
-
-def read_latency_answer(folder: TrialFolder) -> LatencyAnswer:
-    """Read the answer of a process that measures; raises BadFile."""
-    return decode_file(LatencyAnswer, answer_path(folder), ANSWER_FORMAT)
+def read_answer(folder: TrialFolder, kind: type[M]) -> M:
+    """Read the answer of a process; raises BadFile."""
+    return decode_file(kind, answer_path(folder), ANSWER_FORMAT)

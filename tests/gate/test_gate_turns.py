@@ -19,10 +19,9 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.gate import paired
-from harness.gate.arms import ArmTurn, TrainingArm
+from harness.gate.arms import PROTOCOL, ArmTurn, TrainingArm
 from harness.gate.paired import Budget
 from harness.gate.pairs import ENDLESS, ArmRank, check_connected, connect_rank
-from harness.gate.protocol import PROTOCOL
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Trial

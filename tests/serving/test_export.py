@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,21 @@ import torch
 from torch import nn
 
 from harness.core.paths import Results, TrialFolder
-from harness.records.assignment import read_assignment
+from harness.records.assignment import Assignment
 from harness.serving import exporting, latency_worker
 from harness.serving.export_worker import export
 from harness.serving.exporters import EXPORTERS, Exporter
 from harness.serving.orders import (
+    ExportOrder,
     LatencyAnswer,
+    LatencyOrder,
     answer_path,
-    read_export_order,
-    read_latency_order,
+    read_order,
     write_message,
 )
 from harness.serving.record import read_export, write_export
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
 from harness.tracking import Tracker
 from tests.factories import make_record, write_sweep
 from tests.serving.blobs import (
@@ -41,17 +45,27 @@ from tests.support.mlflow import by_name
 from tests.support.training import CPU
 
 
-def run_in_this_process(task: str, folder: TrialFolder, *_: object) -> None:
+def run_in_this_process(
+    task: str,
+    trial: Trial,
+    base_folder: Path,
+    profile: Profile,
+    timeout: float,
+    parent: Path,
+    prepare: Callable[[TrialFolder], None],
+) -> TrialFolder:
     """Do what a process of an export does, with the workload of the tests."""
-    assignment = read_assignment(folder.assignment_path)
+    folder = TrialFolder(Path(tempfile.mkdtemp(dir=parent)))
+    prepare(folder)
+    assignment = Assignment(trial=trial, base_folder=str(base_folder), device=profile.device)
     if task == "export":
-        answer = export(read_export_order(folder), assignment, make_blobs(), CPU)
+        answer = export(read_order(folder, ExportOrder), assignment, make_blobs(), CPU)
         write_message(answer_path(folder), answer)
-        return
-    groups = latency_worker.measure_groups(
-        read_latency_order(folder), assignment, make_blobs(), CPU
-    )
+        return folder
+    order = read_order(folder, LatencyOrder)
+    groups = latency_worker.measure_groups(order, assignment, make_blobs(), CPU)
     write_message(answer_path(folder), LatencyAnswer(groups=groups))
+    return folder
 
 
 @pytest.fixture
