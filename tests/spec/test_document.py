@@ -199,3 +199,14 @@ def test_class_that_is_no_union_is_itself() -> None:
 def test_source_that_is_unknown(source: Any) -> None:
     with pytest.raises(ValueError, match=r"^source: found .*allowed: one, two$"):
         choose(One | Two, {"source": source})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable(Settings):
+    path: str | Path = "."
+
+
+def test_type_that_can_not_be_read_is_refused_by_name() -> None:
+    document = parse_document("path: here\n", "file.yaml")
+    with pytest.raises(BadInput, match=r"^file.yaml: found a type that can't be read: .*Path"):
+        document.validate(Unreadable, document.content)
