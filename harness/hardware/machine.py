@@ -212,14 +212,10 @@ def read(path: Path) -> Machine:
         *machine.all_reduces,
     ]
     for measurement in measurements:
-        if not _is_positive(measurement.timing):
+        timing = measurement.timing
+        if not (timing.calls > 0 and timing.seconds and timing.best > 0):
             raise MACHINE_FORMAT.error(path, "not a valid record of peaks: a time is not positive")
     return machine
-
-
-def _is_positive(timing: Timing) -> bool:
-    """Return whether a timing has repeats, and all of its numbers are positive."""
-    return timing.calls > 0 and len(timing.seconds) > 0 and timing.best > 0
 
 
 def read_all(folder: Path) -> dict[str, Machine]:

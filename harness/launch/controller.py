@@ -1,8 +1,8 @@
 """Slurm's controller: calls of its clients that are patient while it is away.
 
-A controller that is restarted, or overloaded, does not answer for seconds or minutes. Jobs go on
-meanwhile, and a job that gave up would lose its nodes for nothing. So what a job asks the
-controller is asked again until it answers.
+A controller that is restarted, or overloaded, does not answer for seconds or minutes. Jobs keep
+running, and a job that gave up would lose its nodes without need. So a job repeats each call until
+the controller answers.
 """
 
 from __future__ import annotations

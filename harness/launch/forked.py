@@ -115,7 +115,12 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
             if exit_code and not failed:
                 deadline = time.monotonic() + GRACE
             if exit_code and next_signal == signal.SIGTERM:
-                failed[rank] = _describe_end(pid, exit_code, kills_before)
+                failed[rank] = FailedRank(
+                    exitcode=exit_code,
+                    at=time.time(),
+                    pid=pid,
+                    out_of_memory=exit_code == -signal.SIGKILL and oom_kills() > kills_before,
+                )
         elif time.monotonic() > deadline:
             for remaining in ranks:
                 os.kill(remaining, next_signal)
@@ -124,12 +129,6 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
         else:
             time.sleep(POLL)
     return failed
-
-
-def _describe_end(pid: int, exit_code: int, kills_before: int) -> FailedRank:
-    """Return how a process ended; `kills_before` is `oom_kills` from when it still ran."""
-    is_out_of_memory = exit_code == -signal.SIGKILL and oom_kills() > kills_before
-    return FailedRank(exitcode=exit_code, at=time.time(), pid=pid, out_of_memory=is_out_of_memory)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -171,9 +169,12 @@ def become_process(
             os.sched_setaffinity(0, cores)
         os.environ.clear()
         os.environ.update(variables)
-        sys.path[:] = [*_python_path(variables), *common_path]
-        sys.meta_path.insert(0, PackageFinder(packages))
         importlib.invalidate_caches()
+        for package, holder in packages.items():
+            # Once it is imported, its modules are looked up in it alone, whatever the path has.
+            sys.path[:] = [holder, *common_path]
+            importlib.import_module(package)
+        sys.path[:] = [*_python_path(variables), *common_path]
         sys.argv[1:] = arguments
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         exit_code = 0
@@ -189,24 +190,6 @@ def become_process(
             except OSError:  # the disk does not take its log
                 exit_code = exit_code or 1
         os._exit(exit_code)
-
-
-class PackageFinder:
-    """Finds packages in folders that it is given, whatever comes first on the path; for
-    `sys.meta_path`.
-    """
-
-    def __init__(self, folders: Mapping[str, str]) -> None:
-        """Find each package in the folder that holds it, by the package's name."""
-        self.folders = folders
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return where a package is; None for any other module, which Python then looks for."""
-        if name not in self.folders:
-            return None
-        return PathFinder.find_spec(name, [self.folders[name]])
 
 
 def _close_files() -> None:

@@ -54,7 +54,9 @@ def host_lock(
     try:
         file = _open()
     except OSError as error:
-        on_message(f"{LOCK_PATH}: {error.strerror}, so another command may measure beside this one")
+        on_message(
+            f"{LOCK_PATH}: {error.strerror}, so another command may measure at the same time"
+        )
         yield
         return
     with file:

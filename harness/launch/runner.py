@@ -20,10 +20,9 @@ from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
-from harness.launch.lanes import Arrange, Group, one_by_one
+from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
 from harness.launch.launcher import Launcher, signal_failure
 from harness.launch.logs import scrub_logs
-from harness.launch.occupancy import Occupancy
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.stack import ReadyStack, write_packages
 from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
@@ -226,8 +225,8 @@ class Runner:
     def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
         """Record the last attempt as interrupted if it ended together with the process that ran it.
 
-        Such an attempt has an assignment and no record. Once it is recorded, the next attempt has a
-        number of its own. `host` is the node that is suspected, if any.
+        Such an attempt has an assignment and no record. Once it is recorded, the next attempt
+        has another number. `host` is the node that is suspected, if any.
         """
         folder = self.folder.trial_folder(trial.id)
         attempt = _last_attempt(folder)
@@ -474,14 +473,14 @@ def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any], world_siz
 
 
 def _describe_launcher_end(exit_code: int | None, is_out_of_memory: bool) -> str:
-    """Return how a launcher ended, and whether the kernel killed a process for memory meanwhile."""
+    """Return how a launcher ended, and whether the kernel killed a process for memory."""
     end = "its launcher still ran"
     if exit_code is not None:
         end = f"its launcher exited with code {exit_code}"
     if exit_code is not None and exit_code < 0:
         end = f"its launcher was {signal_failure(-exit_code, 0).message}"
     if is_out_of_memory:
-        end = f"{end}; meanwhile the kernel killed a process for want of memory"
+        end = f"{end}; the kernel killed a process for want of memory"
     return end
 
 

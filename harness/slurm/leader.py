@@ -214,10 +214,9 @@ def _run_until_interrupted(
 ) -> str | None:
     """Run the trials until one of them ends so that this job can't run another.
 
-    The other trials save their state and stop. Returns the failure of the first such trial,
-    None if every trial has run. A trial that failed for a reason
-    of its own does not stop the others. One whose step could not be created because Slurm's
-    controller was away runs again, once the controller answers.
+    The other trials save their state and stop. Returns the failure of the first such trial, None if
+    every trial has run. A trial that failed by itself does not stop the others. One whose step could
+    not be created because Slurm's controller was away runs again, once the controller answers.
     """
     interruption: str | None = None
     for record in runner.run(pending):
@@ -277,7 +276,9 @@ def _finish_exclusion(
     if not path.exists():
         return False
     nodes = path.read_text(encoding="utf-8").split()
-    if not set(nodes) & set(_job_nodes()) or not partitions.can_exclude_nodes(nodes, slurm):
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    job_nodes = controller.call(command).stdout.split()
+    if not set(nodes) & set(job_nodes) or not partitions.can_exclude_nodes(nodes, slurm):
         path.unlink()
         return False
     log(f"the job is requeued without {', '.join(nodes)}")
@@ -285,12 +286,6 @@ def _finish_exclusion(
     exclude_nodes(nodes, slurm)
     path.unlink()
     return True
-
-
-def _job_nodes() -> list[str]:
-    """Return the names of this job's nodes."""
-    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-    return controller.call(command).stdout.split()
 
 
 def refuse_foreign_files(submission_folder: SubmissionFolder) -> None:

@@ -10,7 +10,7 @@ far as the others are kept busy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -90,8 +90,9 @@ def pack(
     arrays = []
     for (nodes, ranks), jobs in jobs_by_shape.items():
         merged = _merge(jobs, usable_seconds, max_parallel_jobs)
-        for chunk in _chunks(merged):
-            arrays.append(PackedArray(nodes=nodes, ranks_per_node=ranks, jobs=chunk))
+        for start in range(0, len(merged), MAX_ARRAY_JOBS):
+            jobs_of_array = merged[start : start + MAX_ARRAY_JOBS]
+            arrays.append(PackedArray(nodes=nodes, ranks_per_node=ranks, jobs=jobs_of_array))
     return Packing(arrays=arrays, remarks=remarks)
 
 
@@ -217,24 +218,14 @@ def _merge(
             groups.append([job])
         else:
             shortest.append(job)
-    merged = [_as_one_job(group) for group in groups if group]
+    merged = []
+    for group in groups:
+        if group:
+            trials = [trial for job in group for trial in job.trials]
+            merged.append(PackedJob(trials=trials, estimated_seconds=_total_seconds(group)))
     return merged + unknown
-
-
-def _as_one_job(jobs: Sequence[PackedJob]) -> PackedJob:
-    """Return one job that runs the trials of several, one job's after the other's."""
-    trials: list[Trial] = []
-    for job in jobs:
-        trials += job.trials
-    return PackedJob(trials=trials, estimated_seconds=_total_seconds(jobs))
 
 
 def _total_seconds(jobs: Sequence[PackedJob]) -> float:
     """Return the estimated seconds of jobs whose durations are known."""
     return sum(job.estimated_seconds or 0.0 for job in jobs)
-
-
-def _chunks(jobs: Sequence[PackedJob]) -> Iterator[Sequence[PackedJob]]:
-    """Yield the jobs in chunks that each fit into one array."""
-    for start in range(0, len(jobs), MAX_ARRAY_JOBS):
-        yield jobs[start : start + MAX_ARRAY_JOBS]

@@ -85,7 +85,7 @@ wait $leader
 code=$?
 kill $watcher 2>/dev/null
 [ $code -le {last_code} ] || [ $is_ended_by_slurm ] && exit $code
-echo "the leader ended with code $code; the job is to be requeued"
+echo "the leader ended with code $code; the job will be requeued"
 exec {revive}"""
 
 

@@ -176,7 +176,9 @@ class Trainer:
         with state.timed("loader"):
             batches = iter(self.parts.loader)
         while state.step < stop:
-            next_evaluation = self._next_evaluation()
+            evaluations = state.step // self.steps_between_evaluations
+            next_evaluation = (evaluations + 1) * self.steps_between_evaluations
+            next_evaluation = min(next_evaluation, self.parts.total_steps)
             segment_end = min(state.step + self.segment_steps, stop, next_evaluation)
             segment_end = self.hooks.before_segment(state, segment_end)
             segment = self.train_segment(batches, segment_end)
@@ -308,11 +310,6 @@ class Trainer:
             )
 
     # Evaluation
-
-    def _next_evaluation(self) -> int:
-        """Return the step after which the model is evaluated next."""
-        done = self.state.step // self.steps_between_evaluations
-        return min((done + 1) * self.steps_between_evaluations, self.parts.total_steps)
 
     def _evaluation_was_missed(self) -> bool:
         """Return whether an earlier attempt was interrupted before or in an evaluation."""

@@ -95,7 +95,7 @@ def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
     second = Waiting()
     second.run()
     assert second.ran
-    assert "so another command may measure beside this one" in second.messages[0]
+    assert "so another command may measure at the same time" in second.messages[0]
 
 
 @pytest.mark.parametrize(

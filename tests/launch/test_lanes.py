@@ -8,8 +8,14 @@ from itertools import pairwise
 import pytest
 
 from harness.launch import lanes
-from harness.launch.lanes import Group, JobRoom, MachineRoom, lane_count, side_by_side
-from harness.launch.occupancy import Occupancy
+from harness.launch.lanes import (
+    Group,
+    JobRoom,
+    MachineRoom,
+    Occupancy,
+    lane_count,
+    side_by_side,
+)
 from harness.records.company import Company, Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Trial

@@ -82,7 +82,7 @@ def examine_nodes(folder: Path, profile: Profile) -> Examination:
     """Examine all nodes of this job, and an all-reduce over all its ranks.
 
     The all-reduce is not tried if the reports show that it can't work. The first node's clock is
-    served meanwhile, which shows the others whether they reach it.
+    served at the same time, which shows the others whether they reach it.
     """
     slurm = profile.slurm
     show_nodes = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
@@ -140,8 +140,9 @@ def parse_reports(
     for line in lines:
         labeled = LABELED_LINE.fullmatch(line)
         if labeled is None or int(labeled["task"]) >= len(nodes):
-            for name in _names_in(line, nodes):
-                last_mention[name] = line
+            for name in nodes:
+                if re.search(rf"\b{re.escape(name)}\b", line):  # n2 is not in `n22`
+                    last_mention[name] = line
             continue
         report = _parse_report(labeled["text"])
         if report is not None:
@@ -154,11 +155,6 @@ def parse_reports(
             mention = last_mention.get(name, "it wrote nothing")
             silent_nodes[name] = last_written.get(name, mention)
     return [reports[name] for name in nodes if name in reports], silent_nodes
-
-
-def _names_in(line: str, nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that a line names, as whole words: n2 is not in `n22`."""
-    return [name for name in nodes if re.search(rf"\b{re.escape(name)}\b", line)]
 
 
 def _parse_report(text: str) -> NodeReport | None:
