@@ -108,22 +108,13 @@ def _decode_custom(kind: type, value: Any) -> Any:
 
 
 def _find_error(kind: Any, value: Any, refuse_unknown: bool, key: Key = ()) -> InvalidValue | None:
-    """Return the error of the first part of a value, at `key`, that is refused; None if all fits.
-
-    A misspelled key is missing too; that it is there and unknown says more.
-    """
+    """Return the error of the first part of a value, at `key`, that is refused; None if all fits."""
     members = _members(kind)
     for member in members:
         if is_dataclass(member) and isinstance(value, Mapping):
-            names = [declared.name for declared in fields(member)]
-            unknown = [name for name in value if name not in names] if refuse_unknown else []
-            if unknown:
-                problem = f"unknown key; {did_you_mean(unknown[0], names)}"
-                return InvalidValue((*key, unknown[0]), problem)
-            for declared in fields(member):
-                has_default = (declared.default, declared.default_factory) != (MISSING, MISSING)
-                if declared.name not in value and not has_default:
-                    return InvalidValue((*key, declared.name), "missing; it has no default")
+            error = _key_error(member, value, refuse_unknown, key)
+            if error is not None:
+                return error
         for name, part_kind, part in _parts(member, value):
             error = _find_error(part_kind, part, refuse_unknown, (*key, name))
             if error is not None:
@@ -132,6 +123,24 @@ def _find_error(kind: Any, value: Any, refuse_unknown: bool, key: Key = ()) -> I
         _convert(value, kind)
     except msgspec.ValidationError as refusal:
         return InvalidValue(key, _problem(kind, members, value, str(refusal)), value)
+    return None
+
+
+def _key_error(
+    kind: Any, value: Mapping[str, Any], refuse_unknown: bool, key: Key
+) -> InvalidValue | None:
+    """Return the error of a key that is no field of a dataclass, or that is missing; None without.
+
+    A misspelled key is missing too; that it is there and unknown says more.
+    """
+    names = [declared.name for declared in fields(kind)]
+    for name in value if refuse_unknown else ():
+        if name not in names:
+            return InvalidValue((*key, name), f"unknown key; {did_you_mean(name, names)}")
+    for declared in fields(kind):
+        has_default = (declared.default, declared.default_factory) != (MISSING, MISSING)
+        if declared.name not in value and not has_default:
+            return InvalidValue((*key, declared.name), "missing; it has no default")
     return None
 
 
