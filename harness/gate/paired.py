@@ -338,12 +338,13 @@ def sample_pair(
             spent += turn.wall_seconds
         same_bits = same_bits and len({turns[key][-1].losses for key in arms}) == 1
     batch_sizes = [arm.batch_size for arm in arms.values()]
+    of_arms = list(turns.values())
+    step_seconds = turn_step_seconds(of_arms, uncounted)
     return PairSample(
         a_fast_seconds=fast_step(turns["a"], uncounted) / arms["a"].batch_size,
         b_fast_seconds=fast_step(turns["b"], uncounted) / arms["b"].batch_size,
-        mean_seconds=mean_step(list(turns.values()), uncounted) / geometric_mean(batch_sizes),
-        turn_seconds=turn_step_seconds(list(turns.values()), uncounted)
-        / np.resize(batch_sizes, sum(map(len, turns.values()))),
+        mean_seconds=mean_step(of_arms, uncounted) / geometric_mean(batch_sizes),
+        turn_seconds=step_seconds / np.resize(batch_sizes, len(step_seconds)),  # arms take turns
         b_first=next(iter(arms)) == "b",
         seconds=spent,
         same_bits=same_bits,
@@ -446,24 +447,23 @@ def summarize_pairs(
     sequence, which holds although the samples were judged after every pair.
     """
     fast, whole = _log_ratios(samples)
-    lows, highs = confidence_sequence(fast, (1 - WHOLE_ALPHA) * budget.alpha)
-    whole_lows, whole_highs = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
-    windows = sum(len(sample.turn_seconds) for sample in samples)
+    low, high = _ratio_bounds(fast, (1 - WHOLE_ALPHA) * budget.alpha)
+    whole_low, whole_high = _ratio_bounds(whole, WHOLE_ALPHA * budget.alpha)
     decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
     return PairedResult(
         verdict=verdict,
         by_whole_turns=VERDICTS[decision] != verdict,
         ratio=math.exp(float(fast.mean())),
-        low=_finite_exp(float(lows[-1])),
-        high=_finite_exp(float(highs[-1])),
+        low=low,
+        high=high,
         whole_ratio=math.exp(float(whole.mean())),
-        whole_low=_finite_exp(float(whole_lows[-1])),
-        whole_high=_finite_exp(float(whole_highs[-1])),
+        whole_low=whole_low,
+        whole_high=whole_high,
         a_rate=_mean_rate([sample.a_fast_seconds for sample in samples]),
         b_rate=_mean_rate([sample.b_fast_seconds for sample in samples]),
         mean_rate=_mean_rate([sample.mean_seconds for sample in samples]),
         pairs=len(samples),
-        windows=windows,
+        windows=sum(len(sample.turn_seconds) for sample in samples),
         seconds=sum(sample.seconds for sample in samples),
         seconds_until_certain=estimate_seconds_needed(samples, budget),
         same_bits=all(sample.same_bits for sample in samples),
@@ -476,6 +476,13 @@ def _mean_rate(seconds: Sequence[float]) -> float:
     return 1 / geometric_mean(seconds)
 
 
-def _finite_exp(bound: float) -> float | None:
-    """Return the exponential of a bound, None for a practically infinite one."""
-    return math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None
+def _ratio_bounds(
+    log_ratios: NDArray[np.float64], alpha: float
+) -> tuple[float | None, float | None]:
+    """Return the last interval of a ratio; a bound that is practically infinite is None."""
+    bounds: list[float | None] = []
+    for sequence in confidence_sequence(log_ratios, alpha):
+        bound = float(sequence[-1])
+        bounds.append(math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None)
+    low, high = bounds
+    return low, high
