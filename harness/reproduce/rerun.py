@@ -14,7 +14,7 @@ from harness.analysis.evidence import (
     evidence_of_baseline,
     evidence_of_record,
 )
-from harness.analysis.result import TrialResult
+from harness.analysis.result import CellResult, TrialResult
 from harness.analysis.selection import Named
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
@@ -129,23 +129,12 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
 
     Raises BadInput if none of them has a result.
     """
-    candidates = [_of_record(record, named.folder) for record in named.records]
+    complete = []
+    for record in named.records:
+        if record.status in COMPLETE:
+            complete.append(_of_record(record, named.folder))
     for baseline in named.baselines:
-        fields: Mapping[str, Sequence[str]] = {}  # unknown if its schema is older
-        if baseline.environment:
-            fields = {**baseline.environment, HARDWARE: baseline.conditions["hardware"]}
-        candidates += [
-            Original(
-                trial=Trial(cell=baseline.cell, seed=trial.seed, repeat=trial.repeat),
-                evidence=evidence_of_baseline(trial),
-                target=baseline.target,
-                sweep=trial.sweep,
-                result=trial,
-                baseline_fields=fields,
-            )
-            for trial in baseline.trials
-        ]
-    complete = [original for original in candidates if original is not None]
+        complete += _of_baseline(baseline)
     if not complete:
         statuses = ", ".join(sorted({record.status for record in named.records}))
         raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
@@ -160,10 +149,8 @@ def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
     return chosen
 
 
-def _of_record(record: Record, folder: Path | None) -> Original | None:
-    """Return the trial of a record, None if it has no result."""
-    if record.status not in COMPLETE:
-        return None
+def _of_record(record: Record, folder: Path | None) -> Original:
+    """Return the trial of a record that has a result."""
     return Original(
         trial=record.trial,
         evidence=evidence_of_record(record),
@@ -172,6 +159,25 @@ def _of_record(record: Record, folder: Path | None) -> Original | None:
         record=record,
         sweep_folder=None if folder is None else SweepFolder(folder),
     )
+
+
+def _of_baseline(baseline: CellResult) -> list[Original]:
+    """Return the trials of a baseline."""
+    fields: Mapping[str, Sequence[str]] = {}  # unknown if its schema is older
+    if baseline.environment:
+        fields = {**baseline.environment, HARDWARE: baseline.conditions["hardware"]}
+    trials = []
+    for trial in baseline.trials:
+        original = Original(
+            trial=Trial(cell=baseline.cell, seed=trial.seed, repeat=trial.repeat),
+            evidence=evidence_of_baseline(trial),
+            target=baseline.target,
+            sweep=trial.sweep,
+            result=trial,
+            baseline_fields=fields,
+        )
+        trials.append(original)
+    return trials
 
 
 def read_packages(original: Original) -> str | None:
