@@ -278,7 +278,9 @@ def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
     run(1)  # a first call may load libraries or allocate memory
     calls = 1
     spans: list[float] = []  # seconds of each repeat
-    while not _is_enough(spans, repeats):
+    while len(spans) < repeats:
+        if len(spans) >= MIN_REPEATS and sum(spans) >= ENOUGH_SECONDS:
+            break
         seconds = run(calls)
         if seconds >= min_seconds:
             spans.append(seconds)
@@ -286,13 +288,6 @@ def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
             calls = _more_calls(calls, seconds, min_seconds)
             spans = []
     return Timing(calls=calls, seconds=[span / calls for span in spans])
-
-
-def _is_enough(spans: list[float], repeats: int) -> bool:
-    """Return whether no further repeat is needed."""
-    if len(spans) >= repeats:
-        return True
-    return len(spans) >= MIN_REPEATS and sum(spans) >= ENOUGH_SECONDS
 
 
 def _more_calls(calls: int, seconds: float, min_seconds: float) -> int:

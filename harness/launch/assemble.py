@@ -209,7 +209,10 @@ def first_cause(
     for failure in [*reported, *observed_failures]:
         if failure.kind == INTERRUPTED:
             interruptions.append(failure)
-    lost = _lost_ranks(folder, files.missing, launcher_end)
+    # If nothing else explains a missing result, the launcher's end or the last line of its log may.
+    last_line = last_log_line(folder.launch_log)
+    message = f"left no result; {launcher_end}; the last line of the launcher's log: {last_line}"
+    lost = [Failure(kind="Lost", message=message, rank=rank) for rank in files.missing]
     for candidates in (interruptions, ended, of_ranks, files.unreadable, disconnected, lost):
         if candidates:
             earliest = min(candidates, key=lambda failure: failure.at)
@@ -226,16 +229,6 @@ def _with_missing(failures: Sequence[Failure], missing: Sequence[int]) -> Sequen
         return failures
     suffix = f"; no result of rank {ranges(missing)}"
     return [replace(failure, message=failure.message + suffix) for failure in failures]
-
-
-def _lost_ranks(folder: TrialFolder, missing: Sequence[int], launcher_end: str) -> list[Failure]:
-    """Return a failure for each rank that left no result.
-
-    If nothing else explains it, the launcher's end or the last line of its log may.
-    """
-    last_line = last_log_line(folder.launch_log)
-    message = f"left no result; {launcher_end}; the last line of the launcher's log: {last_line}"
-    return [Failure(kind="Lost", message=message, rank=rank) for rank in missing]
 
 
 def _with_log(failure: Failure, folder: TrialFolder) -> Failure:

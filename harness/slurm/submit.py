@@ -229,20 +229,16 @@ def prepare(
             first_attempts[trial_id] = record.attempt + 1
             previous.append(record)
     excluded, remarks = _nodes_to_exclude(previous, profile.slurm)
+    ignored = ignored_variables()
+    if ignored:
+        names = ", ".join(ignored)
+        remarks.append(f"the profile alone says what jobs ask for; ignored: {names}")
     return PreparedSubmission(
         submission=submissions.new(sweep.whole(), profile, packing, first_attempts, excluded),
         finished_trials=len(todo.finished),
         live_trials=len(todo.pending) - len(new_ids),
-        remarks=[*packing.remarks, *remarks, *_remarks_on_shell(), *todo.unreadable],
+        remarks=[*packing.remarks, *remarks, *todo.unreadable],
     )
-
-
-def _remarks_on_shell() -> list[str]:
-    """Return a remark on variables of the shell that would change the jobs, if there are any."""
-    names = ignored_variables()
-    if not names:
-        return []
-    return [f"the profile alone says what jobs ask for; ignored: {', '.join(names)}"]
 
 
 def _nodes_to_exclude(

@@ -339,8 +339,9 @@ def _setting_numbers(value: Any) -> Tensor | None:
 def random_states(device: torch.device) -> list[tuple[str, Tensor]]:
     """Return the states of all generators that a forward on this device may draw from, as bytes."""
     numpy_state = np.random.get_state(legacy=False)
+    python_state = bytearray(repr(random.getstate()).encode())
     states = [
-        ("python", _as_bytes(repr(random.getstate()))),
+        ("python", torch.frombuffer(python_state, dtype=torch.uint8)),
         ("numpy", torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))),
         ("numpy (position)", torch.tensor(numpy_state["state"]["pos"])),
         ("torch", torch.get_rng_state()),
@@ -348,8 +349,3 @@ def random_states(device: torch.device) -> list[tuple[str, Tensor]]:
     if device.type == "cuda":
         states.append(("cuda", torch.cuda.get_rng_state(device)))
     return states
-
-
-def _as_bytes(text: str) -> Tensor:
-    """Return a text as a tensor of its bytes."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
