@@ -37,13 +37,21 @@ def certify_progress(count: int) -> Iterator[Callable[[Certificate], None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=TerminalConsole(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=count)
-        yield lambda certificate: progress.update(
-            bar,
-            completed=len(certificate.comparisons),
-            description=describe(certificate),
+    progress = Progress(*columns, console=TerminalConsole(stderr=True), transient=True)
+    bar = progress.add_task("", total=count)
+
+    def on_progress(certificate: Certificate) -> None:
+        """Start the bar with the first comparison: a bar without any leaves an empty line in a log."""
+        progress.start()
+        progress.update(
+            bar, completed=len(certificate.comparisons), description=describe(certificate)
         )
+
+    try:
+        yield on_progress
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 def show_certificate(certificate: Certificate, path: Path, new_comparisons: int) -> None:
