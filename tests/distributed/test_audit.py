@@ -13,6 +13,7 @@ from tests.support.running import line_sweep
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.nightly
 def test_two_settings_and_a_cost(tmp_path: Path) -> None:
     path = line_sweep(
         tmp_path,

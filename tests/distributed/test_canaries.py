@@ -149,6 +149,7 @@ def gate(sweep: Path, profile: Path, files: Sequence[Path], canaries: Canaries) 
     return [Path(path) for path in set(re.findall(r"log: (\S+\.log)", printed))]
 
 
+@pytest.mark.nightly
 def test_no_secret_comes_out(
     canaries: Canaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.support.tree import TOP
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.nightly
 def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     repository, results = Repository(tmp_path / "repository"), str(tmp_path / "results")
     command = (

@@ -31,6 +31,7 @@ def test_githubs_job_lets_a_pull_request_in_that_changes_nothing(tmp_path: Path)
     assert parse(tmp_path / "gate.xml").getroot().get("failures") == "0"
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_gitlabs_job_fails_a_slower_merge_request(tmp_path: Path) -> None:
     repository, job = Repository(tmp_path, slower=0.5), gitlab_job()

@@ -69,7 +69,10 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("install", "forkserver"), [("wheel", False), ("editable", True)])
+@pytest.mark.parametrize(
+    ("install", "forkserver"),
+    [("wheel", False), pytest.param("editable", True, marks=pytest.mark.nightly)],
+)
 def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
     project: Path, from_wheel: Path, install: str, forkserver: bool
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     assert processes_below(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_the_same_code_passes_with_the_same_bits_its_control_and_its_accuracy(
     tmp_path: Path,
 ) -> None:

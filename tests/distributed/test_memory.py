@@ -48,6 +48,7 @@ def test_a_known_allocation_is_found_within_5_percent(tmp_path: Path) -> None:
     assert mebibytes(records["checkpointing"]) == pytest.approx([2 * PARAMETERS], rel=0.05)
 
 
+@pytest.mark.nightly
 def test_fsdp2_lowers_what_parameters_take(tmp_path: Path) -> None:
     """DDP holds parameters, gradients, their buckets and Adam's two moments. FSDP2 halves the most."""
     options = {

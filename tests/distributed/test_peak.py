@@ -62,6 +62,7 @@ def machine(results: Results, ended: CommandResult) -> Machine:
     return machines.read(results.peaks / f"{machine_key(describe_hardware(), 'cpu')}.json")
 
 
+@pytest.mark.nightly
 def test_leaves_a_record_and_a_plot_and_nothing_else(results: Results, machine: Machine) -> None:
     assert sorted(path.name for path in results.peaks.iterdir()) == [
         f"{machine.key}.json",

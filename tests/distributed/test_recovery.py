@@ -170,6 +170,7 @@ def interrupt_twice(command: subprocess.Popen[str]) -> None:
     command.send_signal(signal.SIGINT)
 
 
+@pytest.mark.nightly
 def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()

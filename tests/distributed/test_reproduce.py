@@ -93,6 +93,7 @@ class Hidden(LineFit):
 """
 
 
+@pytest.mark.nightly
 def test_what_a_workload_reads_by_itself_does_not_pass_for_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from tests.support.stacks import PACKAGE, container, make_environment
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.nightly
 def test_ranks_run_under_each_stack_and_say_what_it_has(tmp_path: Path) -> None:
     pythons = {
         name: make_environment(tmp_path / name, version)

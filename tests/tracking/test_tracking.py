@@ -314,6 +314,7 @@ def die() -> None:
     raise Killed
 
 
+@pytest.mark.nightly
 def test_a_delivery_cut_off_anywhere_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +395,7 @@ def test_a_deleted_run_or_experiment_comes_back_once(results: Results, folder: S
     assert everything(uri, "demo") == before
 
 
+@pytest.mark.nightly
 def test_two_processes_at_once_create_each_run_once_and_print_nothing(tmp_path: Path) -> None:
     results = Results(tmp_path)
     small_sweep(results.sweep_folder("demo"))

@@ -116,6 +116,7 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
         process.stdout.close()
 
 
+@pytest.mark.nightly
 def test_a_delivery_to_a_server_that_died_is_completed_on_one_that_ends_with_all_its_processes(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_the_addresses_on_a_running_server_are_printed(
     )
 
 
+@pytest.mark.nightly
 def test_a_database_without_tables_is_completed_by_the_server_alone(results: Results) -> None:
     results.path.mkdir(exist_ok=True)
     results.database.touch()  # as a process leaves it that is killed while it makes the first one
