@@ -53,7 +53,7 @@ COMMANDS = {
 }
 # Delivering a trial to MLflow takes some hundredths of a second, a hundred times what reading it does.
 COLLECT = ("results", "collect", "scale")
-MOST_COLLECTED = 1000  # trials
+MOST_COLLECTED = 1000  # trials, of which all deliveries take a minute
 QUICK_FOLDER = TOP / "build" / "bench"
 SWEEP = """\
 name: scale
@@ -134,7 +134,7 @@ def measure_trials(counts: Sequence[int]) -> Iterator[Point]:
                 yield Point(unit="trials", name=name, size=count, cost=cost)
             if count <= MOST_COLLECTED:
                 yield from measure_collect(results, count)
-            yield from measure_deliveries(count)
+                yield from measure_deliveries(count)
 
 
 def measure_collect(results: Results, trials: int) -> Iterator[Point]:

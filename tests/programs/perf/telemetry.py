@@ -17,10 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -28,8 +30,8 @@ from harness.measure.host import ThisHost
 from harness.measure.telemetry import SAMPLE_INTERVAL, TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
-from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Length, Trial, WorkloadRef
+from harness.spec.cell import Length, Trial
+from harness.spec.sweep import load_sweep
 from harness.training.entry import load_workload
 from harness.training.loader import Fetched
 from harness.training.train import Trainer
@@ -61,15 +63,16 @@ def build_mlp(folder: Path) -> Trainer:
         highest = 256 if pixels else 10
         values = noise.integers(0, highest, (count, *pixels), dtype=np.uint8)
         (folder / name).write_bytes(idx(values.shape, values.tobytes()))
-    workload = WorkloadRef(
-        label="mlp",
-        uses="mlp",
-        options={},
-        data={"source": "idx", "path": str(folder)},
-        identity={},
-    )
-    axes = Axes(batch_size=BATCH, num_threads=1)
-    cell = Cell(workload=workload, axes=axes, length=ENDLESS, evaluate=ENDLESS, warmup=0)
+    content = {
+        "name": "telemetry",
+        "workloads": {"mlp": {"data": {"source": "idx", "path": str(folder)}}},
+        "axes": {"batch_size": BATCH, "num_threads": 1},
+        "length": {"epochs": 1},
+    }
+    sweep = folder / "sweep.yaml"
+    sweep.write_text(yaml.safe_dump(content), encoding="utf-8")
+    (planned,) = load_sweep(sweep).cells
+    cell = replace(planned, length=ENDLESS, evaluate=ENDLESS, warmup=0)
     assignment = Assignment(trial=Trial(cell=cell, seed=0), base_folder=str(folder), device="cpu")
     torch.set_num_threads(1)
     return make_trainer(assignment, load_workload(assignment), folder)
