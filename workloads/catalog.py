@@ -63,7 +63,7 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
 
     - the name of a built-in workload,
     - `package.module:Class`, installed or in `base`,
-    - `path/to/file.py:Class`, relative to `base`,
+    - `path/to/file.py:Class`, relative to `base`, or the file alone if it has one workload,
     - the name of an entry point in the group `harness.workloads`.
 
     `base` is the sweep file's folder, by default the working directory. From then on this process
@@ -73,10 +73,13 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     Raises ValueError if there is no such class, if it lacks a method, and for an error in the
     user's module, whose file and line it names. A SyntaxError stays as it is.
     """
+    folder = (base or Path.cwd()).absolute()
+    if uses.endswith(".py"):
+        make_importable(folder)
+        return _only_workload_in(import_file(folder / Path(uses).expanduser()), uses)
     if ":" not in uses:
         return _load_by_name(uses)
     location, _, class_name = uses.rpartition(":")
-    folder = (base or Path.cwd()).absolute()
     make_importable(folder)
     if location.endswith(".py"):
         module = import_file(folder / Path(location).expanduser())
@@ -277,6 +280,32 @@ def _workload_in(module: ModuleType, name: str) -> type[Workload]:
             " abstract methods"
         )
     return workload
+
+
+def _only_workload_in(module: ModuleType, uses: str) -> type[Workload]:
+    """Return the one workload that the file `uses` defines; raises ValueError for any other number.
+
+    What the file imports does not count, nor do classes that leave methods to those derived from
+    them. Where there is no other, such a class counts, so that what it lacks is named.
+    """
+    from workloads.base import Workload
+
+    classes: list[type[Workload]] = []
+    for name, value in vars(module).items():
+        is_workload = isinstance(value, type) and issubclass(value, Workload)
+        if is_workload and (value.__module__, value.__name__) == (module.__name__, name):
+            classes.append(value)
+    complete = [workload for workload in classes if not workload.__abstractmethods__]
+    names = [workload.__name__ for workload in complete or classes]
+    if len(names) == 1:
+        return _workload_in(module, names[0])
+    file = module.__file__
+    if not names:
+        raise ValueError(
+            f"{file}: found no workload; allowed: a class that derives from workloads.Workload"
+        )
+    allowed = " or ".join(f"{uses}:{name}" for name in names)
+    raise ValueError(f"{file}: found {len(names)} workloads; allowed: {allowed}")
 
 
 def _is_complete_workload(value: object) -> bool:

@@ -61,6 +61,23 @@ SetOption = Annotated[
         autocompletion=complete_set,
     ),
 ]
+# Short for `--set`: see `with_flags`.
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--seeds",
+        metavar="N|SEED,…",
+        help="How many seeds (3 for 0, 1 and 2), or which (0,5); short for --set seeds.",
+    ),
+]
+EpochsOption = Annotated[
+    int | None,
+    typer.Option("--epochs", min=1, help="Epochs of each trial; short for --set length.epochs."),
+]
+StepsOption = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, help="Steps of each trial; short for --set length.steps."),
+]
 DataOption = Annotated[
     list[str],
     typer.Option(
@@ -132,8 +149,8 @@ UriOption = Annotated[
         help="An MLflow server to use instead of results/mlflow.db.",
     ),
 ]
-# How to run, compare and print. A percentage is read as text (`parse_percentage`): a bare number is
-# refused, because 1 could mean 1% as well as 100%.
+# How to run, compare and print. A percentage is read as text (`parse_percentage`): without a sign, 5
+# is 5%, and 0.05 is refused, because it could mean 5% as well.
 RetryOption = Annotated[
     bool,
     typer.Option("--retry-failed/--skip-failed", help="Whether to run failed trials again."),
@@ -143,7 +160,7 @@ MinEffectOption = Annotated[
     typer.Option(
         "--min-effect",
         metavar="PERCENT",
-        help="The smallest change of throughput that matters.",
+        help="The smallest change of throughput that matters, in percent: 5% or 5.",
     ),
 ]
 GoalOption = Annotated[
@@ -191,6 +208,19 @@ def load_sweep(
     from harness.interface.planning import load_planned
 
     return load_planned(sweep, settings, data, cluster, only=only, cells=cells, timed=timed)
+
+
+def with_flags(
+    settings: Sequence[str], seeds: str | None, epochs: int | None, steps: int | None
+) -> list[str]:
+    """Return the texts of `--set`, followed by what --seeds, --epochs and --steps say in short."""
+    if epochs is not None and steps is not None:
+        raise BadInput(f"--epochs: found {epochs} and --steps {steps}; allowed: one of them")
+    texts = list(settings)
+    for key, value in (("seeds", seeds), ("length.epochs", epochs), ("length.steps", steps)):
+        if value is not None:
+            texts.append(f"{key}={value}")
+    return texts
 
 
 def load_local_profile(cluster: str) -> Profile:

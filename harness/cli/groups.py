@@ -14,6 +14,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from harness.core.errors import BadInput
+from harness.core.synonyms import COMMANDS
 
 # The commands of `harness`, and when to use each. A test checks that none is missing.
 PANELS: Mapping[str, Mapping[str, str]] = {
@@ -77,9 +78,12 @@ class MainGroup(TyperGroup):
                 formatter.write_dl([(f"{name:{width}}", line) for name, line in commands.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command that `args` begin with; raises BadInput for a former name."""
-        if args[0] in RENAMED and not ctx.resilient_parsing:  # which is true for completion
-            raise BadInput(f"{args[0]}: moved; did you mean `harness {RENAMED[args[0]]}`?")
+        """Return the command that `args` begin with; raises BadInput for a former name or a synonym."""
+        name = args[0]
+        if name in RENAMED and not ctx.resilient_parsing:  # which is true for completion
+            raise BadInput(f"{name}: moved; did you mean `harness {RENAMED[name]}`?")
+        if name in COMMANDS and not ctx.resilient_parsing:
+            raise BadInput(f"{name}: no such command; did you mean `harness {COMMANDS[name]}`?")
         return super().resolve_command(ctx, args)
 
 

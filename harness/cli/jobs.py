@@ -19,18 +19,22 @@ import typer
 from harness.cli.arguments import (
     CellsOption,
     DataOption,
+    EpochsOption,
     NameArgument,
     OnlyOption,
     ParallelOption,
     ResultsOption,
     RetryOption,
+    SeedsOption,
     SetOption,
+    StepsOption,
     SweepArgument,
     UriOption,
     check_launcher,
     examples,
     load_sweep,
     print_message,
+    with_flags,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
 from harness.cli.groups import DefaultCommand
@@ -65,6 +69,9 @@ def submit(
         ),
     ],
     settings: SetOption = [],  # noqa: B006 - typer copies it
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006
@@ -88,6 +95,7 @@ def submit(
     from harness.render.console import TerminalConsole
     from harness.spec.cluster import with_parallel
 
+    settings = with_flags(settings, seeds, epochs, steps)
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "slurm")
     profile = with_parallel(profile, parallel)

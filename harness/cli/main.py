@@ -56,6 +56,7 @@ INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
 app = typer.Typer(
     cls=MainGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},  # those of all commands
     epilog="\b\nStart with: harness run quickstart\nThe manual: harness guide",
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own

@@ -20,18 +20,22 @@ from harness.cli.arguments import (
     CellsOption,
     ClusterOption,
     DataOption,
+    EpochsOption,
     JsonOption,
     NoWaitOption,
     OnlyOption,
     ParallelOption,
     ResultsOption,
     RetryOption,
+    SeedsOption,
     SetOption,
+    StepsOption,
     SweepArgument,
     UriOption,
     check_launcher,
     examples,
     load_sweep,
+    with_flags,
 )
 from harness.cli.completion import complete_workloads
 from harness.cli.groups import DefaultCommand
@@ -67,6 +71,9 @@ VerboseOption = Annotated[
 def plan(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006
@@ -91,6 +98,7 @@ def plan(
 
     # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
+    settings = with_flags(settings, seeds, epochs, steps)
     loaded, _ = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     estimates = estimate_cells(loaded, Results(results))
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
@@ -149,7 +157,7 @@ def workloads(
 @app.command(
     epilog=examples(
         "harness run quickstart",
-        "harness run mnist --data DIR --set seeds=0,1,2",
+        "harness run mnist --data DIR --seeds 3 --epochs 5",
         "harness run sweep.yaml --until 2% --budget 30m",
         "harness run sweep.yaml --only 'strategy=ddp and precision!=fp16'",
         "harness run sweep.yaml --parallel auto",
@@ -158,6 +166,9 @@ def workloads(
 def run(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006
@@ -217,6 +228,7 @@ def run(
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
+    settings = with_flags(settings, seeds, epochs, steps)
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_parallel(profile, parallel)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from harness.core.synonyms import SYNONYMS
+
 MAX_MESSAGE = 1000  # characters of an error
 
 
@@ -124,11 +126,15 @@ def did_you_mean(
     """Return the hint that ends an error about a word: the nearest allowed word, then all of them.
 
     As in `did you mean 'eager'? allowed: compile, eager`; without the question if no word is near.
+    A synonym of an allowed word is nearer than all words that are spelled alike.
     Where too many words are allowed to be read, `listed_words` are those that are listed.
     """
     choices = sorted(allowed)
     listed = ", ".join(choices if listed_words is None else listed_words) or "nothing"
     nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    synonym = SYNONYMS.get(str(value).lower())
+    if synonym in choices:
+        nearest = [synonym]
     if nearest:
         return f"did you mean {nearest[0]!r}? allowed: {listed}"
     return f"allowed: {listed}"
@@ -148,17 +154,20 @@ def one_line(text: object, limit: int = 300) -> str:
 
 
 def parse_percentage(text: str, option: str) -> float:
-    """Return 0.02 for `2%`; `option` is the name of the option for errors.
+    """Return 0.02 for `2%` and for `2`; `option` is the name of the option for errors.
 
-    Raises BadInput, also for a bare number, which could be meant as a percentage or as a fraction.
+    Raises BadInput, also for a number below 1 without the sign, which could be meant as a percentage
+    or as a fraction.
     """
     number, percent, remainder = text.partition("%")
     try:
-        value = float(number) / 100
+        percentage = float(number)
     except ValueError:
-        value = -1.0  # out of bounds, so refused below with the same message
-    if remainder or not percent or not 0 < value < 1:
-        raise BadInput(
-            f"{option}: found {text!r}; allowed: a percentage above 0% and below 100%, as in 1% or 0.5%"
-        )
-    return value
+        percentage = -1.0  # out of bounds, so refused below with the same message
+    allowed = "allowed: a percentage above 0% and below 100%, as in 1% or 0.5%"
+    if remainder or not 0 < percentage < 100:
+        raise BadInput(f"{option}: found {text!r}; {allowed}")
+    if not percent and percentage < 1:
+        meant = f"did you mean '{100 * percentage:g}%' or '{percentage:g}%'?"
+        raise BadInput(f"{option}: found {text!r}; {meant} {allowed}")
+    return percentage / 100

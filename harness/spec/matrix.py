@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from harness.core.errors import did_you_mean
-from harness.core.validation import Key
+from harness.core.validation import Key, shown
 from harness.spec.axes import AXIS_TYPES, Axes
 from harness.spec.cell import setting_of
 from harness.spec.document import Document
@@ -366,15 +366,18 @@ def axis_values(
 ) -> list[Any]:
     """Return the checked values of the axis that ends `key`, at least one; raises BadInput.
 
-    `workloads` are those that the axis holds for. For a setting that is a list itself, a list
-    without lists in it is one value.
+    `workloads` are those that the axis holds for. One value stands for a list of one. For a setting
+    that is a list itself, a list without lists in it is one value.
     """
     axis_types = _axis_types(document, key, workloads)
+    takes_lists = any(_is_list(kind) for kind in axis_types)
+    if isinstance(values, str | int | float) and not takes_lists:
+        return [_checked(document, key, axis_types, values, key)]
     listed: list[Any] = document.validate(list[Any], values, key)
     if not listed:
         raise document.error(key, "found an empty list; allowed: at least one value")
     holds_lists = any(isinstance(value, list) for value in listed)
-    if not holds_lists and any(_is_list(kind) for kind in axis_types):
+    if not holds_lists and takes_lists:
         return [_checked(document, key, axis_types, listed, key)]
     checked = []
     for index, value in enumerate(listed):
@@ -387,6 +390,14 @@ def axis_value(
 ) -> Any:
     """Return the checked value of the axis that ends `key`; raises BadInput."""
     axis_types = _axis_types(document, key, workloads)
+    is_variable = variable_of(str(key[-1])) is not None
+    takes_lists = any(_is_list(kind) or kind is Any for kind in axis_types)
+    if isinstance(value, list) and (is_variable or not takes_lists):
+        problem = (
+            f"found {shown(value)}; allowed: one value; several belong below matrix:"
+            f" `matrix: {{{key[-1]}: {shown(value)}}}`"
+        )
+        raise document.error(key, problem)
     return _checked(document, key, axis_types, value, key)
 
 

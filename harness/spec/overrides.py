@@ -15,12 +15,14 @@ from harness.spec.axes import AXIS_TYPES
 from harness.spec.cell import setting_of
 from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
+from harness.spec.shorthand import LENGTHS
 from harness.spec.text import find_control_character
 
 
 def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
 
+    An axis, seeds and lengths hold for all workloads then, those that have their own included.
     `text` is what follows `--set`, and `sweep_keys` are the keys of a sweep file. Raises BadInput
     for an unknown key or a value that is no YAML. Values are checked when the document is.
     """
@@ -37,11 +39,21 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     if name in AXIS_TYPES or is_open_axis:
         _replace_axis(document, name, value, source)
     elif name == "seeds":
-        for entry in document.content["workloads"].values():
-            (entry or {}).pop("seeds", None)  # the workloads' own
-        document.put(("seeds",), _parse_list(value, source), source)
+        _remove_from_workloads(document, name)
+        is_list = "," in value  # else a number of seeds, or a list in brackets
+        seeds = _parse_list(value, source) if is_list else parse_value(value, source)
+        document.put(("seeds",), seeds, source)
     else:
+        section = name.partition(".")[0]
+        if section in LENGTHS:
+            _remove_from_workloads(document, section)
         _replace_key(document, name, value, source, sweep_keys)
+
+
+def _remove_from_workloads(document: Document, key: str) -> None:
+    """Remove a key from all workloads, so that the sweep's value holds for them too."""
+    for entry in document.content["workloads"].values():
+        (entry or {}).pop(key, None)  # null in the file: a workload as it is declared
 
 
 def _replace_axis(document: Document, axis: str, value: str, source: str) -> None:
@@ -76,12 +88,13 @@ def _replace_key(
         raise BadInput(f"{source}: found a key of {len(key)} parts; allowed: at most {MAX_DEPTH}")
     labels = document.content["workloads"]
     if key[0] not in sweep_keys:
-        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *sweep_keys])
+        lengths = ["length.epochs", "length.steps"]
+        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *sweep_keys, *lengths])
         raise BadInput(f"{source}: unknown axis or key; {hint}")
     if key[0] == "workloads" and len(key) > 2 and key[1] not in labels:
         raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], labels)}")
     parsed = parse_value(value, source)
-    is_length = len(key) > 1 and key[-2] in ("length", "evaluate")
+    is_length = len(key) > 1 and key[-2] in LENGTHS
     if is_length and key[-1] in ("steps", "epochs"):
         # A length has one of the two, never both: the new one replaces the other.
         document.put(key[:-1], {key[-1]: parsed}, source)

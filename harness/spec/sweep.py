@@ -30,6 +30,7 @@ from harness.spec.custom import read_custom_axes
 from harness.spec.document import Document, read_document
 from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
+from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
@@ -38,6 +39,7 @@ from harness.spec.workload import (
     SweepWorkload,
     WorkloadEntry,
     read_declaration,
+    with_class_of_file,
 )
 from workloads.catalog import BUILT_IN
 from workloads.options import Between
@@ -191,7 +193,9 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     document = read_document(path)
     declare_in_place(document)
     file = _read_file(document, sets, data)
-    entries = {label: entry or WorkloadEntry() for label, entry in file.workloads.items()}
+    entries = {}
+    for label, entry in file.workloads.items():
+        entries[label] = with_class_of_file(document, label, entry or WorkloadEntry())
     custom = read_custom_axes(document, path.absolute().parent)
     workloads: dict[str, SweepWorkload] = {}
     for label, entry in entries.items():
@@ -251,14 +255,21 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
     The file is checked before the first flag and after each flag. So flags find mappings where they
     look for them, and a mistake is reported where it was made.
     """
-    file: SweepContent = document.validate(SweepContent, document.content)
+    file = _validate(document)
     for text in data:
         apply_data(document, text)
-        file = document.validate(SweepContent, document.content)
+        file = _validate(document)
     for text in sets:
         apply_set(document, text, SWEEP_KEYS)
-        file = document.validate(SweepContent, document.content)
+        file = _validate(document)
     _check_file(document, file)
+    return file
+
+
+def _validate(document: Document) -> SweepContent:
+    """Return the checked keys of a sweep file, and leave no short form in it; raises BadInput."""
+    expand_shorthand(document, SWEEP_KEYS)
+    file: SweepContent = document.validate(SweepContent, document.content)
     return file
 
 

@@ -360,6 +360,19 @@ def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> De
     return _find_declaration(document, uses, base_folder(document), _uses_key(label, entry))
 
 
+def with_class_of_file(document: Document, label: str, entry: WorkloadEntry) -> WorkloadEntry:
+    """Return an entry that uses a file with the one workload in it named: `lm.py:LM` for `lm.py`.
+
+    Any other entry is returned as it is. Raises BadInput for a file without a workload, or with
+    several.
+    """
+    uses = entry.uses or label
+    if not uses.endswith(".py"):
+        return entry
+    declaration = read_declaration(document, label, entry)
+    return replace(entry, uses=declaration.path)
+
+
 def named_declaration(uses: str, base: Path) -> Declaration:
     """Return the declaration of a workload named on the command line; raises BadInput."""
     return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base, ())
@@ -385,8 +398,11 @@ def _find_declaration(document: Document, uses: str, base: Path, key: Key) -> De
     from workloads.base import Workload  # the class has imported torch by now
 
     plan = workload_class.tensor_parallel_plan
+    path = uses
+    if uses.endswith(".py"):
+        path = f"{uses}:{workload_class.__name__}"
     return Declaration(
-        path=uses,
+        path=path,
         options=workload_class.Options,
         data=workload_class.Data,
         batch_size=workload_class.batch_size,

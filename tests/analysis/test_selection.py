@@ -260,7 +260,7 @@ def test_a_single_trial_has_no_interval_and_no_verdict(results: Results) -> None
         ),
         (
             ["one", "one", "--min-effect", "0.5"],
-            "--min-effect: found '0.5'; allowed: a percentage above",
+            "--min-effect: found '0.5'; did you mean '50%' or '0.5%'? allowed: a percentage above",
         ),
         (
             ["one", "one", "--min-effect", "0%"],

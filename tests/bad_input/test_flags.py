@@ -35,6 +35,24 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
             ["--set", "batch_size=32,0"],
             "--set batch_size=32,0: matrix.batch_size[1]: found 0; allowed: at least 1",
         ),
+        (
+            ["--set", "precision=float16"],
+            "--set precision=float16: matrix.precision[0]: found \"float16\"; did you mean 'fp16'?",
+        ),
+        (
+            ["--set", "epochs=3"],
+            "--set epochs=3: unknown axis or key; did you mean 'length.epochs'? allowed: ",
+        ),
+        (
+            ["--set", "learning_rate=0.1"],
+            "--set learning_rate=0.1: unknown axis or key; did you mean 'lr'? allowed: ",
+        ),
+        (["--set", "seeds=0"], "--set seeds=0: seeds: found 0; allowed: how many seeds, from 1 to"),
+        (["--seeds", "0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
+        (
+            ["--epochs", "3", "--steps", "9"],
+            "--epochs: found 3 and --steps 9; allowed: one of them",
+        ),
         (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
         (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
         (
@@ -81,6 +99,8 @@ def test_flag(flags: list[str], begins: str) -> None:
     ("arguments", "contains"),
     [
         (["plna", "quickstart"], "No such command 'plna'. Did you mean 'plan'?"),
+        (["comapre", "quickstart"], "No such command 'comapre'. Did you mean 'compare'?"),
+        (["run", "quickstart", "--epochs", "0"], "Invalid value for '--epochs'"),
         (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),

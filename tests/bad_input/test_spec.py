@@ -218,9 +218,9 @@ VALUES = [
         "sweep.yaml:4: warmup: found -1; allowed: at least 0",
     ),
     param(
-        "one-value",
-        GOOD + "matrix: {execution: eager}\n",
-        'sweep.yaml:4: matrix.execution: found "eager"; allowed: a',
+        "no-value",
+        GOOD + "matrix: {execution: }\n",
+        "sweep.yaml:4: matrix.execution: found null; allowed: a list",
     ),
     param(
         "no-values",
@@ -230,7 +230,42 @@ VALUES = [
     param(
         "null", GOOD + "matrix:\n", "sweep.yaml:4: matrix: found null; allowed: keys with values"
     ),
-    param("seeds-number", GOOD + "seeds: 3\n", "sweep.yaml:4: seeds: found 3; allowed: a list"),
+    param(
+        "no-seed",
+        GOOD + "seeds: 0\n",
+        "sweep.yaml:4: seeds: found 0; allowed: how many seeds, from 1 to 20,000 (3: seeds 0, 1 and 2), or"
+        " a list of them ([0])",
+    ),
+    param(
+        "seeds-text", GOOD + "seeds: three\n", 'sweep.yaml:4: seeds: found "three"; allowed: a list'
+    ),
+    param(
+        "length-number",
+        GOOD + "length: 5\n",
+        "sweep.yaml:4: length: found 5 without a unit; allowed: 5 epochs or 5 steps",
+    ),
+    param(
+        "length-text",
+        GOOD + "evaluate: 5 hours\n",
+        'sweep.yaml:4: evaluate: found "5 hours"; allowed: a length such as 5 epochs or 300 steps',
+    ),
+    param(
+        "length-zero",
+        GOOD + "length: 0 epochs\n",
+        "sweep.yaml:4: length.epochs: found 0; allowed: at least 1",
+    ),
+    param(
+        "list-in-axes",
+        GOOD + "axes: {strategy: [single, ddp]}\n",
+        'sweep.yaml:4: axes.strategy: found ["single", "ddp"]; allowed: one value; several belong below'
+        ' matrix: `matrix: {strategy: ["single", "ddp"]}`',
+    ),
+    param(
+        "list-in-axes-of-a-variable",
+        GOOD + "axes: {env.NCCL_ALGO: [Ring, Tree]}\n",
+        "sweep.yaml:4: axes.env.NCCL_ALGO: found ",
+        '; several belong below matrix: `matrix: {env.NCCL_ALGO: ["Ring", "Tree"]}`',
+    ),
     param(
         "seeds-none",
         GOOD + "seeds: []\n",

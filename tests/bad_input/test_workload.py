@@ -37,6 +37,30 @@ def test_workload_of_the_user(here: Path, module: str | None, problem: str) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (
+            "import workloads\n",
+            "found no workload; allowed: a class that derives from workloads.Workload",
+        ),
+        ("from workloads import Workload\nclass Mine(Workload): ...\n", "found no build_model, "),
+        (
+            "from tests.support.line import LineFit\nclass A(LineFit): ...\nclass B(LineFit): ...\n",
+            "found 2 workloads; allowed: mine.py:A or mine.py:B",
+        ),
+    ],
+    ids=["none", "methods", "two"],
+)
+def test_file_without_one_workload(here: Path, module: str, problem: str) -> None:
+    Path("mine.py").write_text(module, encoding="utf-8")
+    Path("sweep.yaml").write_text(MINE.replace(":Mine", ""), encoding="utf-8")
+    check(
+        refused("run", "sweep.yaml"),
+        f"sweep.yaml:4: workloads.mine.uses: {here / 'mine.py'}: {problem}",
+    )
+
+
 def test_workload_of_the_user_that_is_no_valid_python(here: Path) -> None:
     Path("mine.py").write_text("import os\n\nclass Mine(:\n", encoding="utf-8")
     Path("sweep.yaml").write_text(MINE, encoding="utf-8")

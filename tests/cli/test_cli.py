@@ -12,6 +12,7 @@ import harness as package
 from harness.cli import main as cli
 from harness.cli.completion import complete_only, complete_set
 from harness.cli.groups import PANELS, RENAMED
+from harness.core.synonyms import COMMANDS as SYNONYMS
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
@@ -36,15 +37,18 @@ COMMANDS = commands(cli.command_tree())
 # All options, in the order in which the help lists them.
 OPTIONS = {
     "guide": "",
-    "plan": "--set --data --only --cell --cluster --results --json --all",
+    "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --json --all",
     "axes": "",
     "run": (
-        "--set --data --only --cell --cluster --results --tracking-uri --retry-failed --force "
-        "--fail-fast --selftest --until --budget --parallel --no-wait --verbose"
+        "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "
+        "--retry-failed --force --fail-fast --selftest --until --budget --parallel --no-wait --verbose"
     ),
     "check": "--set --data --only --cell --cluster --results --seed --verbose --json",
     "find-lr": "--set --data --only --cell --cluster --results --steps --epochs --seeds --json",
-    "submit": "--cluster --set --data --only --cell --results --retry-failed --parallel --dry-run",
+    "submit": (
+        "--cluster --set --seeds --epochs --steps --data --only --cell --results --retry-failed "
+        "--parallel --dry-run"
+    ),
     "show": "--only --cell --results --phases --pivot --format --columns --output --verbose",
     "compare": (
         "--across --by --min-effect --accuracy-margin --to-reach --steps-margin --correction "
@@ -120,6 +124,19 @@ def test_a_former_name_is_refused_with_the_present_one(name: str, now: str) -> N
     assert (result.code, result.out) == (2, "")
     assert result.err == f"harness: {name}: moved; did you mean `harness {now}`?\n"
     assert harness(*now.split(), "--help").code == 0
+
+
+@pytest.mark.parametrize(("name", "instead"), SYNONYMS.items())
+def test_a_command_of_other_tools_is_answered_with_ours(name: str, instead: str) -> None:
+    result = harness(name, "--anything")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"harness: {name}: no such command; did you mean `harness {instead}`?\n"
+    assert harness(*instead.split(), *(() if instead.startswith("--") else ("-h",))).code == 0
+
+
+def test_help_has_a_short_option() -> None:
+    assert harness("-h").out == harness("--help").out
+    assert harness("status", "logs", "-h").out == harness("status", "logs", "--help").out
 
 
 def test_options_of_every_command() -> None:
@@ -208,7 +225,7 @@ def test_every_option_is_explained(command: tuple[str, ...]) -> None:
         .partition("Example")[0]
         .splitlines()
     )
-    options = [line for line in lines if line.strip().startswith("--")]
+    options = [line for line in lines if line.strip().startswith("-")]
     assert options
     for line, following in zip(
         options, [lines[lines.index(line) + 1] for line in options], strict=True

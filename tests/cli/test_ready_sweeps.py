@@ -87,7 +87,7 @@ def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Pat
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_the_cnn_reaches_98_percent_on_mnist(tmp_path: Path, data: Path) -> None:
-    only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=0"]
+    only = ["--set", "exclude=[{workload: mlp}]", "--set", "seeds=[0]"]
     only += ["--set", f"precision={PRECISION}", "--set", "length.epochs=7"]
     only += ["--set", "evaluate.epochs=7"]  # once, at the end
     (accuracy,) = final(run(tmp_path, "mnist", "--data", str(data / "mnist10k"), *only), "cnn")

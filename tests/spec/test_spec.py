@@ -158,6 +158,16 @@ def test_length_of_a_workload_goes_before_that_of_the_sweep(tmp_path: Path) -> N
     ]
 
 
+def test_set_length_is_for_all_workloads(tmp_path: Path) -> None:
+    workloads = {"mlp": {"length": "2 epochs", "evaluate": "5 steps"}, "cnn": None}
+    cells = load(tmp_path, workloads, sets=["length.steps=60", "evaluate=20 steps"]).cells
+    assert [(str(cell.length), str(cell.evaluate)) for cell in cells] == [
+        ("60 steps", "20 steps")
+    ] * 2
+    (mlp, _) = load(tmp_path, workloads, sets=["workloads.mlp.length=40 steps"]).cells
+    assert str(mlp.length) == "40 steps"
+
+
 def test_two_labels_of_one_workload(tmp_path: Path) -> None:
     workloads = {"narrow": {"uses": "mlp", "options": {"hidden": [8]}}, "wide": {"uses": "mlp"}}
     cells = load(tmp_path, workloads).cells

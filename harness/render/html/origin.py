@@ -296,6 +296,8 @@ def _run_command(report: Report) -> str:
         command += ["--data", f"{label}={path}"]
     all_seeds = sweep.seeds if sweep.workload_seeds else shown_seeds(sweep, report.records)
     seeds = ",".join(map(str, all_seeds))
+    if len(all_seeds) == 1:
+        seeds = f"[{seeds}]"  # without brackets, it would be the number of seeds
     command += ["--set", f"seeds={seeds}", "--set", f"repeats={report.repeats}"]
     for label, own_seeds in sweep.workload_seeds.items():
         command += ["--set", f"workloads.{label}.seeds={list(own_seeds)}"]

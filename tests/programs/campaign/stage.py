@@ -83,7 +83,7 @@ class Stage:
         self.prepare_files()
         modules = self.folder / "modules"
         self.control.watch(self.work)
-        ended = self.run([*self.run_command, "--set", "seeds=0"], modules=modules)
+        ended = self.run([*self.run_command, "--set", "seeds=[0]"], modules=modules)
         self.control.stop()
         if ended.exit_code != 0:
             raise RuntimeError(f"the first trial failed: {ended.output}")

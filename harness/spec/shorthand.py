@@ -1,0 +1,123 @@
+"""Short ways to write a sweep file, `seeds: 3` and `length: 5 epochs`, and keys in a wrong place.
+
+Short forms are replaced by what they stand for before the file is checked. Nothing after that knows
+them, so a cell's id does not depend on which form was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+from harness.core.errors import did_you_mean, one_line
+from harness.core.synonyms import SWEEP_LINES, SYNONYMS, WORKLOAD_LINES
+from harness.core.validation import LONGEST_VALUE, Key, shown
+from harness.spec.axes import AXIS_TYPES
+from harness.spec.document import MAX_NODES, Document
+from harness.spec.workload import WorkloadEntry
+
+WORKLOAD_KEYS = [key.name for key in fields(WorkloadEntry)]
+LENGTHS = ("length", "evaluate")  # the keys whose value is a length
+# Of so few digits that Python reads it whatever it is; the bound of a length is checked later.
+LENGTH = re.compile(r"(?P<count>[0-9]{1,18}) *(?P<unit>epoch|step)s?")
+
+
+def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
+    """Replace the short forms of a sweep file by what they stand for.
+
+    `sweep_keys` are the keys of a sweep file. Raises BadInput for a short form that means nothing,
+    and for a key that belongs elsewhere.
+    """
+    content = document.content
+    _refuse_misplaced(document, (), content, sweep_keys)
+    _expand(document, (), content)
+    workloads = content.get("workloads")
+    if not isinstance(workloads, dict):
+        return  # which validation refuses
+    for label, entry in workloads.items():
+        if isinstance(entry, dict):
+            _refuse_misplaced(document, ("workloads", label), entry, WORKLOAD_KEYS)
+            _expand(document, ("workloads", label), entry)
+
+
+def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
+    """Replace the short forms among the keys of the sweep, or of a workload, which is at `key`."""
+    if "seeds" in content:
+        content["seeds"] = _expand_seeds(document, (*key, "seeds"), content["seeds"])
+    for name in LENGTHS:
+        if name in content:
+            content[name] = _expand_length(document, (*key, name), content[name])
+
+
+def _expand_seeds(document: Document, key: Key, value: Any) -> Any:
+    """Return [0, 1, 2] for 3, any other value as it is; raises BadInput for a number of no seeds."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if not 1 <= value <= MAX_NODES:
+        problem = (
+            f"found {value}; allowed: how many seeds, from 1 to {MAX_NODES:,} (3: seeds 0, 1 and 2),"
+            f" or a list of them ([{value}])"
+        )
+        raise document.error(key, problem)
+    return list(range(value))
+
+
+def _expand_length(document: Document, key: Key, value: Any) -> Any:
+    """Return {"epochs": 5} for `5 epochs`, a mapping as it is; raises BadInput for other text."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        problem = f"found {value} without a unit; allowed: {value} epochs or {value} steps"
+        raise document.error(key, problem)
+    if not isinstance(value, str):
+        return value
+    match = LENGTH.fullmatch(value.strip())
+    if match is None:
+        problem = f"found {shown(value)}; allowed: a length such as 5 epochs or 300 steps"
+        raise document.error(key, problem)
+    return {f"{match['unit']}s": int(match["count"])}
+
+
+def _refuse_misplaced(
+    document: Document, key: Key, content: Mapping[str, Any], allowed: Collection[str]
+) -> None:
+    """Raise BadInput for a key that belongs elsewhere, with the line to write instead.
+
+    `content` is that of the sweep, or of a workload, which is at `key`. A key that is only unknown
+    is left to validation.
+    """
+    for name, value in content.items():
+        if name in allowed:
+            continue
+        line = _line_instead(name, value, is_workload=bool(key))
+        if line is not None:
+            problem = f"unknown key; did you mean `{line}`? {did_you_mean('', allowed)}"
+            raise document.error((*key, name), problem)
+
+
+def _line_instead(name: str, value: Any, *, is_workload: bool) -> str | None:
+    """Return the line that says what an unknown key was meant to say, None if that is not known.
+
+    It is for the same place. Of several values of an axis, a workload has no such line.
+    """
+    meant = SYNONYMS.get(name, name)
+    if meant in AXIS_TYPES and not isinstance(value, list):
+        return f"axes: {{{meant}: {_written(value)}}}"
+    if meant in AXIS_TYPES and not is_workload:
+        return f"matrix: {{{meant}: {shown(value)}}}"
+    section, _, unit = meant.partition(".")
+    if section == "length":
+        return f"length: {_written(value)} {unit}"
+    lines = WORKLOAD_LINES if is_workload else SWEEP_LINES
+    if name in lines:
+        return lines[name].format(value=_written(value))
+    return None
+
+
+def _written(value: Any) -> str:
+    """Return a value as it may be written in a line of YAML, an ellipsis for a list or a mapping."""
+    if isinstance(value, str):
+        return one_line(SYNONYMS.get(value, value), LONGEST_VALUE)
+    if isinstance(value, list | dict):
+        return "…"
+    return shown(value)

@@ -1,0 +1,117 @@
+"""Short forms in sweep files and after flags, and keys in a wrong place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.spec.sweep import load_sweep
+from tests.support.commands import harness
+from tests.support.sweeps import DIGITS, load, write
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        ({"seeds": 3}, {"seeds": [0, 1, 2]}),
+        ({"length": "5 epochs"}, {"length": {"epochs": 5}}),
+        ({"length": "1 epoch"}, {"length": {"epochs": 1}}),
+        ({"evaluate": "30steps"}, {"evaluate": {"steps": 30}}),
+        ({"matrix": {"execution": "compile"}}, {"matrix": {"execution": ["compile"]}}),
+        ({"matrix": {"lr": 0.1}}, {"matrix": {"lr": [0.1]}}),
+        ({"matrix": {"channels_last": False}}, {"matrix": {"channels_last": [False]}}),
+        ({"matrix": {"env.X": "a"}}, {"matrix": {"env.X": ["a"]}}),
+        ({"matrix": {"options.dropout": 0.3}}, {"matrix": {"options.dropout": [0.3]}}),
+        (
+            {"zip": [{"strategy": "ddp", "world_size": 2}]},
+            {"zip": [{"strategy": ["ddp"], "world_size": [2]}]},
+        ),
+        (
+            {"workloads": {"mlp": {"seeds": 2, "length": "9 steps"}}, "warmup": 2},
+            {"workloads": {"mlp": {"seeds": [0, 1], "length": {"steps": 9}}}, "warmup": 2},
+        ),
+    ],
+)
+def test_short_form_is_the_same_sweep(
+    tmp_path: Path, short: dict[str, Any], whole: dict[str, Any]
+) -> None:
+    trials = []
+    for keys in (short, whole):
+        sweep = load(tmp_path, **{"workloads": DIGITS, **keys})
+        trials.append([(trial.id, str(trial.cell.length)) for trial in sweep.trials()])
+    assert trials[0] == trials[1]
+    assert trials[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("seeds=3", [0, 1, 2]), ("seeds=[3]", [3]), ("seeds=3,", [3]), ("seeds=5,3", [5, 3])],
+)
+def test_set_takes_a_number_of_seeds_or_a_list(tmp_path: Path, text: str, seeds: list[int]) -> None:
+    assert load(tmp_path, sets=[text]).seeds == seeds
+
+
+@pytest.mark.parametrize(
+    ("flags", "sets"),
+    [
+        (["--seeds", "3"], ["--set", "seeds=3"]),
+        (["--seeds", "0,5"], ["--set", "seeds=[0, 5]"]),
+        (["--epochs", "5"], ["--set", "length=5 epochs"]),
+        (["--steps", "300"], ["--set", "length.steps=300"]),
+    ],
+)
+def test_flags_mean_the_same_as_set(tmp_path: Path, flags: list[str], sets: list[str]) -> None:
+    path = str(write(tmp_path))
+    plans = [harness("plan", path, "--json", *options) for options in (flags, sets)]
+    assert [plan.code for plan in plans] == [0, 0]
+    assert json.loads(plans[0].out) == json.loads(plans[1].out)
+    assert plans[0].out != harness("plan", path, "--json").out
+
+
+def test_file_with_one_workload_needs_no_class(tmp_path: Path) -> None:
+    module = "from tests.support.line import LineFit\n\n\nclass Mine(LineFit): ...\n"
+    (tmp_path / "mine.py").write_text(module, encoding="utf-8")
+    sweeps = []
+    for uses in ("mine.py", "mine.py:Mine"):
+        sweeps.append(load(tmp_path, {"mine": {"uses": uses}}))
+    assert sweeps[0].cells == sweeps[1].cells
+    assert sweeps[0].cells[0].workload.uses == "mine.py:Mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("epochs: 5", "length: 5 epochs"),
+        ("max_steps: 300", "length: 300 steps"),
+        ("lr: 0.1", "axes: {lr: 0.1}"),
+        ("learning_rate: [0.1, 0.2]", "matrix: {lr: [0.1, 0.2]}"),
+        ("batch_size: 64", "axes: {batch_size: 64}"),
+        ("dtype: float16", "axes: {precision: fp16}"),
+        ("model: cnn", "workloads: {cnn: {}}"),
+        ("dataset: digits", "workloads: {LABEL: {data: {source: digits}}}"),
+        ("data: {source: digits}", "workloads: {LABEL: {data: {source: …}}}"),
+        ("  cnn: {epochs: 5}", "length: 5 epochs"),
+        ("  cnn: {lr: 0.1}", "axes: {lr: 0.1}"),
+        ("  mine: {model: cnn}", "uses: cnn"),
+        ("  cnn: {dataset: digits}", "data: {source: digits}"),
+    ],
+)
+def test_misplaced_key_is_answered_with_the_line_to_write(
+    tmp_path: Path, line: str, instead: str
+) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"name: demo\nworkloads:\n  mlp: {{}}\n{line}\n", encoding="utf-8")
+    with pytest.raises(BadInput) as refusal:
+        load_sweep(path)
+    message = str(refusal.value)
+    assert message.startswith(f"{path}:4: ")
+    assert f": unknown key; did you mean `{instead}`? allowed: " in message
+
+
+def test_key_of_another_tool_is_answered_with_ours(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"grid: unknown key; did you mean 'matrix'\? allowed: "):
+        load(tmp_path, grid={"precision": ["fp32"]})
