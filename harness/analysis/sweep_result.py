@@ -6,8 +6,10 @@ computed when they are first read, because some callers only need means.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from harness.analysis.cells import group_by_cell, missing_trials
@@ -19,8 +21,9 @@ from harness.records.record import Record
 from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution, TrialThroughput, attribute
-from harness.statistics.verdict import ALPHA
+from harness.statistics.verdict import ALPHA, judge
 
+PAIR_COUNTS = (5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40, 50, 70, 100)  # that may settle a sweep
 COMPANY = "company"  # in attributions, the axis that says what else ran on the machine
 
 
@@ -83,6 +86,11 @@ class SweepResult:
         return against_first(self.side, self.goal)
 
     @cached_property
+    def _all_rows(self) -> list[MetricRow]:
+        """The verdicts of the comparison, none without one."""
+        return [] if self.comparison is None else self.comparison.rows
+
+    @cached_property
     def attributions(self) -> Mapping[str, Attribution]:
         """What each axis contributes, by workload; without those that have too few trials."""
         return attributions(self.side)
@@ -91,9 +99,8 @@ class SweepResult:
     def _rows(self) -> dict[str, list[MetricRow]]:
         """The rows of the comparison by the id of the cell that is judged."""
         rows: dict[str, list[MetricRow]] = {}
-        if self.comparison is not None:
-            for row in self.comparison.rows:
-                rows.setdefault(row.b.cell.id, []).append(row)
+        for row in self._all_rows:
+            rows.setdefault(row.b.cell.id, []).append(row)
         return rows
 
     def rows(self, cell: Cell) -> list[MetricRow]:
@@ -116,6 +123,34 @@ class SweepResult:
             if row.is_target_metric:
                 return row
         return None
+
+    def seeds_to_settle(self) -> int | None:
+        """Estimate the seeds with which every throughput has a verdict, None for very many.
+
+        The whole comparison is judged again as if there were more pairs with the mean and the spread
+        of those that there are. Repeats count as they do now.
+        """
+        position = bisect_left(PAIR_COUNTS, True, key=self._is_settled_by)
+        if position == len(PAIR_COUNTS):
+            return None
+        seeds_per_pair = 0.0
+        for row in self._all_rows:
+            if row.is_throughput and row.verdict.outcome == "inconclusive":
+                seeds = len({trial.seed for trial in row.b.measured_trials})
+                seeds_per_pair = max(seeds_per_pair, seeds / row.verdict.estimate.count)
+        return math.ceil(PAIR_COUNTS[position] * seeds_per_pair)
+
+    def _is_settled_by(self, pairs: int) -> bool:
+        """Return whether every throughput would have a verdict with at least so many pairs."""
+        questions = []
+        for row in self._all_rows:
+            estimate = row.verdict.estimate
+            more = estimate.with_count(max(pairs, estimate.count))
+            questions.append(replace(row.verdict.question, estimate=more))
+        for row, verdict in zip(self._all_rows, judge(questions), strict=True):
+            if row.is_throughput and verdict.outcome == "inconclusive":
+                return False
+        return True
 
     def convergence_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's steps to the goal, None for the reference."""

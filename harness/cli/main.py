@@ -61,10 +61,11 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (guide, run, jobs, results, serving, reproduce):
+for commands in (run, jobs, results, serving, reproduce):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 stored.app.add_typer(results.stored_app)
 gate.app.add_typer(gate.baseline_app, name="baseline")
+app.add_typer(guide.app, name="guide", cls=DefaultGroup)
 app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
 app.add_typer(jobs.status_app, name="status", cls=DefaultGroup)
 app.add_typer(stored.app, name="results")

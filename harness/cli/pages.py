@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 # The pages are part of the package, so that the manual is there wherever the harness is installed.
@@ -28,10 +29,19 @@ class Page:
     @property
     def title(self) -> str:
         """Return the first heading, or the topic if the page has none."""
+        return self.headings[0] if self.headings else self.topic
+
+    @property
+    def headings(self) -> list[str]:
+        """Return the texts of the headings; in a block of code, `#` begins a comment."""
+        headings = []
+        in_code = False
         for line in self.text.splitlines():
-            if line.startswith("#"):
-                return line.lstrip("#").strip()
-        return self.topic
+            if line.startswith("```"):
+                in_code = not in_code
+            elif line.startswith("#") and not in_code:
+                headings.append(line.lstrip("#").strip())
+        return headings
 
     @property
     def summary(self) -> str:
@@ -43,6 +53,23 @@ class Page:
                 sentence = re.split(r"(?<=[.!?])\s", text)[0]
                 return re.sub(r"[`*]", "", PAGE_LINK.sub(r"\1", sentence))
         return ""
+
+
+class Relevance(IntEnum):
+    """How much a page has to do with a word."""
+
+    TITLED = 0  # a heading is the word
+    HEADED = 1  # a heading has the word
+    MENTIONED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageMatch:
+    """A page of the manual that has a word."""
+
+    page: Page
+    lines: list[tuple[int, str]]  # those that have the word, without indent, and their numbers
+    relevance: Relevance
 
 
 def read_pages(folder: Path = FOLDER) -> list[Page]:
@@ -74,6 +101,35 @@ def linked_topics(folder: Path = FOLDER) -> list[str]:
         if topic not in topics:
             topics.append(topic)
     return topics
+
+
+def search_pages(pages: list[Page], text: str) -> list[PageMatch]:
+    """Return the pages that have a word or several, the most relevant first.
+
+    Upper case and plural endings do not matter: `strategies` finds `Strategy`.
+    """
+    stem = re.sub(r"(?<=\w{3})(?:ies|y|(?<!s)s)$", "", text.strip())
+    pattern = re.compile(rf"(?<!\w){re.escape(stem)}", re.IGNORECASE)
+    matches = []
+    for page in pages:
+        lines = []
+        for number, line in enumerate(page.text.splitlines(), start=1):
+            if pattern.search(line):
+                lines.append((number, line.strip()))
+        if lines:
+            relevance = _relevance(page, pattern)
+            matches.append(PageMatch(page=page, lines=lines, relevance=relevance))
+    return sorted(matches, key=lambda match: match.relevance)
+
+
+def _relevance(page: Page, pattern: re.Pattern[str]) -> Relevance:
+    """Return how much a page that has a word has to do with it; `pattern` finds its beginning."""
+    matches = [match for match in map(pattern.search, page.headings) if match]
+    for match in matches:
+        is_whole = match.start() == 0 and " " not in match.string[match.end() :]
+        if is_whole:
+            return Relevance.TITLED
+    return Relevance.HEADED if matches else Relevance.MENTIONED
 
 
 def name_commands(text: str) -> str:

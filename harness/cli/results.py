@@ -30,7 +30,7 @@ from harness.cli.arguments import (
     split_commas,
 )
 from harness.cli.completion import complete_recorded_sweeps
-from harness.cli.run import VerboseOption
+from harness.cli.run import VerboseOption, WideOption
 from harness.core.errors import BadInput, parse_percentage
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def show(
         ),
     ] = None,
     verbose: VerboseOption = False,
+    wide: WideOption = False,
 ) -> None:
     """Show the results of a sweep that has run.
 
@@ -132,7 +133,7 @@ def show(
         for line in conflict_lines(recorded.sweep.whole()):
             print(line)
         write_roofline(recorded.sweep, recorded.records, results_folder)
-        show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose)
+        show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose, wide=wide)
 
 
 def _check_export(table_format: str, columns: str, output: Path | None, *, is_view: bool) -> bool:

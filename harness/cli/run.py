@@ -8,9 +8,10 @@ is written when the trial has ended. The same command, run again, runs the trial
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,7 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_workloads
 from harness.cli.groups import DefaultCommand
+from harness.core.redaction import scrub
 
 if TYPE_CHECKING:
     from harness.records.record import Record
@@ -50,13 +52,19 @@ INCONCLUSIVE = 3  # exit code: a trial stayed invalid, or --until was not reache
 app = typer.Typer()
 workloads_app = typer.Typer()
 
-# Of `run` and of `harness show`, which print the same table of results.
+# Both of `run` and of `harness show`, which print the same table of results.
 VerboseOption = Annotated[
     bool,
     typer.Option(
         "--verbose",
         "-v",
         help="Also show the remarks on trials too short for a steady state.",
+    ),
+]
+WideOption = Annotated[
+    bool,
+    typer.Option(
+        "--wide", help="Show all columns, cell ids included, however wide the tables get."
     ),
 ]
 
@@ -100,7 +108,7 @@ def plan(
     # sweep for Slurm is planned like any other.
     settings = with_flags(settings, seeds, epochs, steps)
     loaded, _ = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
-    estimates = estimate_cells(loaded, Results(results))
+    estimates = estimate_cells(loaded.cells, Results(results))
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
 
 
@@ -205,6 +213,7 @@ def run(
     parallel: ParallelOption = "",
     no_wait: NoWaitOption = False,
     verbose: VerboseOption = False,
+    wide: WideOption = False,
 ) -> None:
     """Run a sweep on this machine, or resume it where it stopped.
 
@@ -233,6 +242,16 @@ def run(
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_parallel(profile, parallel)
     results_folder = Results(results)
+    options: dict[str, Sequence[str]] = {
+        "--set": settings,
+        "--data": data,
+        "--only": [only],
+        "--cell": cells,
+        "--cluster": ["" if cluster == "local" else cluster],
+        "--tracking-uri": [_tracking_option(tracking_uri)],
+        "--parallel": [parallel],
+    }
+    run_command = _run_command(sweep, options) + results_folder.flag
     if selftest_before:
         from harness.cli.machine import run_selftest
 
@@ -256,6 +275,8 @@ def run(
         results_folder,
         trouble=finished.trouble,
         verbose=verbose,
+        wide=wide,
+        run_command=run_command,
     )
     for line in unreadable_lines(recorded.unreadable):
         print(line, file=sys.stderr)
@@ -265,6 +286,26 @@ def run(
     goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
     is_complete = not recorded.unreadable and not finished.disk_failed
     _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
+
+
+def _tracking_option(uri: str | None) -> str:
+    """Return the URI of the option, empty where the same command finds it in the environment."""
+    if uri is None or uri == os.environ.get("MLFLOW_TRACKING_URI"):
+        return ""
+    return uri
+
+
+def _run_command(sweep: str, options: Mapping[str, Sequence[str]]) -> str:
+    """Return the command that runs a sweep with the same options; empty values are left out.
+
+    It is printed, so that it has no secrets: whoever pastes it puts them back.
+    """
+    words = ["harness", "run", sweep]
+    for name, values in options.items():
+        for value in values:
+            if value:
+                words += [name, value]
+    return scrub(shlex.join(words))
 
 
 def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Self
 
 from harness.core.errors import HarnessError, StorageError, one_line
 from harness.core.paths import Results, TrialFolder
+from harness.interface.planning import estimate_cells
+from harness.measure.host import load_of_others
 from harness.records.record import Record
 from harness.render.console import TerminalConsole
+from harness.render.plan import busy_line, describe_duration
 from harness.render.run import RunView
 from harness.slurm.status import SweepStatus
 from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 
@@ -24,16 +29,23 @@ class DeliveredRun(RunView):
     """
 
     def __init__(
-        self, sweep: Sweep, results: Results, tracking_uri: str | None, console: TerminalConsole
+        self,
+        sweep: Sweep,
+        profile: Profile,
+        results: Results,
+        tracking_uri: str | None,
+        console: TerminalConsole,
     ) -> None:
         """Prepare to deliver to the MLflow store `tracking_uri`, which is connected to later.
 
-        Raises BadInput for a URI that no store can have.
+        The trials run with `profile`, which says whether a busy machine makes them invalid. Raises
+        BadInput for a URI that no store can have.
         """
         # Imported here: `harness.interface.running` starts trials before it needs a tracker.
         from harness.tracking import DeliveryProcess
 
         super().__init__(sweep, results, console)
+        self.profile = profile
         self.process = DeliveryProcess(results, results.sweep_folder(sweep.name), tracking_uri)
         self.ended: dict[str, None] = {}  # ids of all trials that have ended
         self.trouble: str | None = None  # what MLflow failed with
@@ -58,6 +70,26 @@ class DeliveredRun(RunView):
         """Note the trials that have ended before: an earlier run may have left them undelivered."""
         self.ended |= dict.fromkeys(record.trial.id for record in finished)
         super().on_plan(pending, finished)
+
+    def describe_time(self, pending: Sequence[Trial]) -> str:
+        """Return the end of the first line: how long the trials will take."""
+        if not pending:
+            return ""
+        cells = {trial.cell.id: trial.cell for trial in pending}
+        estimates = estimate_cells(list(cells.values()), self.results)
+        return f"; {describe_duration(pending, estimates)}"
+
+    def machine_lines(self, pending: Sequence[Trial]) -> list[str]:
+        """Return a line on a machine whose cores other programs want, where that is not allowed."""
+        if not pending or self.profile.validity.contention is None:
+            return []
+        cores = os.cpu_count() or 1
+        wanted = max(trial.cell.axes.world_size for trial in pending)
+        load = load_of_others()
+        # One more core than they lack: this command's own processes count too.
+        if load is None or load <= max(0, cores - wanted) + 1:
+            return []
+        return [busy_line(load, cores)]
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Have the record delivered; the next trial does not wait for it."""

@@ -16,7 +16,7 @@ from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
 from harness.records.files import read_record
 from harness.spec import cluster as clusters
-from harness.spec.cell import Trial, axis_names
+from harness.spec.cell import Cell, Trial, axis_names
 from harness.spec.cluster import Profile
 from harness.spec.selected import select
 from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
@@ -70,7 +70,7 @@ class SweepPlan:
     @cached_property
     def estimates(self) -> Mapping[str, float]:
         """The seconds that a trial takes, by the id of its cell, of cells that have records."""
-        return estimate_cells(self.sweep, self.results)
+        return estimate_cells(self.sweep.cells, self.results)
 
     @property
     def seconds(self) -> float | None:
@@ -153,13 +153,13 @@ def data_texts(data: Data) -> list[str]:
     return [str(data)]
 
 
-def estimate_cells(sweep: Sweep, results: Results) -> dict[str, float]:
+def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
     """Return the estimated seconds of a trial, by the id of its cell, of the cells that have records."""
     paths_by_cell = results.record_paths_by_cell()
     if not paths_by_cell:
         return {}  # the ids of a hundred thousand cells take seconds
     estimates: dict[str, float] = {}
-    for cell in sweep.cells:
+    for cell in cells:
         if cell.id in paths_by_cell:
             seconds = _mean_seconds(paths_by_cell[cell.id])
             if seconds is not None:

@@ -50,7 +50,7 @@ def run_sweep(
     With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
     can have, if another process runs the sweep, and if trials ran with another profile before.
     """
-    delivered = DeliveredRun(sweep, results, tracking_uri, console)
+    delivered = DeliveredRun(sweep, profile, results, tracking_uri, console)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""

@@ -39,7 +39,7 @@ def submit_sweep(
         profile,
         sweep_folder,
         redo=redo,
-        estimates=estimate_cells(sweep, results),
+        estimates=estimate_cells(sweep.cells, results),
         on_prepared=on_prepared,
         on_wait=on_wait,
     )
@@ -51,7 +51,7 @@ def prepare_submission(
     """Return what `submit_sweep` would submit at this moment, without writing anything."""
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
-    estimates = estimate_cells(sweep, results)
+    estimates = estimate_cells(sweep.cells, results)
     return submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
 
 

@@ -64,6 +64,20 @@ class CoreUse:
     cpu: Mapping[int, float]  # seconds of CPU time of this process and of each child, by process
 
 
+def load_of_others(proc: Path = Path("/proc")) -> float | None:
+    """Return how many threads of other programs want a core, None where the kernel does not say.
+
+    That is the load of the last minute, or how many want one right now if those are fewer: what has
+    just ended no longer disturbs.
+    """
+    try:
+        minute, _, _, tasks, *_ = (proc / "loadavg").read_text(encoding="ascii").split()
+        now = int(tasks.partition("/")[0]) - 1  # without this one
+        return min(float(minute), float(now))
+    except (OSError, ValueError):
+        return None
+
+
 class CoreUseTotals:
     """Adds up the differences between pairs of readings."""
 

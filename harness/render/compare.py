@@ -116,6 +116,8 @@ def _remarks(comparison: CellComparison) -> list[str]:
     for missing in comparison.missing:
         remarks.append(f"[yellow]missing[/] {escape(missing)}")
     remarks += map(escape, comparison.notes)
+    if any(row.verdict.interval != fmt.shown_effect_bounds(row.verdict) for row in comparison.rows):
+        remarks.append(f"2 pairs: {fmt.TOO_FEW}")
     remarks.append(f"[dim]{_legend(comparison)}[/]")
     return remarks
 

@@ -22,7 +22,7 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
-from harness.render.table import TERMINAL_STYLES, Look, Table, pieces
+from harness.render.table import MAX_WIDTH, TERMINAL_STYLES, Look, Table, pieces
 
 # C0 but the line feed, DEL and C1, whose \x9b begins a sequence as ESC [ does, and the marks that
 # reverse the direction of the text after them.
@@ -121,18 +121,20 @@ def show_table(console: TerminalConsole, table: Table) -> None:
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, drawn).maximum
     width = max(console.width, natural_width)
+    if table.wrapped:
+        width = min(width, MAX_WIDTH)
     TerminalConsole(width=width, stderr=console.stderr).print(drawn)
 
 
 def as_rich(table: Table) -> rich.table.Table:
     """Return the table as Rich draws it; texts are shown as they are, without markup.
 
-    Only errors wrap, other texts being names and numbers.
+    Errors wrap, and the columns that say so; other texts are names and numbers.
     """
     drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in table.columns:
         justify: JustifyMethod = "right" if column in table.numbers else "left"
-        may_shrink = column in table.shortened or column == "error"
+        may_shrink = column in table.shortened | table.wrapped or column == "error"
         drawn.add_column(Text(column), justify=justify, no_wrap=not may_shrink)
     for row in table.rows:
         texts = []
@@ -145,6 +147,24 @@ def as_rich(table: Table) -> rich.table.Table:
             texts.append(text)
         drawn.add_row(*texts)
     return drawn
+
+
+def narrowed(table: Table, optional: Iterable[str]) -> Table:
+    """Return the table without as many of the columns `optional` as it takes to be MAX_WIDTH wide.
+
+    They go in their order; it may name columns that the table does not have.
+    """
+    for column in optional:
+        if fits(table):
+            break
+        if column in table.columns:
+            table = table.without(column)
+    return table
+
+
+def fits(table: Table) -> bool:
+    """Return whether a table is at most MAX_WIDTH wide without wrapped texts."""
+    return max(map(_width, plain_lines(table))) <= MAX_WIDTH
 
 
 def plain_lines(table: Table) -> list[str]:

@@ -79,8 +79,9 @@ def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
     if row is None:
         return f"{fastest}; it is the reference itself."
     interval = ""
-    if row.verdict.interval is not None:
-        low, high = row.verdict.interval
+    bounds = fmt.shown_effect_bounds(row.verdict)
+    if bounds is not None:
+        low, high = bounds
         interval = f" (interval {fmt.bounds(low, high, digits=2)})"
     ratio = f"{row.verdict.effect:.2f} times the reference {name(row.a.cell)}{interval}"
     return f"{fastest}, {ratio}: {row.verdict.label}."
@@ -156,6 +157,85 @@ def _effect_sentences(result: SweepResult, workload: str) -> list[str]:
     if not clauses:
         return []
     return [f"On average over the other axes, {'; '.join(clauses[:MAX_NAMES])}."]
+
+
+def conclusions(result: SweepResult, judged: SweepResult, name: CellName) -> list[str]:
+    """Return three sentences on the speed of a sweep's cells: the fastest, equal ones, and open ones.
+
+    `judged` has the verdicts on the cells that have several trials. Without a second measured cell of
+    any workload there is no sentence on equal or open ones, and without a measured cell none at all.
+    """
+    measured = list(filter(result.ranking, result.workloads))
+    contested = [workload for workload in measured if len(result.ranking(workload)) > 1]
+    if not contested:
+        return [_speed_sentence(result, workload, name) for workload in measured]
+    fastest = [_fastest_clause(result, workload, name) for workload in contested]
+    rows = []
+    for cell_result in result.cells:
+        row = judged.throughput_row(cell_result.cell) or result.throughput_row(cell_result.cell)
+        if row is not None:
+            rows.append(row)
+    return [
+        f"Fastest: {'; '.join(fastest)}.",
+        _equal_sentence(rows, name),
+        _open_sentence(judged, rows, name),
+    ]
+
+
+def _fastest_clause(result: SweepResult, workload: str, name: CellName) -> str:
+    """Return the fastest cell of a workload with its speed, and whether that is certain."""
+    fastest = result.ranking(workload)[0]
+    assert fastest.throughput is not None  # a cell without one has no rank
+    speed = f"{name(fastest.cell)} with {fmt.samples_per_second(fastest.throughput.mean)} samples/s"
+    if result.is_winner_certain(workload):
+        return f"{speed}, certain at {1 - ALPHA:.0%}"
+    if result.has_single_trials(workload):
+        return f"{speed}, not certain with one trial a cell"
+    names = [name(cell.cell) for cell in result.contenders(workload)]
+    return f"{speed}, not certain: {fmt.listed(names, MAX_NAMES)} may be as fast"
+
+
+def _equal_sentence(rows: Sequence[MetricRow], name: CellName) -> str:
+    """Say which cells are shown to be as fast as the cell that they are compared with."""
+    pairs = []
+    for row in rows:
+        if row.verdict.outcome == "same":
+            pairs.append(f"{name(row.b.cell)} and {name(row.a.cell)}")
+    if not pairs:
+        return "Equal in speed: none is shown to be."
+    return f"Equal in speed: {fmt.listed(pairs, MAX_NAMES)}."
+
+
+def _open_sentence(judged: SweepResult, rows: Sequence[MetricRow], name: CellName) -> str:
+    """Say which cells have no verdict, and how many seeds would give them one."""
+    open_rows = [row for row in rows if row.verdict.outcome == "inconclusive"]
+    if not open_rows:
+        return "Undecided: none."
+    names = [f"{name(row.b.cell)} against {name(row.a.cell)}" for row in open_rows]
+    undecided = f"Undecided: {fmt.listed(names, MAX_NAMES)}"
+    if any(row.verdict.estimate.count < fmt.FEWEST_VALUES for row in open_rows):
+        return f"{undecided}; that takes {fmt.ENOUGH_SEEDS} seeds or more."
+    pronoun = "it" if len(open_rows) == 1 else "all"
+    seeds = judged.seeds_to_settle()
+    if seeds is None:
+        return f"{undecided}; more seeds will hardly settle {pronoun}, longer trials may."
+    return f"{undecided}; about {seeds} seeds would settle {pronoun}."
+
+
+def too_few_notes(cells: Sequence[CellResult]) -> list[str]:
+    """Say once that trials, or seeds, are too few for an interval, if that is so for any cell.
+
+    Cells of a single trial do not count: nobody misses their interval.
+    """
+    intervals = {
+        "trial": [cell.throughput for cell in cells],
+        "seed": [cell.metric for cell in cells],
+    }
+    for noun, means in intervals.items():
+        for mean in means:
+            if mean is not None and 1 < mean.count < fmt.FEWEST_VALUES:
+                return [f"{counted(mean.count, noun)}: {fmt.TOO_FEW}"]
+    return []
 
 
 def mixture_sentences(cells: Sequence[CellResult]) -> list[str]:

@@ -53,6 +53,10 @@ STOP_REASONS = {
     "goal": "stopped: reached the goal of {metric} after",
     "length": "trained for its whole length,",
 }
+# Of two values, Student's interval reaches nine standard deviations to either side.
+FEWEST_VALUES = 3  # that an interval is shown of
+ENOUGH_SEEDS = 5  # that are recommended where there are fewer
+TOO_FEW = f"too few for an interval; {ENOUGH_SEEDS} seeds suffice"
 LARGEST_EFFECT = 10.0  # a detectable change above it, 1,000%, is not worth its digits
 
 
@@ -163,6 +167,11 @@ def samples_per_second(value: float | None) -> str:
     return _number(value, ",.0f")
 
 
+def shown_bounds(interval: Interval) -> tuple[float, float] | None:
+    """Return the bounds of a mean, None where there are too few values for bounds that say anything."""
+    return interval.bounds if interval.count >= FEWEST_VALUES else None
+
+
 def throughput(interval: Interval | None) -> str:
     """Return a mean throughput with the half width of its interval in percent: `12,345 ±1.2%`.
 
@@ -171,12 +180,13 @@ def throughput(interval: Interval | None) -> str:
     if interval is None:
         return MISSING
     mean = samples_per_second(interval.mean)
-    if interval.bounds is None or interval.half_width is None:
+    shown = shown_bounds(interval)
+    if shown is None or interval.half_width is None:
         return mean
     relative_half_width = interval.half_width / interval.mean
     if relative_half_width <= WIDEST_SYMMETRIC:
         return f"{mean} ±{relative_half_width:.1%}"
-    low, high = interval.bounds
+    low, high = shown
     return f"{mean} ({samples_per_second(low)} to {samples_per_second(high)})"
 
 
@@ -190,7 +200,7 @@ def metric(interval: Interval | None) -> str:
     if interval is None:
         return MISSING
     mean = metric_value(interval.mean)
-    if interval.half_width is None:
+    if shown_bounds(interval) is None:
         return mean
     return f"{mean} ±{metric_value(interval.half_width)}"
 
@@ -234,11 +244,22 @@ def effect(verdict: MetricVerdict) -> str:
     return f"{verdict.effect:+.4f}"
 
 
+def shown_effect_bounds(verdict: MetricVerdict) -> tuple[float, float] | None:
+    """Return the bounds of `effect`, None where there are too few values for bounds that say anything.
+
+    Two values that were enough for a verdict have bounds that show why.
+    """
+    if verdict.estimate.count < FEWEST_VALUES and verdict.outcome == "inconclusive":
+        return None
+    return verdict.interval
+
+
 def effect_interval(verdict: MetricVerdict) -> str:
     """Return the interval of `effect`: `1.100 to 1.300`, `+0.0012 to +0.0034`."""
-    if verdict.interval is None:
+    shown = shown_effect_bounds(verdict)
+    if shown is None:
         return MISSING
-    low, high = verdict.interval
+    low, high = shown
     if verdict.metric.relative:
         return bounds(low, high)
     return f"{low:+.4f} to {high:+.4f}"

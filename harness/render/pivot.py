@@ -26,7 +26,7 @@ Pairing = tuple[Hashable, ...]
 
 RATIO_NOTE = (
     "ratios are geometric means over pairs of trials that differ in nothing else,"
-    " with 95% intervals"
+    " with 95% intervals from 3 pairs on"
 )
 
 
@@ -43,7 +43,7 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     trials = len(sweep.trials())
     means = "one trial a cell"
     if trials > len(sweep.cells):
-        means = "means over trials ± 95% intervals (repeats of a seed count once)"
+        means = "means over trials ± 95% intervals from 3 trials on (repeats of a seed count once)"
     summary = f"samples/s, {means}, {len(done)} of {trials} trials; {RATIO_NOTE}"
     console.print_text(f"\n{summary}")
 
@@ -113,7 +113,7 @@ def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: 
 
     A pair is a row that has both columns. What a seed brings is the same on both sides of a pair
     and cancels, so that every pair counts, repeats of a seed included. The mean and its interval
-    are computed from logarithms of ratios; a single pair has no interval.
+    are computed from logarithms of ratios; one pair or two have no interval.
     """
     ratios = []
     for row in rows:
@@ -123,9 +123,10 @@ def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: 
         return fmt.MISSING
     ratio = geometric_mean_interval(ratios)
     pairs = counted(ratio.count, "pair")
-    if ratio.bounds is None:
+    bounds = fmt.shown_bounds(ratio)
+    if bounds is None:
         return f"{ratio.mean:.2f}, {pairs}"
-    low, high = ratio.bounds
+    low, high = bounds
     return f"{ratio.mean:.2f} [{low:.2f}, {high:.2f}], {pairs}"
 
 

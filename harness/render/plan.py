@@ -22,7 +22,7 @@ from harness.render.format import (
     duration,
 )
 from harness.render.table import Table
-from harness.spec.cell import Cell, Fingerprints, level_reader
+from harness.spec.cell import Cell, Fingerprints, Trial, level_reader
 from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
@@ -34,6 +34,7 @@ MOST_ROWS = 200  # cells that are listed one by one, and points that are left ou
 ENDS = 5  # cells at the beginning and at the end that a summary shows
 MOST_VALUES = 12  # of an axis that a summary shows
 MOST_CONFLICTS = 2  # whose reasons a line on them gives
+QUIET_MACHINE = "wait, or set validity.contention: null in a profile (--cluster PROFILE)"
 MOST_REASONS = 20  # for leaving out points that a summary shows
 
 
@@ -58,7 +59,7 @@ def show_plan(
     else:
         _show_summary(console, sweep, axes, estimates)
     console.print_text(f"\n{_describe_trials(sweep)}")
-    console.print(_describe_duration(sweep, estimates))
+    console.print(describe_duration(sweep.trials(), estimates))
     if sweep.profile:
         steps = counted(sweep.profile.steps, "step")
         console.print(f"profile: a trace of {steps} follows the last step of each trial")
@@ -170,24 +171,30 @@ def _describe_trials(sweep: Sweep) -> str:
     return f"{' + '.join(groups)} = {trials}"
 
 
-def _describe_duration(sweep: Sweep, estimates: Mapping[str, float]) -> str:
-    """Return how long the sweep will take, as far as earlier records tell.
+def describe_duration(trials: Sequence[Trial], estimates: Mapping[str, float]) -> str:
+    """Return how long trials will take one after the other, as far as earlier records tell.
 
-    That is with every trial to be run, one after the other; `harness run` skips finished ones.
+    `estimates` are the seconds that a trial takes, by the id of its cell.
     """
     if not estimates:
         return "time: unknown, no cell has a record yet"
+    counts = Counter(trial.cell.id for trial in trials)
     seconds = 0.0
-    for cell in sweep.cells:
-        seconds += estimates.get(cell.id, 0.0) * sweep.count_trials(cell)
+    for cell_id, count in counts.items():
+        seconds += estimates.get(cell_id, 0.0) * count
     total = duration(seconds)
-    unknown_count = len(sweep.cells) - len(estimates)
-    if unknown_count:
+    known_count = len(counts.keys() & estimates.keys())
+    if known_count < len(counts):
         return (
-            f"time: {total} for {counted(len(estimates), 'cell')} with records,"
-            f" unknown for {unknown_count}"
+            f"time: {total} for {counted(known_count, 'cell')} with records,"
+            f" unknown for {len(counts) - known_count}"
         )
     return f"time: {total} by earlier records"
+
+
+def busy_line(load: float, cores: int) -> str:
+    """Return what to do about a machine whose cores other programs want; `load` is how many they want."""
+    return f"load {load:.1f} on {cores} cores: trials will be invalid; {QUIET_MACHINE}"
 
 
 def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[str, float]) -> Table:

@@ -20,20 +20,24 @@ from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
-from harness.render.console import TerminalConsole, show_table
-from harness.render.findings import mixture_sentences
+from harness.render.console import TerminalConsole, fits, narrowed, show_table
+from harness.render.findings import CellName, conclusions, mixture_sentences, too_few_notes
 from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
+from harness.render.plan import QUIET_MACHINE
 from harness.render.roofline import roofline_lines, with_measured_peaks
 from harness.render.table import Content, Styled, Table
-from harness.spec.cell import Trial
+from harness.spec.cell import Cell, Trial
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
-MORE_SEEDS = 2  # that are suggested: one trial has no interval, and three have a usable one
+MORE_SEEDS = 2  # that are suggested, or more where that makes ENOUGH_SEEDS
 MOST_SEEDS = 12  # that a suggestion lists; of a sweep with more, it is a further repeat
 COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 VERDICT_COLUMNS = ["workload", "cell", "against", "speed", "interval", "pairs", "verdict"]
 VERDICT_NUMBERS = ["speed", "interval", "pairs"]
+# Of tables that would be wider than the terminal, in the order in which they are left out.
+OPTIONAL_COLUMNS = ["best at", "epochs", "MFU", "step ms", "MFU measured"]
+OPTIONAL_VERDICT_COLUMNS = ["against", "pairs"]
 MFU_COLUMNS = {  # column -> field of `Summary`; shown where a record has it
     "MFU": "mfu",
     "MFU measured": "mfu_measured",
@@ -51,10 +55,13 @@ class ResultMarks:
     metric: dict[str, str]
 
 
-def result_table(sweep: Sweep, result: SweepResult) -> Table:
+def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -> Table:
     """Return a table with one row a cell: means over its trials that are done.
 
-    Means have their 95% interval where there are two or more independent values
+    A cell is identified by its id, its workload and its axes, or where the table `is_short` by its
+    workload and its name.
+
+    Means have their 95% interval where there are three or more independent values
     (`harness.statistics.trials`). The highest means of each workload are marked, and the fastest
     cell with another mark if that is certain. Model FLOPs utilization has a column where
     any trial has one. Where workloads have different target metrics, each value has its metric's
@@ -72,10 +79,10 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
     if any(record.rank0 and record.rank0.stop for record in records):
         stop_columns = ["epochs", "best at"]
     numbers = ["samples/s", "step ms", *mfu_columns, metric_column, *stop_columns]
-    table = Table(
-        ["cell", "workload", *axes, *numbers, "trials"],
-        [*numbers, *NUMERIC_AXES],
-    )
+    table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
+    if is_short:
+        table = Table(["workload", "cell", *numbers, "trials"], numbers, wrapped=["cell"])
+    name = cell_namer(result)
     marks = _marks(result)
     for cell_result in result.cells:
         cell = cell_result.cell
@@ -86,6 +93,8 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
             metric = f"{cell_result.target.name} {metric}"
         throughput = fmt.throughput(cell_result.throughput)
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
+        if is_short:
+            row = [cell.workload.label, name(cell)]
         row.append(_marked(throughput, marks.throughput.get(cell.id)))
         row.append(fmt.milliseconds(step_seconds))
         for field in mfu_columns.values():
@@ -100,6 +109,30 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
         row.append(Styled(counts, STATUS_LOOKS[status]))
         table.add_row(*row)
     return table
+
+
+def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
+    """Return the table of results for a terminal that is as wide as MAX_WIDTH.
+
+    A cell has the name that tells it from the others of its workload instead of its id and its axes,
+    and the columns that matter least are left out.
+    """
+    return narrowed(result_table(sweep, result, is_short=True), OPTIONAL_COLUMNS)
+
+
+def cell_namer(result: SweepResult) -> CellName:
+    """Return a function that names a cell by the axes in which those of its workload differ.
+
+    The only cell of a workload has its whole label.
+    """
+    axes = {}
+    for workload, cells in result.workloads.items():
+        axes[workload] = naming_axes([cell_result.cell for cell_result in cells])
+
+    def name(cell: Cell) -> str:
+        return fmt.cell_name(cell, axes[cell.workload.label]) or cell.label
+
+    return name
 
 
 def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:
@@ -159,29 +192,38 @@ def marks_legend(sweep: Sweep) -> str:
     return f"{CERTAIN} certainly the fastest of its workload, {HIGHEST} the best mean; "
 
 
-def show_verdicts(console: TerminalConsole, result: SweepResult) -> None:
-    """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
-
-    Cells of a single trial are left out, as one trial has no interval. Prints nothing where no
-    workload has two measured cells.
-    """
+def with_repeated_cells(result: SweepResult) -> SweepResult:
+    """Return the result without cells of a single trial, which has no interval."""
     repeated: list[CellResult] = []
     for cell_result in result.cells:
         if cell_result.planned > 1:
             repeated.append(cell_result)
-    if len(repeated) < len(result.cells):  # else its comparison may have been made already
-        result = SweepResult(name=result.name, cells=repeated)
+    if len(repeated) == len(result.cells):
+        return result  # its comparison may have been made already
+    return SweepResult(name=result.name, cells=repeated)
+
+
+def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) -> None:
+    """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
+
+    Prints nothing where no workload has two measured cells. Unless it is `wide`, the table has no more
+    columns than fit.
+    """
     if result.comparison is None or not result.comparison.rows:
         return
     metric_column = _metric_column(result)
-    table = Table([*VERDICT_COLUMNS, *metric_column], VERDICT_NUMBERS)
+    wrapped = [] if wide else ["cell"]
+    table = Table([*VERDICT_COLUMNS, *metric_column], VERDICT_NUMBERS, wrapped=wrapped)
     for workload, cells in result.workloads.items():
         _add_workload(table, result, workload, cells, has_metric=bool(metric_column))
+    if not wide:
+        table = narrowed(table, OPTIONAL_VERDICT_COLUMNS)
     console.print()
     show_table(console, table)
     legend = (
-        "speed: samples/s of the cell over those of the cell it is compared with, in pairs of"
-        " trials that ran with the same seed; verdicts control false alarms over the whole table"
+        "speed: samples/s of the cell over those of the cell it is compared with, the first measured"
+        " one of its workload, in pairs of trials that ran with the same seed; verdicts control false"
+        " alarms over the whole table"
         f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}"
     )
     console.print_text(legend, "quiet")
@@ -252,16 +294,28 @@ def show_results(
     *,
     trouble: str | None = None,
     verbose: bool = False,
+    wide: bool = False,
+    run_command: str = "",
 ) -> None:
-    """Print the table of a sweep's results, its verdicts, what to beware of, and what to do next.
+    """Print what a sweep has shown, its results, verdicts, what to beware of, and what to do next.
 
     `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
-    steady state, and the labels of those that never reached one.
+    steady state, and the labels of those that never reached one. Tables have all columns if they are
+    `wide`. `run_command` is the command that has run the sweep, for the suggestion of more trials; it
+    may be unknown.
     """
     console = TerminalConsole()
     records, peaks = with_measured_peaks(records, results)
     result = SweepResult.of_records(sweep, records)
-    show_table(console, result_table(sweep, result))
+    judged = with_repeated_cells(result)
+    sentences = conclusions(result, judged, _full_namer(result))
+    for sentence in sentences:
+        console.print_text(sentence)
+    if sentences:
+        console.print()
+    table = result_table(sweep, result)
+    is_narrow = not wide and not fits(table)
+    show_table(console, narrow_table(sweep, result) if is_narrow else table)
     folder = escape(str(results.sweep_folder(sweep.name).path))
     cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
     for record in records:
@@ -270,13 +324,17 @@ def show_results(
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
         f"\n{marks_legend(sweep)}{means}. Records: {folder}",
+        *too_few_notes(result.cells),
         *_stop_lines(records),
         *roofline_lines(sweep, records, results, peaks),
     ]
+    if is_narrow:
+        command = f"harness show {shlex.quote(sweep.name)} --wide{results.flag}"
+        lines.append(f"{escape(command)} shows all columns, ids of cells included")
     for line in lines + _earlier_lines(sweep, records):
         console.print_markup(line)
     if has_intervals:
-        show_verdicts(console, result)
+        show_verdicts(console, judged, wide=wide)
     _show_parity(console, sweep, records, results)
     remarks = _status_lines(records)
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
@@ -284,8 +342,21 @@ def show_results(
     if trouble:
         command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
-    for line in remarks + _next_lines(sweep, records, results):
+    for line in remarks + _next_lines(sweep, records, results, run_command):
         console.print_markup(line)
+
+
+def _full_namer(result: SweepResult) -> CellName:
+    """Return a function that names a cell of any workload, by the workload too if there are several."""
+    name = cell_namer(result)
+    if len(result.workloads) == 1:
+        return name
+
+    def full_name(cell: Cell) -> str:
+        short = name(cell)
+        return short if short == cell.label else f"{cell.workload.label} {short}"
+
+    return full_name
 
 
 def _show_parity(
@@ -352,6 +423,9 @@ def _status_lines(records: Sequence[Record]) -> list[str]:
     for status, remark in remarks.items():
         if counts[status]:
             lines.append(remark.format(counts[status]))
+    violations = chain.from_iterable(record.violations for record in records)
+    if any(violation.startswith("contention") for violation in violations):
+        lines.append(f"other programs used the cores: {QUIET_MACHINE}")
     return lines
 
 
@@ -396,22 +470,38 @@ def _label_lines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _next_lines(sweep: Sweep, records: Sequence[Record], results: Results) -> list[str]:
-    """Return the commands to try next, each with what it shows, as lines of markup."""
+def _next_lines(
+    sweep: Sweep, records: Sequence[Record], results: Results, run_command: str
+) -> list[str]:
+    """Return the commands to try next, each with what it shows, as lines of markup.
+
+    If no trial is done, they are about what went wrong.
+    """
     name = shlex.quote(sweep.name)
-    seeds = shown_seeds(sweep, records)
-    seeds += [max(seeds) + number for number in range(1, MORE_SEEDS + 1)]
-    more = f"repeats={sweep.repeats + 1}"
-    if len(seeds) <= MOST_SEEDS:
-        more = f"seeds={','.join(map(str, seeds))}"
-    purposes = {
-        f"harness ui{results.flag}": "curves and comparisons in MLflow",
-        f"harness show {name} --phases{results.flag}": "where the time of a step goes",
-        f"harness run … --set {more}": "more trials; finished ones are not repeated",
-    }
+    purposes = {f"harness ui{results.flag}": "curves and comparisons in MLflow"}
+    if any(record.status == "done" for record in records):
+        purposes[f"harness show {name} --phases{results.flag}"] = "where the time of a step goes"
+        if run_command:
+            more = f"{run_command} --set {_more_trials(sweep, records)}"
+            purposes[more] = "more trials; finished ones are not repeated"
+    else:
+        failed = [record.trial.id for record in records if record.failure is not None]
+        if failed:
+            logs = f"harness status logs {failed[0]}{results.flag}"
+            purposes = {logs: "what the first trial that failed has printed"}
     width = max(len(command) for command in purposes)
     lines: list[str] = []
     for command, purpose in purposes.items():
         heading = "" if lines else "next"
         lines.append(f"{heading:{COMMAND_INDENT}}{escape(f'{command:{width}}')}  [dim]{purpose}[/]")
     return lines
+
+
+def _more_trials(sweep: Sweep, records: Sequence[Record]) -> str:
+    """Return the setting of a sweep that adds trials: further seeds, or a repeat if there are many."""
+    seeds = shown_seeds(sweep, records)
+    count = max(MORE_SEEDS, fmt.ENOUGH_SEEDS - len(seeds))
+    seeds += [max(seeds) + number for number in range(1, count + 1)]
+    if len(seeds) > MOST_SEEDS:
+        return f"repeats={sweep.repeats + 1}"
+    return f"seeds={','.join(map(str, seeds))}"

@@ -65,9 +65,10 @@ class RunView:
         self.progress.stop()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Show how many trials will run, and how many have a record already.
+        """Show how many trials will run, for how long, and how many have a record already.
 
-        With `--until` there is a plan for each further repeat, whose trials are added.
+        Further lines say what is left out, and whether other programs use the machine. With `--until`
+        there is a plan for each further repeat, whose trials are added.
         """
         self.planned_count += len(pending)
         self.progress.update(self.bar, total=self.planned_count)
@@ -76,10 +77,13 @@ class RunView:
         already_done = f", {len(finished)} already there" if finished else ""
         self.console.print_markup(
             f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}"
+            f"{self.describe_time(pending)}"
         )
         if self.planned_count == len(pending):  # not again for further repeats
             for line in conflict_lines(self.sweep.whole()):
                 self.console.print_markup(escape(line))
+            for line in self.machine_lines(pending):
+                self.console.print_markup(f"[yellow]{escape(line)}[/]")
         folder = self.results.sweep_folder(self.sweep.name)
         other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
         for line in other_code_lines(self.sweep, other_code):
@@ -90,6 +94,14 @@ class RunView:
                 f"profile: {counted(untraced_count, 'finished trial')} without a trace;"
                 " --force runs them again, with one"
             )
+
+    def describe_time(self, pending: Sequence[Trial]) -> str:
+        """Return the end of the first line: how long the trials will take, if that is known."""
+        return ""
+
+    def machine_lines(self, pending: Sequence[Trial]) -> list[str]:
+        """Return what to know of the machine before the trials run on it."""
+        return []
 
     def on_trial_start(self, trial: Trial) -> None:
         """Name the trial next to the bar, or in a row below it if others run too."""

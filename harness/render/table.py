@@ -12,6 +12,7 @@ Look = Literal[
     # Phases of a step, in a bar of the terminal.
     "data wait", "to device", "forward", "backward", "communication", "optimizer",
 ]  # fmt: skip
+MAX_WIDTH = 100  # columns of the terminal that a table with wrapped texts takes
 TERMINAL_STYLES: Mapping[Look, str] = {  # Rich's
     "plain": "",
     "best": "bold green",
@@ -51,21 +52,36 @@ class Table:
     """Rows of texts below titles; the first column names the rows."""
 
     def __init__(
-        self, columns: Iterable[str], numbers: Iterable[str] = (), shortened: Iterable[str] = ()
+        self,
+        columns: Iterable[str],
+        numbers: Iterable[str] = (),
+        shortened: Iterable[str] = (),
+        wrapped: Iterable[str] = (),
     ) -> None:
         """Begin a table without rows.
 
-        The columns `numbers` are aligned to the right, and `shortened` are cut off where a live
-        display is narrow. Both may name columns that the table does not have.
+        The columns `numbers` are aligned to the right, `shortened` are cut off where a live display
+        is narrow, and `wrapped` take several lines where the table would be wider than MAX_WIDTH. All
+        may name columns that the table does not have.
         """
         self.columns = list(columns)
         self.numbers = frozenset(numbers)
         self.shortened = frozenset(shortened)
+        self.wrapped = frozenset(wrapped)
         self.rows: list[Sequence[Content]] = []
 
     def add_row(self, *row: Content) -> None:
         """Add a row, with the content of each column."""
         self.rows.append(row)
+
+    def without(self, column: str) -> Table:
+        """Return the table without a column."""
+        index = self.columns.index(column)
+        columns = [*self.columns[:index], *self.columns[index + 1 :]]
+        table = Table(columns, self.numbers, self.shortened, self.wrapped)
+        for row in self.rows:
+            table.add_row(*row[:index], *row[index + 1 :])
+        return table
 
 
 @dataclass(frozen=True, kw_only=True)

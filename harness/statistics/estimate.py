@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -43,6 +43,20 @@ class Estimate:
     degrees_of_freedom: float  # of the standard error
     count: int  # pairs, or values of the side that has fewer
     paired: bool  # whether it is a mean of differences, or a difference of means
+
+    def with_count(self, count: int) -> Estimate:
+        """Return the estimate that more values of the same mean and spread would give.
+
+        A standard error that is zero or unknown stays so.
+        """
+        if not self.standard_error:
+            return replace(self, count=count)
+        return replace(
+            self,
+            standard_error=self.standard_error * math.sqrt(self.count / count),
+            degrees_of_freedom=self.degrees_of_freedom * (count - 1) / (self.count - 1),
+            count=count,
+        )
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return Student's interval; it is infinite where the standard error is unknown."""

@@ -37,11 +37,13 @@ COMMANDS = commands(cli.command_tree())
 # All options, in the order in which the help lists them.
 OPTIONS = {
     "guide": "",
+    "guide search": "",
     "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --json --all",
     "axes": "",
     "run": (
         "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "
-        "--retry-failed --force --fail-fast --selftest --until --budget --parallel --no-wait --verbose"
+        "--retry-failed --force --fail-fast --selftest --until --budget --parallel --no-wait --verbose "
+        "--wide"
     ),
     "check": "--set --data --only --cell --cluster --results --seed --verbose --json",
     "find-lr": "--set --data --only --cell --cluster --results --steps --epochs --seeds --json",
@@ -49,7 +51,7 @@ OPTIONS = {
         "--cluster --set --seeds --epochs --steps --data --only --cell --results --retry-failed "
         "--parallel --dry-run"
     ),
-    "show": "--only --cell --results --phases --pivot --format --columns --output --verbose",
+    "show": "--only --cell --results --phases --pivot --format --columns --output --verbose --wide",
     "compare": (
         "--across --by --min-effect --accuracy-margin --to-reach --steps-margin --correction "
         "--effects --results --tracking-uri --json"

@@ -34,7 +34,7 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "index.md").write_text("[Gate](gate.md), [base](baseline.md)", encoding="utf-8")
     (tmp_path / "gate.md").write_text(GATE, encoding="utf-8")
     (tmp_path / "baseline.md").write_text(BASELINE, encoding="utf-8")
-    (tmp_path / "axes.md").write_text("Without a heading.", encoding="utf-8")
+    (tmp_path / "axes.md").write_text("Without the heading.", encoding="utf-8")
     for module in (guide, pages):
         monkeypatch.setattr(module, "read_pages", lambda: read_pages(tmp_path))
     return tmp_path
@@ -49,9 +49,9 @@ def test_topics_are_listed_with_title_and_summary_in_the_order_of_the_index(manu
         "baseline  Baselines",
         "          Results to compare with.",
         "axes      axes",
-        "          Without a heading.",
+        "          Without the heading.",
         "",
-        "Show a page with: harness guide TOPIC",
+        "Show a page with: harness guide TOPIC; look for a word with: harness guide search WORD",
     ]
 
 
@@ -90,6 +90,54 @@ def test_an_unknown_topic_is_bad_input(manual: Path) -> None:
     )
 
 
+def test_a_word_of_one_heading_shows_its_page(manual: Path) -> None:
+    ended = harness("guide", "Changes")
+    assert (ended.code, ended.out) == (0, GATE)
+
+
+def test_a_word_of_several_pages_lists_them(manual: Path) -> None:
+    ended = harness("guide", "the")
+    assert ended.code == 0
+    assert ended.out.splitlines() == [
+        "harness guide gate  Gate changes",
+        "     6  See [the baselines](baseline.md#save) too.",
+        "harness guide axes  axes",
+        "     1  Without the heading.",
+    ]
+
+
+def test_a_search_names_the_pages_and_their_lines_headings_first(manual: Path) -> None:
+    ended = harness("guide", "search", "baselines")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "harness guide baseline  Baselines",
+        "     1  # Baselines",
+        "     4  $ harness gate baseline show",
+        "harness guide gate      Gate changes",
+        "     6  See [the baselines](baseline.md#save) too.",
+    ]
+
+
+def test_a_search_shows_some_lines_of_a_page_and_the_number_of_the_others(manual: Path) -> None:
+    (manual / "axes.md").write_text("a seed\n" * 7, encoding="utf-8")
+    lines = harness("guide", "search", "a", "seed").out.splitlines()
+    assert len(lines) == 1 + guide.MOST_LINES + 1
+    assert lines[-1] == "        and 2 more lines"
+
+
+def test_a_search_for_what_no_page_has_is_bad_input(manual: Path) -> None:
+    ended = harness("guide", "search", "teapot")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        "harness: guide search teapot: found on no page; allowed: a word of the manual\n"
+    )
+
+
+def test_a_comment_in_code_is_no_heading() -> None:
+    page = Page(topic="code", text="Text.\n\n```yaml\n# sweep.yaml\n```\n\n## Last\n")
+    assert page.headings == ["Last"]
+
+
 def test_the_shell_offers_topics(manual: Path) -> None:
     assert complete_topics("") == ["gate", "baseline", "axes"]
     assert complete_topics("ga") == ["gate"]
@@ -109,6 +157,13 @@ def test_summary_is_empty_for_a_page_without_a_paragraph() -> None:
 
 class TestManual:
     """The pages that come with the harness."""
+
+    @pytest.mark.parametrize(
+        ("word", "topic"), [("strategies", "sweeps"), ("strategy", "sweeps"), ("slurm", "slurm")]
+    )
+    def test_a_word_shows_the_page_that_treats_it(self, word: str, topic: str) -> None:
+        (page,) = [page for page in read_pages() if page.topic == topic]
+        assert harness("guide", word).out == page.text
 
     def test_every_page_has_a_title_and_a_summary(self) -> None:
         for page in read_pages():

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from harness.measure.host import CoreUse, CoreUseTotals, Counters, ThisHost
+from harness.measure.host import CoreUse, CoreUseTotals, Counters, ThisHost, load_of_others
 from tests.support.running import wait_until
 
 
@@ -172,3 +172,23 @@ class TestCoreUse:
                 other.kill()
                 other.wait()
         assert totals.shares()["cpu_wait"] > 0.2
+
+
+@pytest.mark.parametrize(
+    ("loadavg", "load"),
+    [
+        ("12.00 9.00 5.00 14/320 4711\n", 12.0),
+        ("12.00 9.00 5.00 1/320 4711\n", 0.0),  # what caused it has ended
+        ("0.20 0.10 0.05 9/320 4711\n", 0.2),  # a burst
+        ("unreadable", None),
+    ],
+)
+def test_load_of_others_is_that_of_the_last_minute_and_of_now(
+    tmp_path: Path, loadavg: str, load: float | None
+) -> None:
+    (tmp_path / "loadavg").write_text(loadavg, encoding="ascii")
+    assert load_of_others(tmp_path) == load
+
+
+def test_load_is_unknown_where_the_kernel_does_not_say(tmp_path: Path) -> None:
+    assert load_of_others(tmp_path) is None

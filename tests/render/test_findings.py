@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from harness.analysis.sweep_result import SweepResult
-from harness.render.findings import WorkloadFinding, findings
+from harness.render.findings import WorkloadFinding, conclusions, findings, too_few_notes
 from harness.spec.cell import Cell
 from tests.factories import make_cell
 from tests.support.results import make_result
@@ -52,3 +56,63 @@ def test_a_cell_without_rivals_is_neither_certain_nor_uncertain() -> None:
     won = finding((REFERENCE, [100.0, 101.0]))
     assert won.is_certain is None
     assert won.sentences[0] == "fp32 reaches 100 samples/s; no other cell was measured."
+
+
+def sentences(*speeds_by_cell: tuple[Cell, list[float]]) -> list[str]:
+    """Return the sentences on a sweep of cells with these samples/s, one trial for each."""
+    cells = [make_result(speeds, cell=cell) for cell, speeds in speeds_by_cell]
+    result = SweepResult(name="demo", cells=cells)
+    return conclusions(result, result, lambda cell: cell.axes.precision)
+
+
+def test_a_decided_sweep_has_a_fastest_cell_and_nothing_open() -> None:
+    assert sentences((REFERENCE, [100.0, 101.0, 99.0]), (OTHER, [200.0, 202.0, 198.0])) == [
+        "Fastest: bf16 with 200 samples/s, certain at 95%.",
+        "Equal in speed: none is shown to be.",
+        "Undecided: none.",
+    ]
+
+
+def test_cells_that_are_shown_to_be_the_same_are_named() -> None:
+    same = [100.0, 100.01, 99.99, 100.0, 100.02]
+    assert sentences((REFERENCE, same), (OTHER, same[::-1]))[1:] == [
+        "Equal in speed: bf16 and fp32.",
+        "Undecided: none.",
+    ]
+
+
+def test_an_open_comparison_says_how_many_seeds_would_settle_it() -> None:
+    noisy = (REFERENCE, [100.0, 100.0, 100.0, 100.0]), (OTHER, [110.0, 90.0, 112.0, 111.0])
+    fastest, _, undecided = sentences(*noisy)
+    assert fastest == "Fastest: bf16 with 105 samples/s, not certain: fp32 may be as fast."
+    match = re.fullmatch(
+        r"Undecided: bf16 against fp32; about (\d+) seeds would settle it\.", undecided
+    )
+    assert match is not None
+    assert 5 <= int(match[1]) <= 30
+
+
+def test_noise_that_hides_an_effect_calls_for_longer_trials() -> None:
+    hopeless = (REFERENCE, [100.0, 100.0, 100.0]), (OTHER, [300.0, 33.0, 101.0])
+    assert sentences(*hopeless)[2] == (
+        "Undecided: bf16 against fp32; more seeds will hardly settle it, longer trials may."
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_trials_take_five_seeds(count: int) -> None:
+    few = (REFERENCE, [100.0, 130.0][:count]), (OTHER, [120.0, 90.0][:count])
+    assert sentences(*few)[2] == "Undecided: bf16 against fp32; that takes 5 seeds or more."
+
+
+def test_one_cell_has_its_speed_only() -> None:
+    assert sentences((REFERENCE, [100.0, 101.0])) == [
+        "fp32 reaches 100 samples/s; no other cell was measured."
+    ]
+    assert sentences((REFERENCE, [])) == []
+
+
+def test_too_few_trials_for_an_interval_are_said_once() -> None:
+    two = make_result([100.0, 101.0])
+    assert too_few_notes([two, two]) == ["2 trials: too few for an interval; 5 seeds suffice"]
+    assert too_few_notes([make_result([100.0]), make_result([100.0, 101.0, 99.0])]) == []

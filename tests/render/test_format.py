@@ -35,10 +35,23 @@ def test_counts() -> None:
 
 def test_means_have_an_interval_where_it_is_known() -> None:
     assert fmt.throughput(Interval(12345.6, (12222.2, 12469.0), 3)) == "12,346 ±1.0%"
-    assert fmt.throughput(Interval(100.0, (20.0, 500.0), 2)) == "100 (20 to 500)"
+    assert fmt.throughput(Interval(100.0, (20.0, 500.0), 3)) == "100 (20 to 500)"
     assert fmt.throughput(Interval(12345.6, None, 1)) == "12,346"
     assert fmt.metric(Interval(0.91234, (0.91111, 0.91357), 3)) == "0.9123 ±0.0012"
     assert fmt.metric(Interval(0.91234, None, 1)) == "0.9123"
+
+
+def test_two_values_are_too_few_for_an_interval() -> None:
+    assert fmt.throughput(Interval(100.0, (0.3, 23722.7), 2)) == "100"
+    assert fmt.metric(Interval(0.91234, (0.1, 1.7), 2)) == "0.9123"
+    assert fmt.effect_interval(verdict(SPEED, -0.2, 0.3)) == fmt.MISSING
+    assert fmt.effect_interval(verdict(SPEED, -0.2, 0.3, 0.1)) != fmt.MISSING
+
+
+def test_two_values_that_decide_a_verdict_have_an_interval() -> None:
+    decided = verdict(SPEED, 0.7, 0.7001)
+    assert decided.outcome == "better"
+    assert fmt.effect_interval(decided).startswith("2.0")
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

@@ -12,6 +12,7 @@ from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.across import in_memory_ranks
 from harness.records.record import Interruption, Record
 from harness.render.format import interruption_note
+from harness.render.plan import QUIET_MACHINE
 from harness.render.results import show_results
 from harness.render.run import trial_line
 from harness.spec.sweep import Sweep
@@ -148,6 +149,47 @@ def test_commands_to_try_next_look_where_the_results_are(
     monkeypatch.setenv("HARNESS_RESULTS", str(results.path))
     show_results(sweep, shown, results, trouble="down")
     assert "--results" not in capsys.readouterr().out
+
+
+def test_more_trials_are_suggested_by_a_command_that_can_be_pasted(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "harness run demo.yaml --only precision=fp32"
+    show_results(sweep, records(sweep.cells[0]), results, run_command=command)
+    assert f"{command} --set seeds=0,1,2,3,4,5,6 " in capsys.readouterr().out
+    show_results(sweep, records(sweep.cells[0]), results)
+    assert "harness run" not in capsys.readouterr().out
+
+
+def test_a_total_failure_suggests_a_log_and_no_more_trials(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [make_record(sweep.cells[0], seed=seed, status="failed") for seed in (0, 1)]
+    show_results(sweep, failed, results, run_command="harness run demo.yaml")
+    shown = capsys.readouterr().out
+    (line,) = [line for line in shown.splitlines() if line.startswith("next")]
+    assert f"harness status logs {failed[0].trial.id} --results {results.path}" in line
+    assert "more trials" not in shown
+    assert "--phases" not in shown
+
+
+def test_trials_that_others_disturbed_name_the_remedy(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited = "contention: rank 0 on host: waited for a core of others: found 50.0%"
+    shown = [make_record(sweep.cells[0], status="invalid", invalid=[waited])]
+    show_results(sweep, shown, results)
+    assert f"other programs used the cores: {QUIET_MACHINE}" in capsys.readouterr().out
+
+
+def test_results_begin_with_sentences(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slower = [*records(sweep.cells[0]), *records(sweep.cells[1], slower=0.25)]
+    show_results(sweep, slower, results)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Fastest: fp32 with ")
+    assert lines[1:4] == ["Equal in speed: none is shown to be.", "Undecided: none.", ""]
 
 
 def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Results) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 from rich.console import Console
 
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
-from harness.render.console import as_rich
-from harness.render.results import result_table
+from harness.render.console import TerminalConsole, as_rich, fits, narrowed, show_table
+from harness.render.results import narrow_table, result_table
+from harness.render.table import Table
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
@@ -25,23 +27,50 @@ def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
     return [line.split() for line in captured.get().splitlines()[1:]]
 
 
-def test_one_trial_has_no_interval_and_several_have_students_interval(tmp_path: Path) -> None:
-    sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
-    fast, slow = (
-        make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * (1 + seed)) for seed in (0, 1)
-    )
-    assert fast.summary is not None
-    assert slow.summary is not None
-    (row,) = rows(load(tmp_path, length={"steps": 100}, warmup=2), [fast])
-    assert row[2] == f"{fast.summary.throughput:,.0f}"
-    (row,) = rows(sweep, [fast, slow])
-    fast_rate, slow_rate = fast.summary.throughput or 0.0, slow.summary.throughput or 0.0
-    # Two values: the half width is Student's 12.706 times half their distance, on the log scale.
-    mean = math.sqrt(fast_rate * slow_rate)
-    factor = math.exp(12.706204736 * abs(math.log(fast_rate / slow_rate)) / 2)
+def test_three_trials_have_students_interval_and_fewer_have_none(tmp_path: Path) -> None:
+    sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1, 2])
+    records = []
+    for seed in (0, 1, 2):
+        records.append(make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * 2**seed))
+    logs = [math.log(record.summary.throughput or 0.0) for record in records if record.summary]
+    for count in (1, 2):
+        (row,) = rows(sweep, records[:count])
+        assert row[2] == f"{math.exp(sum(logs[:count]) / count):,.0f}"
+        assert "to" not in row
+    (row,) = rows(sweep, records)
+    # Of three values, the half width is Student's 4.303 times their deviation over sqrt(3).
+    factor = math.exp(4.302652730 * stdev(logs) / math.sqrt(3))
+    mean = math.exp(fmean(logs))
     bounds = [f"({mean / factor:,.0f}", "to", f"{mean * factor:,.0f})"]
     assert row[2:6] == [f"{mean:,.0f}", *bounds]
-    assert row[-2:] == ["2/2", "done"]
+    assert row[-2:] == ["3/3", "done"]
+
+
+def test_a_wide_table_names_cells_instead_of_their_ids_and_axes(tmp_path: Path) -> None:
+    matrix = {
+        "precision": ["fp32", "bf16"],
+        "execution": ["eager", "compile:max-autotune"],
+        "deterministic": [False, True],
+        "grad_accum_steps": [1, 2],
+        "num_workers": [0, 2],
+    }
+    sweep = load(tmp_path, length={"steps": 100}, warmup=2, matrix=matrix)
+    result = SweepResult.of_records(sweep, [make_record(cell) for cell in sweep.cells])
+    assert not fits(result_table(sweep, result))
+    table = narrow_table(sweep, result)
+    assert table.columns[:2] == ["workload", "cell"]
+    console = TerminalConsole(width=200)
+    with console.capture() as captured:
+        show_table(console, table)
+    shown = captured.get()
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+def test_columns_are_left_out_in_their_order_until_a_table_fits() -> None:
+    table = Table(["name", "long", "longer"], ["long"])
+    table.add_row("a", "b" * 60, "c" * 70)
+    assert narrowed(table, ["absent", "long", "longer"]).columns == ["name", "longer"]
+    assert table.columns == ["name", "long", "longer"]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,15 @@ def test_paired_and_welch_by_hand() -> None:
     assert sides.degrees_of_freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
 
 
+def test_more_values_of_the_same_spread_have_a_smaller_error() -> None:
+    estimate = paired([0.1, 0.2, 0.3, 0.4])
+    more = estimate.with_count(16)
+    assert (more.value, more.count, more.degrees_of_freedom) == (estimate.value, 16, 15)
+    assert more.standard_error == pytest.approx((estimate.standard_error or 0) / 2)
+    assert paired([0.1]).with_count(9).standard_error is None
+    assert paired([0.0, 0.0]).with_count(9).standard_error == 0
+
+
 def test_drift_between_the_sides_by_hand() -> None:
     """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of freedom."""
     drift = Drift(deviation=2.0, degrees_of_freedom=10)

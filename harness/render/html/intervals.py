@@ -101,7 +101,10 @@ def _ratio(label: str, row: MetricRow) -> Ratio:
     """Return the ratio of a row of a comparison."""
     verdict = row.verdict
     return Ratio(
-        label=label, value=verdict.effect, bounds=verdict.interval, badge=fmt.verdict_badge(row)
+        label=label,
+        value=verdict.effect,
+        bounds=fmt.shown_effect_bounds(verdict),
+        badge=fmt.verdict_badge(row),
     )
 
 
@@ -199,14 +202,14 @@ def _metric_group(
     bounds: list[float] = []
     for _, metric in evaluated:
         means.append(metric.mean)
-        bounds += metric.bounds or ()
+        bounds += fmt.shown_bounds(metric) or ()
     scale = Scale(means, bounds)
     rows = []
     for cell, metric in evaluated:
         row = report.result.metric_row(cell.cell)
         badge = NO_BADGE if row is None else fmt.verdict_badge(row)
         text = fmt.metric(metric)
-        rows.append(scale.span(cell.name, metric.mean, metric.bounds, text, badge))
+        rows.append(scale.span(cell.name, metric.mean, fmt.shown_bounds(metric), text, badge))
     first_cell = evaluated[0][0]
     target_name = "target metric"
     if first_cell.result.target is not None:

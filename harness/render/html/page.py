@@ -24,7 +24,7 @@ from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
-from harness.render.findings import findings
+from harness.render.findings import findings, too_few_notes
 from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.preflight import norm_table
@@ -108,11 +108,12 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     repeats = counted(report.repeats, "repeat")
     environments = [record.rank0.environment for record in report.records if record.rank0]
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
+    per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]
     # A dict keeps the order in which the machines were used.
     return [
         ("cells", _cell_counts(report, workloads)),
         ("trials", _trial_counts(report)),
-        ("per cell", f"{seeds}, {repeats}"),
+        ("per cell", "; ".join(per_cell)),
         ("measured", f"{moment}, in {fmt.duration(ended - started)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]
