@@ -210,9 +210,10 @@ def _problem(kind: Any, members: list[Any], value: Any, refusal: str) -> str:
             names.append(_name_of(member))
     if choices and (isinstance(value, str) or not names):
         return f"{found}; {did_you_mean(value, [*choices, *names])}"
-    if isinstance(value, Mapping) and MAPPING in names:
-        return refusal  # of a `__post_init__`, which says what was found and what is allowed
-    if TYPE_NAMES.get(type(value), LIST) in names:
+    if isinstance(value, Mapping):
+        if MAPPING in names:
+            return refusal  # of a `__post_init__`, which says what was found and what is allowed
+    elif TYPE_NAMES.get(type(value), LIST) in names:
         return f"{found}: {refusal}"  # such as the length of a tuple
     return f"{found}; allowed: {' or '.join(names + choices)}"
 

@@ -237,6 +237,11 @@ VALUES = [
         " a list of them ([0])",
     ),
     param(
+        "seeds-mapping",
+        GOOD + "seeds: {a: 1}\n",
+        'sweep.yaml:4: seeds: found {"a": 1}; allowed: a list',
+    ),
+    param(
         "seeds-text", GOOD + "seeds: three\n", 'sweep.yaml:4: seeds: found "three"; allowed: a list'
     ),
     param(
