@@ -159,11 +159,11 @@ def _effect_sentences(result: SweepResult, workload: str) -> list[str]:
     return [f"On average over the other axes, {'; '.join(clauses[:MAX_NAMES])}."]
 
 
-def conclusions(result: SweepResult, judged: SweepResult, name: CellName) -> list[str]:
+def conclusions(result: SweepResult, name: CellName) -> list[str]:
     """Return three sentences on the speed of a sweep's cells: the fastest, equal ones, and open ones.
 
-    `judged` has the verdicts on the cells that have several trials. Without a second measured cell of
-    any workload there is no sentence on equal or open ones, and without a measured cell none at all.
+    Without a second measured cell of any workload there is no sentence on equal or open ones, and
+    without a measured cell none at all.
     """
     measured = list(filter(result.ranking, result.workloads))
     contested = [workload for workload in measured if len(result.ranking(workload)) > 1]
@@ -172,13 +172,13 @@ def conclusions(result: SweepResult, judged: SweepResult, name: CellName) -> lis
     fastest = [_fastest_clause(result, workload, name) for workload in contested]
     rows = []
     for cell_result in result.cells:
-        row = judged.throughput_row(cell_result.cell) or result.throughput_row(cell_result.cell)
+        row = result.throughput_row(cell_result.cell)
         if row is not None:
             rows.append(row)
     return [
         f"Fastest: {'; '.join(fastest)}.",
         _equal_sentence(rows, name),
-        _open_sentence(judged, rows, name),
+        _open_sentence(result, rows, name),
     ]
 
 
@@ -206,7 +206,7 @@ def _equal_sentence(rows: Sequence[MetricRow], name: CellName) -> str:
     return f"Equal in speed: {fmt.listed(pairs, MAX_NAMES)}."
 
 
-def _open_sentence(judged: SweepResult, rows: Sequence[MetricRow], name: CellName) -> str:
+def _open_sentence(result: SweepResult, rows: Sequence[MetricRow], name: CellName) -> str:
     """Say which cells have no verdict, and how many seeds would give them one."""
     open_rows = [row for row in rows if row.verdict.outcome == "inconclusive"]
     if not open_rows:
@@ -216,7 +216,7 @@ def _open_sentence(judged: SweepResult, rows: Sequence[MetricRow], name: CellNam
     if any(row.verdict.estimate.count < fmt.FEWEST_VALUES for row in open_rows):
         return f"{undecided}; that takes {fmt.ENOUGH_SEEDS} seeds or more."
     pronoun = "it" if len(open_rows) == 1 else "all"
-    seeds = judged.seeds_to_settle()
+    seeds = result.seeds_to_settle()
     if seeds is None:
         return f"{undecided}; more seeds will hardly settle {pronoun}, longer trials may."
     return f"{undecided}; about {seeds} seeds would settle {pronoun}."

@@ -192,21 +192,10 @@ def marks_legend(sweep: Sweep) -> str:
     return f"{CERTAIN} certainly the fastest of its workload, {HIGHEST} the best mean; "
 
 
-def with_repeated_cells(result: SweepResult) -> SweepResult:
-    """Return the result without cells of a single trial, which has no interval."""
-    repeated: list[CellResult] = []
-    for cell_result in result.cells:
-        if cell_result.planned > 1:
-            repeated.append(cell_result)
-    if len(repeated) == len(result.cells):
-        return result  # its comparison may have been made already
-    return SweepResult(name=result.name, cells=repeated)
-
-
 def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) -> None:
     """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
 
-    Prints nothing where no workload has two measured cells. Unless it is `wide`, the table has no more
+    Prints nothing where no workload has two cells of several trials. Unless it is `wide`, the table has no more
     columns than fit.
     """
     if result.comparison is None or not result.comparison.rows:
@@ -216,6 +205,8 @@ def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) 
     table = Table([*VERDICT_COLUMNS, *metric_column], VERDICT_NUMBERS, wrapped=wrapped)
     for workload, cells in result.workloads.items():
         _add_workload(table, result, workload, cells, has_metric=bool(metric_column))
+    if not table.rows:
+        return
     if not wide:
         table = narrowed(table, OPTIONAL_VERDICT_COLUMNS)
     console.print()
@@ -273,6 +264,8 @@ def _add_workload(
         speed = result.throughput_row(cell)
         if speed is None:  # the reference itself, or a cell that was not measured
             continue
+        if cell_result.planned == 1:  # a single trial has no interval
+            continue
         texts: list[Content] = [
             workload,
             fmt.cell_name(cell, axes),
@@ -307,8 +300,7 @@ def show_results(
     console = TerminalConsole()
     records, peaks = with_measured_peaks(records, results)
     result = SweepResult.of_records(sweep, records)
-    judged = with_repeated_cells(result)
-    sentences = conclusions(result, judged, _full_namer(result))
+    sentences = conclusions(result, _full_namer(result))
     for sentence in sentences:
         console.print_text(sentence)
     if sentences:
@@ -334,7 +326,7 @@ def show_results(
     for line in lines + _earlier_lines(sweep, records):
         console.print_markup(line)
     if has_intervals:
-        show_verdicts(console, judged, wide=wide)
+        show_verdicts(console, result, wide=wide)
     _show_parity(console, sweep, records, results)
     remarks = _status_lines(records)
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]

@@ -7,7 +7,10 @@ import re
 import pytest
 
 from harness.analysis.sweep_result import SweepResult
+from harness.render.console import TerminalConsole
 from harness.render.findings import WorkloadFinding, conclusions, findings, too_few_notes
+from harness.render.format import effect_interval
+from harness.render.results import show_verdicts
 from harness.spec.cell import Cell
 from tests.factories import make_cell
 from tests.support.results import make_result
@@ -62,7 +65,7 @@ def sentences(*speeds_by_cell: tuple[Cell, list[float]]) -> list[str]:
     """Return the sentences on a sweep of cells with these samples/s, one trial for each."""
     cells = [make_result(speeds, cell=cell) for cell, speeds in speeds_by_cell]
     result = SweepResult(name="demo", cells=cells)
-    return conclusions(result, result, lambda cell: cell.axes.precision)
+    return conclusions(result, lambda cell: cell.axes.precision)
 
 
 def test_a_decided_sweep_has_a_fastest_cell_and_nothing_open() -> None:
@@ -116,3 +119,21 @@ def test_too_few_trials_for_an_interval_are_said_once() -> None:
     two = make_result([100.0, 101.0])
     assert too_few_notes([two, two]) == ["2 trials: too few for an interval; 5 seeds suffice"]
     assert too_few_notes([make_result([100.0]), make_result([100.0, 101.0, 99.0])]) == []
+
+
+def test_the_verdict_table_has_the_intervals_of_the_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Cells of a single trial are judged with the others, though the terminal does not list them."""
+    speeds = {"fp32": [100.0, 101.0, 99.0], "bf16": [200.0, 203.0, 196.0]}
+    cells = [make_result(values, cell=make_cell(precision=key)) for key, values in speeds.items()]
+    for label in ("cnn", "distilbert"):
+        for key in speeds:
+            cells.append(make_result([100.0], cell=make_cell(label, precision=key)))
+    result = SweepResult(name="demo", cells=cells)
+    show_verdicts(TerminalConsole(width=200), result, wide=True)
+    row = result.throughput_row(cells[1].cell)
+    assert row is not None
+    printed = capsys.readouterr().out
+    assert f" {effect_interval(row.verdict)} " in printed
+    assert "cnn" not in printed
