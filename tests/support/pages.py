@@ -125,7 +125,8 @@ def harness_calls(command: str) -> list[list[str]]:
 
 def parse_problem(arguments: list[str]) -> str | None:
     """Return what is wrong with a call of `harness`, None if command, options and arguments exist."""
-    command: Any = command_tree()
+    tree = command_tree()
+    command: Any = tree
     remaining = [token for token in arguments if token not in TOP_OPTIONS]
     while hasattr(command, "commands"):
         if remaining[:1] == ["--help"] or (not remaining and not hasattr(command, "default")):
@@ -139,7 +140,8 @@ def parse_problem(arguments: list[str]) -> str | None:
     if "--help" in remaining:  # to parse it would print the help
         return None
     try:
-        command.make_context("harness", remaining)
+        # A command keeps the names of its help option from its first context, whoever made that.
+        command.make_context("harness", remaining, **tree.context_settings)
     except TyperException as error:
         return error.format_message()
     return None
