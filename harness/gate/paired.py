@@ -450,6 +450,9 @@ def summarize_pairs(
     low, high = _ratio_bounds(fast, (1 - WHOLE_ALPHA) * budget.alpha)
     whole_low, whole_high = _ratio_bounds(whole, WHOLE_ALPHA * budget.alpha)
     decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
+    a_seconds = [sample.a_fast_seconds for sample in samples]
+    b_seconds = [sample.b_fast_seconds for sample in samples]
+    mean_seconds = [sample.mean_seconds for sample in samples]
     return PairedResult(
         verdict=verdict,
         by_whole_turns=VERDICTS[decision] != verdict,
@@ -459,9 +462,9 @@ def summarize_pairs(
         whole_ratio=math.exp(float(whole.mean())),
         whole_low=whole_low,
         whole_high=whole_high,
-        a_rate=_mean_rate([sample.a_fast_seconds for sample in samples]),
-        b_rate=_mean_rate([sample.b_fast_seconds for sample in samples]),
-        mean_rate=_mean_rate([sample.mean_seconds for sample in samples]),
+        a_rate=_mean_rate(a_seconds),
+        b_rate=_mean_rate(b_seconds),
+        mean_rate=_mean_rate(mean_seconds),
         pairs=len(samples),
         windows=sum(len(sample.turn_seconds) for sample in samples),
         seconds=sum(sample.seconds for sample in samples),

@@ -121,6 +121,34 @@ def sweep_parity(
     reference fails; logs that errors name stay.
     """
     recorded = recorded_results(results, sweep.name)
+    measured = _measure_parity(
+        sweep,
+        profile,
+        plan,
+        seed=seed,
+        max_ulp=max_ulp,
+        margin=margin,
+        on_progress=on_progress,
+        on_cell=on_cell,
+    )
+    parity = with_seeds(measured, recorded)
+    if sweep.whole() is sweep:
+        write_parity(results.sweep_folder(sweep.name), parity)
+    return parity
+
+
+def _measure_parity(
+    sweep: Sweep,
+    profile: Profile,
+    plan: ParityPlan,
+    *,
+    seed: int,
+    max_ulp: int,
+    margin: float,
+    on_progress: Callable[[str], None],
+    on_cell: Callable[[CellParity], None],
+) -> SweepParity:
+    """Measure parity in a temporary folder, which stays if a failure names a log in it."""
     with run_folder("parity") as scratch:
         measured = measure_parity(
             sweep,
@@ -132,11 +160,8 @@ def sweep_parity(
             on_cell=on_cell,
         )
         if any(cell.failure for cell in measured.cells):
-            scratch.keep()  # the failures name logs in it
-    parity = with_seeds(measured, recorded)
-    if sweep.whole() is sweep:
-        write_parity(results.sweep_folder(sweep.name), parity)
-    return parity
+            scratch.keep()
+    return measured
 
 
 def audit_settings(
@@ -149,18 +174,16 @@ def audit_settings(
     """
     plan = plan_audit(sweep)
     seed = sweep.seeds[0]
-    with run_folder("audit") as scratch:
-        parity = measure_parity(
-            sweep,
-            plan,
-            Tracer(scratch.path, profile, sweep.timeout, on_progress),
-            seed=seed,
-            max_ulp=MAX_ULP,
-            margin=0.0,
-            on_cell=lambda cell: None,
-        )
-        if any(cell.failure for cell in parity.cells):
-            scratch.keep()  # the failures name logs in it
+    parity = _measure_parity(
+        sweep,
+        profile,
+        plan,
+        seed=seed,
+        max_ulp=MAX_ULP,
+        margin=0.0,
+        on_progress=on_progress,
+        on_cell=lambda cell: None,
+    )
     taxes = []
     for pair in taxed_pairs(plan) if seconds else []:
         on_progress(f"measuring what {pair.setting} costs {pair.reference.label}")

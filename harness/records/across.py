@@ -116,11 +116,14 @@ def _telemetry(results: Sequence[RankResult]) -> TelemetryAcross | None:
     throttled = _of_every(ranks, lambda rank: rank.throttled)
     processes = _of_every(ranks, lambda rank: rank.foreign_processes)
     joules = _of_every(ranks, _joules_per_step)
+    readings = [_mean_readings(rank) for rank in ranks]
+    shares = [rank.shares for rank in ranks]
+    most_processes = None if processes is None else max(map(len, processes))
     return TelemetryAcross(
-        readings=_means([_mean_readings(rank) for rank in ranks]),
-        shares=_means([rank.shares for rank in ranks]),
+        readings=_means(readings),
+        shares=_means(shares),
         throttled=_largest(throttled or []),
-        foreign_processes=None if processes is None else max(map(len, processes)),
+        foreign_processes=most_processes,
         joules_per_step=None if joules is None else sum(joules),
     )
 
