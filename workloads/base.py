@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, default_collate
 
 from workloads.options import Settings
 
@@ -158,6 +159,9 @@ class Turn:
 class Workload(ABC):
     """What is trained. Each rank of a trial creates one instance.
 
+    A class must define `splits`, `build_model` and `loss`; everything else has a default. One with
+    `turns` needs no `loss`, and then defines how it is evaluated.
+
     Everything that a workload returns must follow from its settings and from the generators that
     the harness has seeded (`torch`, `numpy`, `random`); a trial can be reproduced only then.
 
@@ -178,9 +182,26 @@ class Workload(ABC):
         self.options = options
         self.data = data
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Have a class without its own metrics train towards the loss, which it is evaluated by."""
+        super().__init_subclass__(**keywords)
+        if cls.metrics is Workload.metrics and cls.target is Workload.target:
+            cls.target = Target("loss", higher_is_better=False)
+
     @abstractmethod
-    def splits(self) -> Splits:
-        """Return the training and the test samples, and the validation samples if there are any."""
+    def splits(self) -> Splits | Dataset[Any]:
+        """Return the training and the test samples, and the validation samples if there are any.
+
+        Each may be a torch `Dataset` with a length, whose samples `collate_fn` makes batches of. Of
+        a single `Dataset`, every tenth sample is kept for testing.
+        """
+
+    def collate_fn(self, samples: Sequence[Any]) -> Any:
+        """Return some samples of a `Dataset` as a batch: a tensor, or a tuple of tensors.
+
+        By default they are stacked, as a DataLoader does it.
+        """
+        return default_collate(list(samples))
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -190,12 +211,13 @@ class Workload(ABC):
         torch, and so may compile nothing of a bare `nn.Sequential`.
         """
 
-    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss over the batch: a scalar with a gradient.
 
-        It is a mean over samples, or over what `loss_weight` counts.
+        It is a mean over samples, or over what `loss_weight` counts. A class without `turns` must
+        define it (`missing_methods`).
         """
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def loss_weight(self, batch: Batch) -> Tensor | float:
         """Return the number that `loss` divides by, such as the number of target tokens in the batch.
@@ -208,9 +230,9 @@ class Workload(ABC):
         """
         return float(len(batch[0]))
 
-    @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return the optimizer for the model's parameters."""
+        """Return the optimizer for the model's parameters; by default AdamW at a rate of 1e-3."""
+        return AdamW((part for part in model.parameters() if part.requires_grad), lr=1e-3)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
         """Return the learning-rate schedule, or None to keep the learning rate constant.
@@ -235,17 +257,26 @@ class Workload(ABC):
         """
         return
 
-    @abstractmethod
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return what `metrics` needs of each sample, shape (samples, k) with a k of your choice."""
+        """Return what `metrics` needs of each sample, shape (samples, k) with a k of your choice.
 
-    @abstractmethod
+        By default each sample gets an equal share of the batch's summed loss and of its weight.
+        """
+        loss, samples = self.loss(model, batch).double(), len(batch[0])
+        weight = torch.as_tensor(self.loss_weight(batch), dtype=loss.dtype, device=loss.device)
+        # A batch without any weight has a loss of NaN, and counts 0.
+        total = torch.where(weight == 0, torch.zeros_like(loss), loss * weight)
+        return torch.stack([total, weight]).div(samples).expand(samples, 2)
+
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return the metrics over a whole test or validation set by name, the target among them.
 
         `rows` holds what `evaluate` returned, float64, shape (samples, k), in sample order. A sweep
-        that stops by the loss (`stop: {metric: loss}`) takes the metric `loss`.
+        that stops by the loss (`stop: {metric: loss}`) takes the metric `loss`. By default it is the
+        only one.
         """
+        total, weight = rows.sum(0).tolist()
+        return {"loss": total / weight}
 
     def predictions(self, rows: Tensor) -> Tensor | None:
         """Return the label and the predicted class of each sample, int64, shape (samples, 2).
@@ -294,13 +325,34 @@ class Workload(ABC):
         """Take back what `state_dict` returned, with all tensors unsharded and on the CPU."""
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
 
-    @abstractmethod
-    def flops_per_sample(self) -> float:
+    def flops_per_sample(self) -> float | None:
         """Return the floating-point operations of training on one sample, forward and backward.
 
         A multiply-add counts 2. This is the work that the mathematics asks for: it is what MFU is
-        computed from, so leave out what an implementation computes twice.
+        computed from, so leave out what an implementation computes twice. By default None: the
+        matrix products, convolutions and attentions of a step are counted where a rank alone can
+        compute one.
         """
+        return None
+
+
+def missing_methods(workload_class: type[Workload]) -> list[str]:
+    """Return the methods that a class must still define, sorted.
+
+    Evaluation needs a `loss`, or both `evaluate` and `metrics`, which belong together.
+    """
+    missing = set(workload_class.__abstractmethods__)
+    has_loss = workload_class.loss is not Workload.loss
+    if not has_loss and workload_class.turns is Workload.turns:
+        missing.add("loss")
+    is_default = {
+        "evaluate": workload_class.evaluate is Workload.evaluate,
+        "metrics": workload_class.metrics is Workload.metrics,
+    }
+    loss_will_do = all(is_default.values()) and (has_loss or "loss" in missing)
+    if not loss_will_do:
+        missing.update(name for name, absent in is_default.items() if absent)
+    return sorted(missing)
 
 
 class Classifier(Workload):

@@ -263,7 +263,7 @@ def _load_installed(path: str) -> type[Workload]:
 
 def _workload_in(module: ModuleType, name: str) -> type[Workload]:
     """Return the class `name` of a module; raises ValueError unless it is a complete workload."""
-    from workloads.base import Workload
+    from workloads.base import Workload, missing_methods
 
     workload = getattr(module, name, None)
     if not (isinstance(workload, type) and issubclass(workload, Workload)):
@@ -273,11 +273,11 @@ def _workload_in(module: ModuleType, name: str) -> type[Workload]:
             f"{module.__file__}: found no workload {name!r}{suggestion(name, names)};"
             f" allowed: {allowed}"
         )
-    if workload.__abstractmethods__:
-        missing = ", ".join(sorted(workload.__abstractmethods__))
+    missing = missing_methods(workload)
+    if missing:
         raise ValueError(
-            f"{module.__file__}: found no {missing} in {name}; allowed: a class that defines all"
-            " abstract methods"
+            f"{module.__file__}: found no {', '.join(missing)} in {name}; allowed: a class that"
+            f" defines {'it' if len(missing) == 1 else 'them'}"
         )
     return workload
 
@@ -288,14 +288,14 @@ def _only_workload_in(module: ModuleType, uses: str) -> type[Workload]:
     What the file imports does not count, nor do classes that leave methods to those derived from
     them. Where there is no other, such a class counts, so that what it lacks is named.
     """
-    from workloads.base import Workload
+    from workloads.base import Workload, missing_methods
 
     classes: list[type[Workload]] = []
     for name, value in vars(module).items():
         is_workload = isinstance(value, type) and issubclass(value, Workload)
         if is_workload and (value.__module__, value.__name__) == (module.__name__, name):
             classes.append(value)
-    complete = [workload for workload in classes if not workload.__abstractmethods__]
+    complete = [workload for workload in classes if not missing_methods(workload)]
     names = [workload.__name__ for workload in complete or classes]
     if len(names) == 1:
         return _workload_in(module, names[0])
@@ -310,8 +310,8 @@ def _only_workload_in(module: ModuleType, uses: str) -> type[Workload]:
 
 def _is_complete_workload(value: object) -> bool:
     """Return whether `value` is a workload class without abstract methods."""
-    from workloads.base import Workload
+    from workloads.base import Workload, missing_methods
 
     if not isinstance(value, type) or not issubclass(value, Workload):
         return False
-    return not value.__abstractmethods__
+    return not missing_methods(value)

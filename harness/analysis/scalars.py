@@ -144,7 +144,7 @@ def intensity(record: Record) -> float | None:
     """Return the FLOP of a sample per byte of its memory traffic, None if that is unknown."""
     if record.summary is None or record.rank0 is None:
         return None
-    if not record.rank0.bytes_per_sample:
+    if not record.rank0.bytes_per_sample or record.rank0.flops_per_sample is None:
         return None
     return record.rank0.flops_per_sample / record.rank0.bytes_per_sample
 

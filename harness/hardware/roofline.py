@@ -118,6 +118,8 @@ def roofline_point(record: Record, machine: Machine) -> RooflinePoint | None:
         return None
     if record.rank0 is None or not record.rank0.bytes_per_sample:
         return None
+    if record.rank0.flops_per_sample is None:
+        return None
     return RooflinePoint(
         flops_per_s=achieved,
         intensity=record.rank0.flops_per_sample / record.rank0.bytes_per_sample,
@@ -164,6 +166,8 @@ def _vendor_peak_of(record: Record) -> float | None:
 def _achieved_flops_per_s(record: Record) -> float | None:
     """Return the FLOP/s that one rank achieved."""
     if record.summary is None or record.summary.throughput is None or record.rank0 is None:
+        return None
+    if record.rank0.flops_per_sample is None:
         return None
     return mfu(
         record.summary.throughput,

@@ -32,6 +32,7 @@ from harness.spec.files import describe_dynamic_files
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Classifier, Samples, Workload
 from workloads.code import is_installed
+from workloads.datasets import load_splits
 
 CODE_SUFFIXES = (".py", ".pyc", ".so")
 MACHINE = ("/dev/", "/etc/", "/proc/", "/run/", "/sys/", "/usr/")  # folders of what belongs to it
@@ -82,7 +83,7 @@ def check_repeatable(probe: Probe) -> CheckFinding:
     # A generator may be seeded by whole seconds.
     time.sleep(max(0.0, probe.started + CLOCK_SECONDS - time.monotonic()))
     seed_everything(probe.seed)
-    again = draw(probe.workload.splits(), probe.seed)
+    again = draw(load_splits(probe.workload), probe.seed)
     for name, batch in first.items():
         if name not in again or not _equal(batch, again[name]):
             return problem(f"the same seed gives other {name} samples at another time", SEED_IT)

@@ -36,6 +36,7 @@ from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload
 from workloads.catalog import find_source
+from workloads.datasets import load_splits
 
 Check = Callable[[Probe], CheckFinding]
 
@@ -99,7 +100,8 @@ def examine(
     """
     started = time.monotonic()
     seed_everything(seed)
-    probe = Probe(workload=workload, splits=workload.splits(), axes=axes, device=device, seed=seed)
+    splits = load_splits(workload)
+    probe = Probe(workload=workload, splits=splits, axes=axes, device=device, seed=seed)
     findings: list[CheckFinding] = []
     for name, check in REQUIRED.items():
         finding = _run(name, partial(check, probe))

@@ -30,8 +30,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # major number has records in tests/records/schemas, which must always be readable. 6.1 has the moments
 # of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
-# without its comments.
-SCHEMA = "6.4"
+# without its comments; 6.5 trainings whose FLOPs are unknown.
+SCHEMA = "6.5"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -193,7 +193,8 @@ class Rank0Report:
     target: TargetMetric
     steps_per_epoch: Number  # optimizer steps
     parameter_count: Number  # of the whole model, also where ranks hold shards
-    flops_per_sample: Amount  # of forward and backward, as the workload states them
+    # Of forward and backward, as the workload states them or torch counts them; None where neither can.
+    flops_per_sample: Amount | None
     evaluations: Sequence[Evaluation]  # in their order
     parameter_digest: str  # of the parameters at the end
     environment: Environment

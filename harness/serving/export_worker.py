@@ -32,6 +32,7 @@ from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from workloads.base import Workload
+from workloads.datasets import load_splits
 
 
 def export_model(
@@ -54,7 +55,7 @@ def export(
     message, as it has for a model whose tolerance can't be measured.
     """
     cell, base_folder = assignment.trial.cell, Path(assignment.base_folder)
-    samples = workload.splits().test
+    samples = load_splits(workload).test
     model = load_trained(workload, cell, base_folder, Path(order.checkpoint), device)
     exporter, target = EXPORTERS[order.format], Path(order.target)
 

@@ -43,6 +43,7 @@ from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from workloads.base import Workload
+from workloads.datasets import load_splits
 
 BATCHES = 16  # different ones of the test set that calls go through
 # Runtimes keep their threads spinning for a while after a call, so that the next one starts sooner.
@@ -82,7 +83,7 @@ def measure_groups(
     """
     cell = assignment.trial.cell
     compile_cache.share_cache(cell.workload.uses, device)
-    samples = workload.splits().test
+    samples = load_splits(workload).test
     checkpoint, base_folder = Path(order.checkpoint), Path(assignment.base_folder)
     eager = load_trained(workload, cell, base_folder, checkpoint, device)
     exported = []

@@ -47,6 +47,7 @@ from harness.training.strategies.base import Strategy
 from harness.training.workload_state import WorkloadState
 from workloads.axis import CustomAxis
 from workloads.base import Batch, Splits, Workload
+from workloads.datasets import load_splits
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -244,7 +245,7 @@ def _load_splits(
         if is_first_on_machine:
             prepare_page_cache(workload.data.files(), axes.page_cache)
         mesh.barrier()
-    splits = workload.splits()
+    splits = load_splits(workload)
     if getattr(splits.train, "reads_files", False):
         if not is_first_on_machine:
             return splits, None

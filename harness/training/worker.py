@@ -33,6 +33,7 @@ from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, Storag
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
 from harness.measure.collectives import count_collectives
+from harness.measure.flops import flops_per_sample
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records.assignment import Assignment
 from harness.records.environment import Environment, describe_environment
@@ -56,6 +57,7 @@ from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
+from workloads.base import Batch
 
 # How gloo and NCCL report that a rank waited too long; neither has an error type for it.
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
@@ -242,7 +244,7 @@ def _rank0_report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
-        flops_per_sample=parts.workload.flops_per_sample(),
+        flops_per_sample=_flops_per_sample(parts),
         evaluations=trainer.state.evaluations,
         parameter_digest=parameter_digest,
         environment=_environment(parts.assignment),
@@ -306,18 +308,41 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
     None where a rank alone can't compute a loss, where a step has several losses, and where
     memory does not suffice.
     """
-    if parts.strategy.shards_parameters or len(parts.optimizers) > 1:
+    if not _can_compute_alone(parts):
         return None
-    axes, device = parts.axes, parts.mesh.device
-    samples = parts.splits.train.batch(range(parts.mesh.micro_batch_size(axes)))
-    batch = place_batch(samples, axes, device)
-    forward_backward = bytes_per_sample(
-        parts.workload, parts.model, batch, partial(autocast, axes, device)
-    )
+    axes = parts.axes
+    forward = partial(autocast, axes, parts.mesh.device)
+    forward_backward = bytes_per_sample(parts.workload, parts.model, _micro_batch(parts), forward)
     if forward_backward is None:
         return None
     optimizer = optimizer_bytes(parts.optimizers[0]) / parts.mesh.rank_batch_size(axes)
     return forward_backward + optimizer
+
+
+def _flops_per_sample(parts: TrialParts) -> float | None:
+    """Return the operations of training on a sample: what the workload says, else what is counted.
+
+    They are counted in one more forward and backward of rank 0 alone. None where it can't compute
+    that, and where layers compute their activations twice, which is no work of the model.
+    """
+    stated = parts.workload.flops_per_sample()
+    if stated is not None:
+        return stated
+    if not _can_compute_alone(parts) or parts.axes.activation_checkpointing:
+        return None
+    forward = partial(autocast, parts.axes, parts.mesh.device)
+    return flops_per_sample(parts.workload, parts.model, _micro_batch(parts), forward)
+
+
+def _can_compute_alone(parts: TrialParts) -> bool:
+    """Return whether rank 0 alone can compute the loss of a step: whole, and the only one."""
+    return not parts.strategy.shards_parameters and len(parts.optimizers) == 1
+
+
+def _micro_batch(parts: TrialParts) -> Batch:
+    """Return the first samples of the training set, as many as a micro-batch has, on the device."""
+    samples = parts.splits.train.batch(range(parts.mesh.micro_batch_size(parts.axes)))
+    return place_batch(samples, parts.axes, parts.mesh.device)
 
 
 def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:

@@ -63,6 +63,7 @@ def test_every_trial_is_held_against_the_measured_peak(records: dict[str, Record
         assert record.summary is not None
         assert record.rank0 is not None
         assert record.summary.throughput is not None
+        assert record.rank0.flops_per_sample is not None
         achieved = (
             record.summary.throughput
             * record.rank0.flops_per_sample

@@ -7,11 +7,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.base import Workload
+from workloads.datasets import load_splits
 
 
 def counted_per_sample(workload: Workload, samples: int) -> float:
     """Floating-point operations of one forward and backward pass, by torch's own counter."""
-    train = workload.splits().train
+    train = load_splits(workload).train
     model = workload.build_model()
     # Fused attention computes its scores again in backward; written out as products, each is
     # counted once.

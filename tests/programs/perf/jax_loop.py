@@ -17,6 +17,7 @@ from harness.records.assignment import Assignment
 from harness.training.entry import load_workload
 from harness.training.ranks import derive_seed, seed_everything
 from tests.support.tree import TOP
+from workloads.datasets import load_splits
 
 
 class JaxLoop:
@@ -94,7 +95,7 @@ def _write_inputs(assignment: Assignment, folder: Path) -> None:
     """Write what the process trains with, as the harness would begin the same trial."""
     trial = assignment.trial
     workload = load_workload(assignment)
-    samples = workload.splits().train
+    samples = load_splits(workload).train
     images, labels = samples.batch(range(len(samples)))
     seed_everything(trial.seed)
     model = workload.build_model()

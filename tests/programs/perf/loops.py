@@ -24,6 +24,7 @@ from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
 from tests.support.training import CPU, NoEvaluation, make_trainer
 from workloads.base import Batch, Samples, Workload
+from workloads.datasets import load_splits
 
 
 class Loop(Protocol):
@@ -78,7 +79,7 @@ class Bare:
     ) -> None:
         """Prepare a rank's training, which needs no other rank unless `shares_gradients`."""
         cell = trial.cell
-        samples = workload.splits().train
+        samples = load_splits(workload).train
         order = BatchOrder(
             samples=len(samples),
             batch_size=cell.axes.batch_size,
@@ -131,7 +132,7 @@ class Textbook:
     """
 
     def __init__(self, trial: Trial, workload: Workload, device: torch.device = CPU) -> None:
-        samples = workload.splits().train
+        samples = load_splits(workload).train
         seed_everything(trial.seed)
         self.workload = workload
         self.device = device

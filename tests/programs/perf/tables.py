@@ -37,6 +37,7 @@ from tests.programs.perf.loops import Harness, Textbook
 from tests.programs.perf.overhead import DATA
 from tests.programs.perf.race import Race, estimate_ratio
 from tests.support.sweeps import load
+from workloads.datasets import load_splits
 
 PLANNED_STEPS = 50_000  # for which learning-rate schedules are made; more than are ever trained
 # The steps whose losses must agree, and by how much they may differ, as a share. In fp32 the
@@ -112,7 +113,7 @@ def measure(assignments: dict[str, Assignment], folder: Path, windows: int) -> R
             difference = largest_difference(race.loops[name].losses, reference)
             if not difference <= LOSS_TOLERANCE:
                 raise RuntimeError(f"{label}: {name} computed other losses, by {difference:.1e}")
-        samples = len(load_workload(eager).splits().train)
+        samples = len(load_splits(load_workload(eager)).train)
         windows_per_epoch = (samples // cell.axes.batch_size) / steps
         epoch_seconds = {}
         for name, seconds in race.seconds.items():

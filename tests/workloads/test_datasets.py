@@ -1,0 +1,222 @@
+"""Workloads of torch's Datasets, and workloads that leave to the harness what has a default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from harness.measure.flops import flops_per_sample
+from tests.support.training import make_assignment, make_trainer
+from workloads import Batch, Settings, Splits, Turn, Workload
+from workloads.base import missing_methods
+from workloads.catalog import load_class
+from workloads.datasets import load_splits
+
+SAMPLES, FEATURES = 200, 6
+
+
+def make_set() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+class Line(Workload):
+    """No more than what must be defined: model, data and loss."""
+
+    def splits(self) -> Any:
+        return make_set()
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(FEATURES, 1)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def make(kind: type[Workload]) -> Workload:
+    return kind(Settings(), Settings())
+
+
+def test_model_data_and_loss_are_enough(tmp_path: Path) -> None:
+    workload = make(Line)
+    trainer = make_trainer(make_assignment(steps=40), workload, tmp_path)
+    trainer.run()
+    (evaluation,) = trainer.state.evaluations
+    test = load_splits(workload).test.batch(range(SAMPLES // 10))
+    with torch.no_grad():
+        expected = workload.loss(trainer.parts.model, test).item()
+    assert evaluation.metrics == {"loss": pytest.approx(expected)}
+    assert (trainer.target.name, trainer.target.higher_is_better) == ("loss", False)
+    (optimizer,) = trainer.parts.optimizers
+    assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("AdamW", 1e-3)
+
+
+def test_of_one_data_set_every_tenth_sample_is_for_testing() -> None:
+    whole, splits = make_set(), load_splits(make(Line))
+    assert (len(splits.train), len(splits.test)) == (180, 20)
+    assert torch.equal(splits.test.batch([0, 1])[0], whole.tensors[0][[9, 19]])
+    assert torch.equal(splits.train.batch([8, 9])[0], whole.tensors[0][[8, 10]])
+
+
+class Words(Dataset[Tensor]):
+    """Sentences of different lengths, whose samples a collate function pads."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((index + 1,), index)
+
+
+class Padded(Line):
+    def splits(self) -> Any:
+        return Splits(Words(), make_set())  # type: ignore[arg-type]
+
+    def collate_fn(self, samples: Sequence[Any]) -> Any:
+        if isinstance(samples[0], Tensor):
+            return pad_sequence(list(samples), batch_first=True)
+        return super().collate_fn(samples)
+
+
+def test_a_batch_is_what_the_collate_function_makes_of_the_samples() -> None:
+    splits = load_splits(make(Padded))
+    (words,) = splits.train.batch([0, 2])
+    assert words.tolist() == [[0, 0, 0], [2, 2, 2]]
+    inputs, _ = splits.test.batch([5, 3])
+    assert torch.equal(inputs, make_set().tensors[0][[5, 3]])
+
+
+def pad(samples: Sequence[Any]) -> Any:
+    return torch.stack(list(samples))
+
+
+class Stream(IterableDataset[Tensor]):
+    """A data set without samples by index."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (
+            Splits(DataLoader(make_set(), batch_size=16), make_set()),  # type: ignore[arg-type]
+            r"found a DataLoader for train; write its `.dataset` there, as in `Splits\(train_loader"
+            r".dataset, test_loader.dataset\)`, and `batch_size = 16` in the class: the harness makes",
+        ),
+        (
+            DataLoader(make_set(), batch_size=4, collate_fn=pad),
+            r"found a DataLoader; .*, and `collate_fn = staticmethod\(pad\)`: the harness makes",
+        ),
+        (Splits(make_set(), Stream()), "found a Stream for test; allowed: Splits"),  # type: ignore[arg-type]
+        ((make_set(), make_set()), "found a tuple of TensorDataset; allowed: Splits"),
+        (None, "found a NoneType; allowed: Splits"),
+    ],
+    ids=["DataLoader", "with collate", "iterable", "tuple", "nothing"],
+)
+def test_what_is_no_data_set_is_told_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, splits: Any, message: str
+) -> None:
+    monkeypatch.setattr(Line, "splits", lambda self: splits)
+    with pytest.raises(TypeError, match=rf"Line.splits\(\): {message}"):
+        load_splits(make(Line))
+
+
+def test_a_batch_of_no_tensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Line, "collate_fn", lambda self, samples: {"x": samples})
+    with pytest.raises(TypeError, match=r"collate_fn\(\): found a dict of x; allowed: a tensor or"):
+        load_splits(make(Line)).train.batch([0])
+
+
+class Net(nn.Module):
+    """Two layers with dropout and statistics, which counting leaves as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.layers(inputs)
+        return result
+
+
+def test_flops_are_counted_where_they_are_not_stated() -> None:
+    workload, model = make(Line), Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random_numbers = torch.get_rng_state()
+    counted = flops_per_sample(
+        workload, model, load_splits(workload).train.batch(range(4)), torch.enable_grad
+    )
+    # Forward, the gradient of each weight, and that of the second layer's input.
+    assert counted == 2 * 2 * (FEATURES * 8 + 8) + 2 * 8
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Turned(Workload):
+    """Says how it steps and how it is evaluated, and has neither a loss nor an optimizer."""
+
+    def splits(self) -> Any:
+        return make_set()
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(FEATURES, 1)
+
+    def turns(self, model: nn.Module) -> list[Turn]:
+        optimizer: Optimizer = SGD(model.parameters(), lr=0.01)
+        return [Turn("", optimizer, lambda module, batch: module(batch[0]).square().mean())]
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
+        result: Tensor = model(batch[0])
+        return result
+
+    def metrics(self, rows: Tensor) -> dict[str, float]:
+        return {"accuracy": float(rows.mean())}
+
+
+def test_with_turns_neither_loss_nor_optimizer_is_asked_for(tmp_path: Path) -> None:
+    assert missing_methods(Turned) == []
+    trainer = make_trainer(make_assignment(steps=3), make(Turned), tmp_path)
+    trainer.run()
+    assert len(trainer.state.losses) == 3
+
+
+MINE = """
+from workloads import Workload
+
+class Mine(Workload):
+    def splits(self): ...
+    def build_model(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "missing"),
+    [
+        ("", "loss"),
+        ("    def loss(self, model, batch): ...", ""),
+        ("    def turns(self, model): ...", "evaluate, metrics"),
+        ("    def turns(self, model): ...\n    def loss(self, model, batch): ...", ""),
+        ("    def loss(self, model, batch): ...\n    def metrics(self, rows): ...", "evaluate"),
+    ],
+)
+def test_what_a_class_lacks_is_named(tmp_path: Path, methods: str, missing: str) -> None:
+    (tmp_path / "mine.py").write_text(MINE + methods)
+    if not missing:
+        assert load_class("mine.py:Mine", tmp_path).__name__ == "Mine"
+        return
+    with pytest.raises(ValueError, match=f"found no {missing} in Mine; allowed: a class that"):
+        load_class("mine.py:Mine", tmp_path)
