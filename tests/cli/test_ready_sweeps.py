@@ -69,6 +69,7 @@ def data() -> Path:
     return DATA
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_the_mlp_reaches_a_mean_of_95_percent_on_mnist(tmp_path: Path, data: Path) -> None:
     only = [
@@ -94,6 +95,7 @@ def test_the_cnn_reaches_98_percent_on_mnist(tmp_path: Path, data: Path) -> None
     assert accuracy >= 0.98
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_a_distilbert_from_scratch_reaches_85_percent_on_tickets(
     tmp_path: Path, data: Path

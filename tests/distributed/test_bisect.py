@@ -73,6 +73,7 @@ def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: R
     assert processes_below(repository.path) == []
 
 
+@pytest.mark.nightly
 def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> None:
     ended = harness("gate", "bisect", "good", "mended", str(repository.sweep), "--bits", "--json")
     assert ended.code == 0, ended.err + ended.out

@@ -22,6 +22,7 @@ def louder(script: str) -> str:
     return script.replace(" sweep.yaml ", " sweep.yaml --min-effect 20% ")
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_githubs_job_lets_a_pull_request_in_that_changes_nothing(tmp_path: Path) -> None:
     repository = Repository(tmp_path, slower=0.0)

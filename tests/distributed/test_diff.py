@@ -34,6 +34,7 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> TraceDiff:
     return diff_traced(tracer, traced(a), traced(b))
 
 
+@pytest.mark.nightly
 def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_path: Path) -> None:
     """tests/programs/mutants has all kinds of defects."""
     axes = {"strategy": "ddp", "world_size": 2}

@@ -79,6 +79,7 @@ def test_ctrl_c_saves_all_and_resumed_trials_end_with_the_bits_of_lone_ones(tmp_
     assert digests(records) == digests(lone_records)
 
 
+@pytest.mark.nightly
 def test_a_failure_ends_no_neighbor_unless_it_is_to_stop_the_sweep(tmp_path: Path) -> None:
     variants: dict[str, dict[str, Any]] = {
         "killed": {"options": {"kill_at": 3}},

@@ -80,6 +80,7 @@ def digests(records: list[Record]) -> dict[str, set[str]]:
     return by_workload
 
 
+@pytest.mark.nightly
 def test_all_arrangements_compute_the_same_bits(tmp_path: Path) -> None:
     records = run(sweep_of(tmp_path, "tree", WORKLOADS, steps=12), slots=4)
     # Two of the arrangements have four ranks, and one has small buckets.

@@ -99,6 +99,7 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
     assert not Path("pwned").exists()
 
 
+@pytest.mark.nightly
 def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path: Path) -> None:
     """The trial that hangs until its time is over does so in a job next to that of the others.
 

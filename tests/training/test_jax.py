@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from harness.records.assignment import Assignment
 from tests.programs.perf.jax_loop import JaxLoop, largest_difference
 from tests.programs.perf.loops import Harness
@@ -20,6 +22,7 @@ STEPS = 14  # more than an epoch of the digits
 TOLERANCE = 1e-7
 
 
+@pytest.mark.nightly
 def test_jax_computes_the_losses_of_torch(tmp_path: Path) -> None:
     entry = {"data": {"source": "digits"}, "options": {"dropout": 0.0, "width": 4}}
     length = {"steps": STEPS}
