@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,17 +145,24 @@ def _records_of_cell(results: Results, name: str) -> Named:
     return Named(records=_read_records(folder, cells, cell_name), folder=folder)
 
 
-def find_trial(results: Results, name: str) -> tuple[Record, Path]:
+def find_trial(
+    results: Results, name: str, cell: str = "", *, best: bool = False
+) -> tuple[Record, Path]:
     """Return the one trial that a name stands for, and its folder.
 
-    Raises BadInput for none, for several, and for one that was not done.
+    `cell` limits the trials to those of a cell, as `is_named` takes its name. Of several, `best` is
+    the one with the best target metric. Raises BadInput for none, for several otherwise, and for one
+    that was not done.
     """
     named = find(results, name)
-    ids = [record.trial.id for record in named.records]
-    if len(ids) != 1:
-        listed = ", ".join(ids[:10]) or "none"
-        raise BadInput(f"{name}: found {len(ids)} trials ({listed}); allowed: the name of one")
-    (record,) = named.records
+    records = list(named.records)
+    if cell:
+        records = [record for record in records if is_named(record.trial.cell, cell)]
+    if best:
+        records = [best_record(records, name)]
+    if len(records) != 1:
+        raise BadInput(f"{name}: {_not_one(named.records, records)}")
+    (record,) = records
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
     folder = Path(name)
@@ -163,6 +171,42 @@ def find_trial(results: Results, name: str) -> tuple[Record, Path]:
     elif named.folder is not None and not folder.is_dir():
         folder = named.folder / record.trial.id
     return record, folder
+
+
+def _not_one(all_records: Sequence[Record], chosen: Sequence[Record]) -> str:
+    """Return an error on a name that stands for several trials, or of which a cell left none."""
+    if not chosen:
+        labels = dict.fromkeys(record.trial.cell.label for record in all_records)
+        return f"--cell names none of its cells; allowed: one of {', '.join(list(labels)[:10])}"
+    ids = ", ".join(record.trial.id for record in chosen[:3])
+    return f"found {len(chosen)} trials; allowed: one: --best, --cell CELL --best, or its id ({ids}, …)"
+
+
+def best_record(records: Sequence[Record], name: str) -> Record:
+    """Return the record of the trial with the best target metric, by its best evaluation.
+
+    Raises BadInput if no trial was done, and for trials of several workloads, whose metrics don't
+    compare. `name` is what the trials were asked for by.
+    """
+    workloads = dict.fromkeys(record.trial.cell.workload.label for record in records)
+    if len(workloads) > 1:
+        raise BadInput(
+            f"--best: {name} has the workloads {', '.join(workloads)}, whose metrics don't compare;"
+            f" needed: --cell workload={next(iter(workloads))}, or another"
+        )
+    best, best_value = None, -math.inf
+    for record in records:
+        if record.status != "done" or record.summary is None or record.rank0 is None:
+            continue
+        metric = record.summary.best_metric
+        if metric is None:
+            continue
+        value = metric if record.rank0.target.higher_is_better else -metric
+        if best is None or value > best_value:
+            best, best_value = record, value
+    if best is None:
+        raise BadInput(f"--best: {name} has no trial that is done and has a metric; needed: one")
+    return best
 
 
 def _holders(cells_by_folder: Mapping[Path, Sequence[Cell]], name: str) -> dict[Path, list[Cell]]:

@@ -59,6 +59,11 @@ class SweepResult:
             cells += join(parts)
         return SweepResult(name=sweep.name, cells=cells, records=by_cell, goal=goal)
 
+    @property
+    def all_cells(self) -> list[Cell]:
+        """The cells without their results."""
+        return [result.cell for result in self.cells]
+
     @cached_property
     def workloads(self) -> dict[str, list[CellResult]]:
         """The cells by the label of their workload."""

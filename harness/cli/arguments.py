@@ -107,6 +107,19 @@ CellsOption = Annotated[
         " (strategy=ddp,precision=bf16). Repeatable.",
     ),
 ]
+# Of the trials that have run.
+CellOption = Annotated[
+    str,
+    typer.Option(
+        "--cell",
+        metavar="CELL",
+        help="Of several trials, those of this cell: its id, the start of it, its label, or"
+        " settings that it has.",
+    ),
+]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="Of several trials, the one with the best target metric.")
+]
 ClusterOption = Annotated[
     str,
     typer.Option(

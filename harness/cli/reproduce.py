@@ -13,6 +13,8 @@ import typer
 
 from harness.cli.arguments import (
     AccuracyMarginOption,
+    BestOption,
+    CellOption,
     CellsOption,
     ClusterOption,
     DataOption,
@@ -340,7 +342,8 @@ def audit(
 @app.command(
     epilog=examples(
         "harness reproduce mlp-45dbdb38d5-s0-r0",
-        "harness reproduce nightly --seed 0 --cell mlp-45dbdb38d5 --at-least equivalent",
+        "harness reproduce nightly --best",
+        "harness reproduce nightly --seed 0 --cell strategy=ddp --at-least equivalent",
         "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded --strict",
         "harness reproduce mlflow:0123456789abcdef0123456789abcdef --data /data/mnist",
         "harness reproduce reproduced-mlp-45dbdb38d5-s0-r0-20260101T120000 --check",
@@ -378,15 +381,8 @@ def reproduce(
     seed: Annotated[
         list[int], typer.Option("--seed", help="Of several trials, those of this seed. Repeatable.")
     ] = [],  # noqa: B006 - typer copies it
-    cell: Annotated[
-        str,
-        typer.Option(
-            "--cell",
-            metavar="CELL",
-            help="Of several trials, those of this cell: its id, the start of it, its label, or"
-            " settings that it has.",
-        ),
-    ] = "",
+    cell: CellOption = "",
+    best: BestOption = False,
     margin: AccuracyMarginOption = 0.01,
     data: DataOption = [],  # noqa: B006
     base: Annotated[
@@ -438,7 +434,7 @@ def reproduce(
         rung=choose("--at-least", at_least, RUNGS[:-1]), same_conditions=strict, margin=margin
     )
     options = Options(code=whose_code, data=data, base=base)
-    chosen = select_originals(Results(results), run, tracking_uri, seed, cell)
+    chosen = select_originals(Results(results), run, tracking_uri, seed, cell, best=best)
     folder = output or Path(_bundle_name(run, chosen))
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from harness.cli.arguments import (
+    BestOption,
+    CellOption,
     ClusterOption,
     NoWaitOption,
     ResultsOption,
@@ -34,7 +36,8 @@ MAX_THREADS = 4096
 
 @app.command(
     epilog=examples(
-        "harness export mlp-45dbdb38d5-s0-r0 --to onnx",
+        "harness export my-sweep --best --to onnx",
+        "harness export my-sweep --cell strategy=ddp --best --to torch-export",
         "harness export mlp-45dbdb38d5-s0-r0 --to onnx,aotinductor --batch-size 1,32 --threads 1",
         "harness export distilbert-45dbdb38d5-s0-r0 --to save_pretrained --calls 0",
         "harness export mlp-45dbdb38d5-s0-r0 --format markdown",
@@ -46,10 +49,12 @@ def export(
         typer.Argument(
             metavar="TRIAL",
             help="A trial on record that has kept its best parameters: its id, its folder or its"
-            " record.",
+            " record; or a sweep or a cell, with --best.",
             autocompletion=complete_trials,
         ),
     ],
+    best: BestOption = False,
+    cell: CellOption = "",
     to: Annotated[
         str,
         typer.Option(
@@ -141,7 +146,7 @@ def export(
     table = choose_format(table_format, output) if table_format or output else None
     plan = _plan(batch_sizes, threads, calls, parse_duration(budget, "--budget", at_least=0.1))
     results_folder = Results(results)
-    record, folder = find_trial(results_folder, trial)
+    record, folder = find_trial(results_folder, trial, cell, best=best)
     trial_folder = TrialFolder(folder)
     if formats:
         from harness.interface.serving import export_model

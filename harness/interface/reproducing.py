@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
 from harness.analysis.rungs import MAX_ULP
-from harness.analysis.selection import BASELINE, find, recorded_results
+from harness.analysis.selection import BASELINE, best_record, find, recorded_results
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.gate.tax import Tax, measure_tax
@@ -246,11 +246,18 @@ def choose_trials(
 
 
 def select_originals(
-    results: Results, run: str, tracking_uri: str | None, seeds: Sequence[int], cell: str
+    results: Results,
+    run: str,
+    tracking_uri: str | None,
+    seeds: Sequence[int],
+    cell: str,
+    *,
+    best: bool,
 ) -> list[Original]:
     """Return the trials on record that a name stands for; raises BadInput for none.
 
-    `baseline` alone is that of this machine's hardware.
+    `baseline` alone is that of this machine's hardware. `best` leaves only the trial with the best
+    target metric, which baselines don't have.
     """
     from harness.tracking import Tracker
 
@@ -260,7 +267,12 @@ def select_originals(
         key = machine_key(hardware, "cuda" if hardware.gpus else "cpu")
         name = f"{BASELINE}:{key}"
     named = find(results, name, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
-    return originals(named, seeds, cell)
+    chosen = originals(named, seeds, cell)
+    if not best:
+        return chosen
+    records = [original.record for original in chosen if original.record is not None]
+    best_trial = best_record(records, run).trial.id
+    return [original for original in chosen if original.trial.id == best_trial]
 
 
 def reproduce_trials(

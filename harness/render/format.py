@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.cells import naming_axes
 from harness.render.table import Look, Styled
 from harness.spec.axes import AXES, DEFAULTS
 from harness.spec.cell import LABEL_AXES, short_axis
@@ -373,6 +374,24 @@ def axis_texts(cell: Cell, axes: Sequence[str]) -> list[str]:
 def cell_name(cell: Cell, axes: Sequence[str]) -> str:
     """Return a cell by some of its axes, as its label spells them: `compile bf16 ddp×2 w0`."""
     return " ".join(_label_part(cell, axis) for axis in axes)
+
+
+def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[str, str]:
+    """Return a short name for each cell by its id: the axes in which those of its workload differ.
+
+    `with_workload`, the workload's label comes first if there are several workloads. The only cell of
+    all has its whole label.
+    """
+    by_workload: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_workload.setdefault(cell.workload.label, []).append(cell)
+    names = {}
+    for workload, cells_of_workload in by_workload.items():
+        axes = naming_axes(cells_of_workload)
+        prefix = f"{workload} " if with_workload and len(by_workload) > 1 else ""
+        for cell in cells_of_workload:
+            names[cell.id] = f"{prefix}{cell_name(cell, axes)}".rstrip() or cell.label
+    return names
 
 
 def _label_part(cell: Cell, axis: str) -> str:

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from rich.markup import escape
 
-from harness.analysis.cells import naming_axes, shown_seeds, summary_values, varying_axes
+from harness.analysis.cells import shown_seeds, summary_values, varying_axes
 from harness.analysis.result import CellResult
 from harness.analysis.stopping import summarize_stops
 from harness.analysis.sweep_result import SweepResult
@@ -21,12 +21,12 @@ from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, fits, narrowed, show_table
-from harness.render.findings import CellName, conclusions, mixture_sentences, too_few_notes
+from harness.render.findings import conclusions, mixture_sentences, too_few_notes
 from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
 from harness.render.plan import QUIET_MACHINE
 from harness.render.roofline import roofline_lines, with_measured_peaks
 from harness.render.table import Content, Styled, Table
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
@@ -82,7 +82,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
     if is_short:
         table = Table(["workload", "cell", *numbers, "trials"], numbers, wrapped=["cell"])
-    name = cell_namer(result)
+    names = fmt.cell_names(result.all_cells)
     marks = _marks(result)
     for cell_result in result.cells:
         cell = cell_result.cell
@@ -94,7 +94,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
         throughput = fmt.throughput(cell_result.throughput)
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
         if is_short:
-            row = [cell.workload.label, name(cell)]
+            row = [cell.workload.label, names[cell.id]]
         row.append(_marked(throughput, marks.throughput.get(cell.id)))
         row.append(fmt.milliseconds(step_seconds))
         for field in mfu_columns.values():
@@ -118,21 +118,6 @@ def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
     and the columns that matter least are left out.
     """
     return narrowed(result_table(sweep, result, is_short=True), OPTIONAL_COLUMNS)
-
-
-def cell_namer(result: SweepResult) -> CellName:
-    """Return a function that names a cell by the axes in which those of its workload differ.
-
-    The only cell of a workload has its whole label.
-    """
-    axes = {}
-    for workload, cells in result.workloads.items():
-        axes[workload] = naming_axes([cell_result.cell for cell_result in cells])
-
-    def name(cell: Cell) -> str:
-        return fmt.cell_name(cell, axes[cell.workload.label]) or cell.label
-
-    return name
 
 
 def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:
@@ -258,7 +243,7 @@ def _add_workload(
     Cells are named by the axes in which those of the workload differ. `has_metric` says whether the
     table has a column for the target metric.
     """
-    axes = naming_axes([cell_result.cell for cell_result in cells])
+    names = fmt.cell_names(cell_result.cell for cell_result in cells)
     for cell_result in cells:
         cell = cell_result.cell
         speed = result.throughput_row(cell)
@@ -268,8 +253,8 @@ def _add_workload(
             continue
         texts: list[Content] = [
             workload,
-            fmt.cell_name(cell, axes),
-            fmt.cell_name(speed.a.cell, axes),
+            names[cell.id],
+            names[speed.a.cell.id],
             fmt.effect(speed.verdict),
             fmt.effect_interval(speed.verdict),
             str(speed.verdict.question.estimate.count),
@@ -300,7 +285,8 @@ def show_results(
     console = TerminalConsole()
     records, peaks = with_measured_peaks(records, results)
     result = SweepResult.of_records(sweep, records)
-    sentences = conclusions(result, _full_namer(result))
+    names = fmt.cell_names(result.all_cells, with_workload=True)
+    sentences = conclusions(result, lambda cell: names[cell.id])
     for sentence in sentences:
         console.print_text(sentence)
     if sentences:
@@ -336,19 +322,6 @@ def show_results(
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
     for line in remarks + _next_lines(sweep, records, results, run_command):
         console.print_markup(line)
-
-
-def _full_namer(result: SweepResult) -> CellName:
-    """Return a function that names a cell of any workload, by the workload too if there are several."""
-    name = cell_namer(result)
-    if len(result.workloads) == 1:
-        return name
-
-    def full_name(cell: Cell) -> str:
-        short = name(cell)
-        return short if short == cell.label else f"{cell.workload.label} {short}"
-
-    return full_name
 
 
 def _show_parity(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.markup import escape
 
@@ -11,7 +12,7 @@ from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, show_table
 from harness.render.table import Table
-from harness.serving.record import COMPILED, EAGER, ExportedModel, TrialExport
+from harness.serving.record import COMPILED, EAGER, ExportedModel, ModelInput, TrialExport
 from harness.serving.summary import QUANTILES, ArmLatency, summarize_groups
 from harness.statistics.quantile import Quantile
 
@@ -193,6 +194,49 @@ def _columns() -> list[TableColumn]:
     ]
 
 
+def serving_lines(model: ExportedModel, folder: str) -> list[str]:
+    """Return lines of Python that load a model from a trial's folder of exports, and call it once.
+
+    The inputs are zeros: of one sample, and of two elements along other axes of varying size. A
+    comment has the axes.
+    """
+    path = Path(folder) / model.format
+    if model.format == "save_pretrained":
+        loader = model.loader or "AutoModel"
+        return [
+            f"from transformers import {loader}",
+            f"model = {loader}.from_pretrained({str(path)!r})",
+        ]
+    shapes = [f"{value.name}: {value.dtype} ({', '.join(value.shape)})" for value in model.inputs]
+    comment = f"  # {'; '.join(shapes)}" if shapes else ""
+    if model.format == "onnx":
+        feeds = [f"{value.name!r}: {_zeros(value, 'np')}" for value in model.inputs]
+        return [
+            "import numpy as np, onnxruntime",
+            f"session = onnxruntime.InferenceSession({str(path / 'model.onnx')!r})",
+            f"outputs = session.run(None, {{{', '.join(feeds)}}}){comment}",
+        ]
+    tensors = [_zeros(value, "torch") for value in model.inputs]
+    load = f"torch.export.load({str(path / 'model.pt2')!r}).module()"
+    if model.format == "aotinductor":
+        load = f"torch._inductor.aoti_load_package({str(path / 'model.pt2')!r})"
+    return ["import torch", f"model = {load}", f"outputs = model({', '.join(tensors)}){comment}"]
+
+
+def _zeros(value: ModelInput, library: str) -> str:
+    """Return the call of NumPy (`np`) or torch that makes an input of zeros."""
+    sizes = [_example_size(axis) for axis in value.shape]
+    shape = f"({', '.join(sizes)},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
+    return f"{library}.zeros({shape}, dtype={library}.{value.dtype})"
+
+
+def _example_size(axis: str) -> str:
+    """Return the size of an axis, or one that an axis of varying size may have."""
+    if axis.isdecimal():
+        return axis
+    return "1" if axis == "batch" else "2"
+
+
 def show_export(export: TrialExport, folder: str) -> None:
     """Print the models in a trial's folder and their latencies."""
     console = TerminalConsole()
@@ -207,4 +251,7 @@ def show_export(export: TrialExport, folder: str) -> None:
         show_table(console, table)
     for note in notes(export):
         console.print_text(note)
-    console.print_text(f"files: {folder}")
+    for model in export.models:
+        console.print_text(f"\nserve {model.format}:")
+        for line in serving_lines(model, folder):
+            console.print_text(f"  {line}")

@@ -48,6 +48,17 @@ class CallShape:
     example: Inputs  # of the largest call
     varying: Sequence[frozenset[int]]  # for each input, the dimensions whose size varies
 
+    def axes(self, index: int) -> list[str]:
+        """Return the size of each axis of an input, or a name for an axis whose size varies.
+
+        Inputs share the names, as in (batch, axis_1), which is that of their first axes.
+        """
+        axes = []
+        for number, size in enumerate(self.example[index].shape):
+            name = "batch" if number == 0 else f"axis_{number}"
+            axes.append(name if number in self.varying[index] else str(size))
+        return axes
+
 
 @torch.no_grad()
 def inputs_of(

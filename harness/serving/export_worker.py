@@ -18,7 +18,7 @@ from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
 from harness.serving.calls import Inputs, inputs_of, probe_calls
-from harness.serving.exporters import EXPORTERS
+from harness.serving.exporters import EXPORTERS, pretrained_name
 from harness.serving.orders import (
     ExportAnswer,
     ExportOrder,
@@ -27,6 +27,7 @@ from harness.serving.orders import (
     write_message,
 )
 from harness.serving.parity import compare
+from harness.serving.record import ModelInput
 from harness.serving.trained import load_trained
 from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
@@ -68,7 +69,7 @@ def export(
         shape = probe_calls(calls_of, len(samples), cell.axes.batch_size)
         target.mkdir(parents=True)
         with torch.no_grad():
-            exporter.write(workload, model, shape, target)
+            names = exporter.write(workload, model, shape, target)
         seconds = time.monotonic() - started
         served = exporter.load(target, model, cell.axes.num_threads)
         parity = compare(workload, model, served, samples, cell.axes, device, order.tolerance)
@@ -76,4 +77,18 @@ def export(
         return refuse(problem=str(error))
     except Exception as error:
         return refuse(problem=one_line(f"{type(error).__name__}: {error}"))
-    return ExportAnswer(problem=None, device=device.type, seconds=seconds, parity=parity)
+    inputs = []
+    for index, name in enumerate(names):
+        dtype = str(shape.example[index].dtype).removeprefix("torch.")
+        inputs.append(ModelInput(name=name, dtype=dtype, shape=shape.axes(index)))
+    loader = None
+    if order.format == "save_pretrained":
+        loader = type(model.get_submodule(pretrained_name(model))).__name__
+    return ExportAnswer(
+        problem=None,
+        device=device.type,
+        seconds=seconds,
+        parity=parity,
+        inputs=inputs,
+        loader=loader,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ ONNX_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"
 class Exporter:
     """How a model is written to a folder and loaded from it."""
 
-    write: Callable[[Workload, nn.Module, CallShape, Path], None]
+    # Returns the names of the inputs, in their order.
+    write: Callable[[Workload, nn.Module, CallShape, Path], Sequence[str]]
     # The model in eager mode is passed too, for formats that hold the parameters alone.
     load: Callable[[Path, nn.Module, int], Served]
 
@@ -56,9 +57,18 @@ def export_program(model: nn.Module, shape: CallShape) -> ExportedProgram:
         return torch.export.export(model, example, dynamic_shapes=dimensions)
 
 
-def _write_torch(workload: Workload, model: nn.Module, shape: CallShape, folder: Path) -> None:
+def _write_torch(
+    workload: Workload, model: nn.Module, shape: CallShape, folder: Path
+) -> Sequence[str]:
     """Write torch's graph."""
-    torch.export.save(export_program(model, shape), folder / TORCH_FILE)
+    program = export_program(model, shape)
+    torch.export.save(program, folder / TORCH_FILE)
+    return input_names(program)
+
+
+def input_names(program: ExportedProgram) -> list[str]:
+    """Return the names of the tensors that a graph takes, in their order."""
+    return [str(name) for name in program.graph_signature.user_inputs]
 
 
 def _load_torch(folder: Path, eager: nn.Module, threads: int) -> Served:
@@ -67,15 +77,28 @@ def _load_torch(folder: Path, eager: nn.Module, threads: int) -> Served:
     return lambda *inputs: tree_leaves(module(*inputs))
 
 
-def _write_onnx(workload: Workload, model: nn.Module, shape: CallShape, folder: Path) -> None:
-    """Write an ONNX graph; weights too large for one file get further files."""
+def _write_onnx(
+    workload: Workload, model: nn.Module, shape: CallShape, folder: Path
+) -> Sequence[str]:
+    """Write an ONNX graph, whose axes of varying size have names.
+
+    Weights too large for one file get further files.
+    """
     program = export_program(model, shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of onnxscript and of torch, about each other
         written = torch.onnx.export(program, dynamo=True, verbose=False)
     if written is None:
         raise NotApplied("torch.onnx.export returned nothing")
+    inputs = written.model.graph.inputs
+    names: dict[Any, str] = {}  # by the names that torch has given
+    for index, value in enumerate(inputs):
+        for size, name in zip(value.shape or (), shape.axes(index), strict=True):
+            if not isinstance(size, int):
+                names[str(size)] = name
+    written.rename_axes(names)
     written.save(str(folder / ONNX_FILE))
+    return [str(value.name) for value in inputs]
 
 
 def _load_onnx(folder: Path, eager: nn.Module, threads: int) -> Served:
@@ -105,17 +128,21 @@ def _load_onnx(folder: Path, eager: nn.Module, threads: int) -> Served:
     return run
 
 
-def _write_inductor(workload: Workload, model: nn.Module, shape: CallShape, folder: Path) -> None:
+def _write_inductor(
+    workload: Workload, model: nn.Module, shape: CallShape, folder: Path
+) -> Sequence[str]:
     """Compile the graph ahead of time.
 
     By default, Inductor compiles the number of threads into the code: the same file would be served
     with that many, whatever a server sets.
     """
+    program = export_program(model, shape)
     torch._inductor.aoti_compile_and_package(
-        export_program(model, shape),
+        program,
         package_path=os.fspath(folder / TORCH_FILE),
         inductor_configs={"cpp.dynamic_threads": True},
     )
+    return input_names(program)
 
 
 def _load_inductor(folder: Path, eager: nn.Module, threads: int) -> Served:
@@ -142,10 +169,13 @@ def pretrained_name(model: nn.Module) -> str:
     )
 
 
-def _write_pretrained(workload: Workload, model: nn.Module, shape: CallShape, folder: Path) -> None:
+def _write_pretrained(
+    workload: Workload, model: nn.Module, shape: CallShape, folder: Path
+) -> Sequence[str]:
     """Write the model of transformers, and the tokenizer if the workload has one.
 
-    That is an attribute `tokenizer` of the type `tokenizers.Tokenizer`.
+    That is an attribute `tokenizer` of the type `tokenizers.Tokenizer`. The model takes what its class
+    documents, so that no names are returned.
     """
     # A copy, because a configuration notes where it was saved.
     pretrained: Any = copy.deepcopy(model.get_submodule(pretrained_name(model)))
@@ -157,6 +187,7 @@ def _write_pretrained(workload: Workload, model: nn.Module, shape: CallShape, fo
     tokenizer = getattr(workload, "tokenizer", None)
     if tokenizer is not None:
         _write_tokenizer(tokenizer, folder)
+    return ()
 
 
 def _write_tokenizer(tokenizer: Any, folder: Path) -> None:

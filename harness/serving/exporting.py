@@ -184,6 +184,8 @@ def _export(
         files=digest_files(target),
         seconds=answer.seconds,
         parity=parity,
+        inputs=answer.inputs,
+        loader=answer.loader,
     )
     return model, answer.device
 

@@ -11,7 +11,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.records.bounds import Amount, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.serving.record import ExportParity, FormatName, LatencyGroup
+from harness.serving.record import ExportParity, FormatName, LatencyGroup, ModelInput
 
 ORDER_FORMAT = FileFormat(name="order of an export", is_sealed=True)
 ANSWER_FORMAT = FileFormat(name="answer of an export", is_sealed=True)
@@ -37,6 +37,8 @@ class ExportAnswer:
     device: str  # that it was exported and compared on, as torch calls its type
     seconds: Amount = 0.0  # that the export took
     parity: ExportParity | None = None
+    inputs: Sequence[ModelInput] = ()  # of the exported model
+    loader: str | None = None  # the class of transformers that loads it
 
 
 @dataclass(frozen=True, kw_only=True)

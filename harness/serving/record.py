@@ -12,7 +12,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware
 from harness.records.seal import sealed_text
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"
 EXPORT_FORMAT = FileFormat(
     name="trial's exports", schema=SCHEMA, remedy="harness export writes it again", is_sealed=True
 )
@@ -55,6 +55,15 @@ class ExportParity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelInput:
+    """A tensor that an exported model takes."""
+
+    name: str  # as the file calls it
+    dtype: str  # as NumPy calls it
+    shape: Sequence[str]  # of each axis its size, or its name where the size may vary
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportedModel:
     """A model in one format, which agrees with eager mode."""
 
@@ -63,6 +72,8 @@ class ExportedModel:
     files: Mapping[str, str]  # the SHA-256 of each, by its path in the format's folder
     seconds: Amount  # duration of the export
     parity: ExportParity
+    inputs: Sequence[ModelInput] = ()  # in the order in which they are passed
+    loader: str | None = None  # the class of transformers that loads the folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,9 @@ class Sweep:
     mllog: bool = False  # whether trials leave a log in MLPerf's format, too
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # all that the file declares, by name
+    options: Sequence[
+        str
+    ] = ()  # --set and --data with their texts, which changed the file's content
 
     @property
     def base_folder(self) -> Path:
@@ -213,6 +216,10 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         cells += _CellPlanner(file, workload, axes_matrix).cells(excluded)
     if not cells:
         raise _nothing_to_run(document, excluded)
+    options = []
+    for name, texts in (("--set", sets), ("--data", data)):
+        for text in texts:
+            options += [name, text]
     workload_seeds = {}
     for label, entry in entries.items():
         if entry.seeds is not None:
@@ -233,6 +240,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=workload_seeds,
         stacks=file.stacks,
+        options=options,
     )
     _check_trial_count(document, sweep)
     return sweep

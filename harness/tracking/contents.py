@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # The version of what a run shows of a record. Raise it when that changes: it is part of the digest
 # by which a run is known to be up to date, so that every trial is then delivered again.
-LAYOUT = 6
+LAYOUT = 7
 CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
 MLFLOW_STATUS: Mapping[Status, str] = {
@@ -52,6 +52,7 @@ MLFLOW_STATUS: Mapping[Status, str] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
+LABEL_TAG = "harness.label"  # on runs of cells and trials, whose names are short
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
 # Each delivery asks ten thousand outlines for these, which takes a quarter of a generator's time.
 STARTED, ENDED, STATUS = attrgetter("started"), attrgetter("ended"), attrgetter("status")
@@ -88,6 +89,11 @@ class TrialOutline:
     scalars: Mapping[str, float]
     facts: Mapping[str, Value]  # of its row in the table of trials
     result: CellResult  # of this trial alone
+
+    @property
+    def target(self) -> str | None:
+        """Return the name of the metric that the workload is trained towards, if it is known."""
+        return None if self.result.target is None else self.result.target.name
 
     @staticmethod
     def of(record: Record, digest: str) -> TrialOutline:
@@ -130,31 +136,31 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def trial_contents(record: Record, *, repeats: int) -> RunContents:
+def trial_contents(record: Record, *, cell_name: str = "", repeats: int) -> RunContents:
     """Return what the run of one trial shows: its params, numbers and curves.
 
-    `repeats` is the sweep's number of repeats. A run is named after its cell and seed, and after
-    its repeat only where there are several.
+    `repeats` is the sweep's number of repeats. A run is named after its cell, `cell_name`, and its
+    seed, and after its repeat only where there are several. Without a name, the cell has its label.
     """
     from mlflow.entities import Metric
 
     trial = record.trial
-    name = f"{trial.cell.label} seed {trial.seed}"
+    suffix = f"seed {trial.seed}"
     if repeats > 1 or trial.repeat:
-        name += f" repeat {trial.repeat}"
+        suffix += f" repeat {trial.repeat}"
     ended = _milliseconds(record.ended)
     metrics = []
     for number, value in scalars(record).items():
         metrics.append(Metric(number, value, ended, 0))
     metrics += curves(record)
     return RunContents(
-        name=name,
+        name=f"{cell_name or trial.cell.label} {suffix}",
         kind="trial",
         key=trial.id,
         started=_milliseconds(record.started),
         ended=ended,
         status=MLFLOW_STATUS[record.status],
-        tags=_texts(_trial_tags(record)),
+        tags=_texts({LABEL_TAG: f"{trial.cell.label} {suffix}", **_trial_tags(record)}),
         params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
         metrics=metrics,
     )
@@ -194,6 +200,7 @@ def _trial_tags(record: Record) -> dict[str, Any]:
 def cell_contents(
     outlines: Sequence[TrialOutline],
     *,
+    cell_name: str = "",
     planned: Collection[str],
     result: SweepResult | None = None,
     parity: SweepParity | None = None,
@@ -203,7 +210,8 @@ def cell_contents(
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
-    Its metrics are means over the done trials. `planned` are the ids of the trials that it should have.
+    Its metrics are means over the done trials. `cell_name` is short; without it, the cell has its
+    label. `planned` are the ids of the trials that it should have.
     `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
     was not measured, and `search` where no learning rate was searched. `error_bar` is its line of
     `error_bars`, and `picture` the leader board of its workload in Markdown; both are shown with the
@@ -219,7 +227,7 @@ def cell_contents(
         metrics[RATE] = numbers[RATE]
     metrics |= interval_metrics(cell_result)
     metrics |= rate_metrics(search, cell)
-    tags: dict[str, Any] = parity_tags(parity, cell)
+    tags: dict[str, Any] = {LABEL_TAG: cell.label, **parity_tags(parity, cell)}
     if result is not None:
         metrics |= verdict_metrics(result, cell)
         tags |= verdict_tags(result, cell)
@@ -231,7 +239,14 @@ def cell_contents(
         metrics[name] = rounded(value)
     metrics |= _count_by_status(outlines)
     return _group_contents(
-        "cell", outlines[-1].cell_id, cell.label, outlines, planned, metrics, tags, params(cell)
+        "cell",
+        outlines[-1].cell_id,
+        cell_name or cell.label,
+        outlines,
+        planned,
+        metrics,
+        tags,
+        params(cell),
     )
 
 

@@ -51,7 +51,8 @@ def headline(result: SweepResult, run_id: str, max_length: int) -> str:
     has. It has at most `max_length` characters.
     """
     answers, paragraphs = [], []
-    for finding in findings(result, lambda cell: cell.label):
+    names = _names(result)
+    for finding in findings(result, lambda cell: names[cell.id]):
         workload = f"**{escape_markdown(finding.workload)}**"
         answers.append(f"{workload}: {escape_markdown(_answer(finding))}.")
         winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
@@ -80,10 +81,16 @@ def picture(workload: str, run_id: str) -> str:
     return f"![leader board of {escape_markdown(workload)}]({address})"
 
 
+def _names(result: SweepResult) -> dict[str, str]:
+    """Return the short names of all cells by their ids, for texts that name the workload."""
+    return fmt.cell_names(result.all_cells)
+
+
 def _describe(description: str, result: SweepResult, max_rows: int) -> str:
     """Return the description with tables of at most `max_rows` rows each."""
     paragraphs = [description]
-    for finding in findings(result, lambda cell: cell.label):
+    names = _names(result)
+    for finding in findings(result, lambda cell: names[cell.id]):
         winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
         board = leader_board(result, finding.workload, max_rows)
         paragraphs += [f"**{escape_markdown(finding.workload)}**", winner, board]
@@ -99,6 +106,7 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
     Only the first `max_rows` cells are listed. Without a measured cell the text is empty.
     """
     rows = []
+    names = _names(result)
     for cell_result in result.ranking(workload):
         cell = cell_result.cell
         row = result.throughput_row(cell)
@@ -107,7 +115,7 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
             effect, interval = fmt.effect(row.verdict), fmt.effect_interval(row.verdict)
         rows.append(
             [
-                escape_markdown(cell.label),
+                escape_markdown(names[cell.id]),
                 fmt.throughput(cell_result.throughput),
                 str(len(cell_result.measured_trials)),
                 effect,

@@ -7,11 +7,13 @@ address that names it. The format is not documented, so that a browser test open
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from harness.analysis.scalars import RATE
+from harness.analysis.cells import naming_axes
+from harness.analysis.scalars import RATE, metric_name
+from harness.render.format import cell_names
 from harness.spec.cell import Cell
 from harness.tracking.contents import TrialOutline, params, text_digest
 from harness.tracking.verdicts import LETTERS
@@ -20,15 +22,15 @@ VIEW = "harness"
 DESCRIPTION_TAG = "mlflow.note.content"
 OUR_DESCRIPTION_TAG = "harness.description"  # the digests of descriptions that we have written
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
-INTERVAL = ("harness.ci_low", "harness.ci_high", "harness.ci_count")
+RATIO_AND_INTERVAL = ("harness.speedup", "harness.ci_low", "harness.ci_high", "harness.ci_count")
 INTERVAL_COLUMN = "tags.`harness.interval`"
-# The answer to which cell is fastest, and whether that is certain. It fits next to the name at 1,280
-# pixels, so that nobody has to scroll for it.
+RATE_COLUMN = f"metrics.`{RATE}`"
+# The answer to which cell is fastest, and whether that is certain. With the target metric and the
+# axes that vary after it, it fits next to the name at 1,280 pixels, so that nobody has to scroll.
 ANSWER_COLUMNS = {
     "tags.`harness.verdict`": "harness.verdict",
-    "metrics.`harness.speedup`": "harness.speedup",
     INTERVAL_COLUMN: "harness.interval",
-    f"metrics.`{RATE}`": RATE,
+    RATE_COLUMN: RATE,
 }
 PARITY_COLUMN = {"tags.`harness.parity`": "harness.parity"}
 LAST_METRICS = ("step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
@@ -38,24 +40,19 @@ NAME_COLUMN = "attributes.`Run Name`"
 CREATED_COLUMN = "runDateAndNestInfo"  # stays next to the name; its icon is that of the status
 CREATED_WIDTH = 40  # pixels: the icon alone
 LETTER_WIDTH = 7  # pixels of a column for each letter
-MARGIN = 40  # pixels of a column besides its letters
-BAR_WIDTH = MARGIN + 10 * LETTERS  # letters of Braille are wider
+MARGIN = 24  # pixels of a column besides its letters
+NAME_MARGIN = 44  # pixels of the column of names, which has a color and a button too
+BAR_WIDTH = MARGIN + 9 * LETTERS + 10 * LETTER_WIDTH  # Braille is wider; two numbers
+RATE_WIDTH = 100  # pixels: enough for the numbers, not for the long name above them
 
 
-def page(
-    experiment_id: str,
-    run_id: str | None = None,
-    base: str = "http://127.0.0.1:5000",
-    path: str = "",
-) -> str:
+def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
     """Return the address of a sweep's cells in MLflow's pages, or of one run.
 
-    `base` is the address of the server, and `path` that of the page by which `harness ui` opens
-    others. Without `run_id`, the page opens on the view that `experiment_tags` has stored with the
-    experiment.
+    `base` is the address of the server. Without `run_id`, the page opens on the view that
+    `experiment_tags` has stored with the experiment.
     """
-    root = f"{base.rstrip('/')}{path or '/'}"
-    runs = f"{root}#/experiments/{quote(experiment_id)}/runs"
+    runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs"
     workflow = "workflowType=machine_learning"
     if run_id is not None:
         return f"{runs}/{quote(run_id)}?{workflow}"
@@ -77,8 +74,11 @@ def experiment_tags(
         cells[outline.cell_id] = outline.cell
     # What trials ended at: the target metrics and the loss.
     names = set().union(*(outline.scalars for outline in outlines))
-    targets = sorted(name for name in names if name.startswith("final_"))
-    columns = _columns(list(cells.values()), targets, has_parity=has_parity)
+    final = sorted(name for name in names if name.startswith("final_"))
+    own = {metric_name(f"final_{outline.target}") for outline in outlines}
+    targets = [name for name in final if name in own]
+    others = [name for name in final if name not in own]
+    columns = _columns(list(cells.values()), targets, others, has_parity=has_parity)
     widths = _column_widths(columns, list(cells.values()))
     view = {
         "searchFilter": "tags.`harness.kind` = 'cell'",
@@ -94,7 +94,7 @@ def experiment_tags(
         ],
         "compareRunCharts": [
             _bar_chart(name, "harness")
-            for name in (RATE, "harness.speedup", *targets, *CHARTED_METRICS)
+            for name in (RATE, "harness.speedup", *targets, *others, *CHARTED_METRICS)
         ],
     }
     return {VIEW_TAG: json.dumps(view), "mlflow.experimentKind": "custom_model_development"}
@@ -116,39 +116,50 @@ def description_tags(tags: Mapping[str, str], description: str) -> dict[str, str
     return {OUR_DESCRIPTION_TAG: " ".join(sorted(digests)), DESCRIPTION_TAG: description}
 
 
-def _columns(cells: Sequence[Cell], targets: Sequence[str], *, has_parity: bool) -> dict[str, str]:
+def _columns(
+    cells: Sequence[Cell], targets: Sequence[str], others: Sequence[str], *, has_parity: bool
+) -> dict[str, str]:
     """Return MLflow's keys of the table's columns with their names, in their order.
 
-    First come verdict and ratio, then what was measured, then the params in which the cells differ.
+    First come verdict and throughput, then the target metrics and the axes that vary, then whatever
+    else was measured, `others` among it, or differs.
     """
-    columns = ANSWER_COLUMNS | _metric_columns(INTERVAL)
+    columns = ANSWER_COLUMNS | _metric_columns(targets)
+    columns |= _param_columns(map(metric_name, naming_axes(cells)))
+    columns |= _metric_columns(RATIO_AND_INTERVAL)
     if has_parity:
         columns |= PARITY_COLUMN
-    columns |= _metric_columns(targets)
-    for name in _varying_params(cells):
-        columns[f"params.`{name}`"] = name
+    columns |= _metric_columns(others)
+    columns |= _param_columns(_varying_params(cells))
     columns |= _metric_columns(LAST_METRICS)
     return columns
 
 
 def _column_widths(columns: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, int]:
-    """Return the width of each column in pixels, so that no name is cut off.
+    """Return the width of each column in pixels, so that no name of a run is cut off.
 
     MLflow gives every column the same width by default.
     """
     widths = {}
     for column, name in columns.items():
         widths[column] = MARGIN + LETTER_WIDTH * len(name)
-    longest_label = max(cells, key=lambda cell: len(cell.label)).label
+    names = cell_names(cells, with_workload=True)
+    longest_name = max(map(len, names.values()))
     widths[INTERVAL_COLUMN] = BAR_WIDTH
     widths[CREATED_COLUMN] = CREATED_WIDTH
-    widths[NAME_COLUMN] = 2 * MARGIN + LETTER_WIDTH * len(longest_label)
+    widths[RATE_COLUMN] = RATE_WIDTH
+    widths[NAME_COLUMN] = NAME_MARGIN + LETTER_WIDTH * longest_name
     return widths
 
 
 def _metric_columns(names: Sequence[str]) -> dict[str, str]:
     """Return MLflow's keys of metrics' columns with their names."""
     return {f"metrics.`{name}`": name for name in names}
+
+
+def _param_columns(names: Iterable[str]) -> dict[str, str]:
+    """Return MLflow's keys of params' columns with their names."""
+    return {f"params.`{name}`": name for name in names}
 
 
 def _varying_params(cells: Sequence[Cell]) -> list[str]:

@@ -28,8 +28,10 @@ from harness.core.text import counted
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.seal import clean_text
+from harness.records.store import read_recorded_cells
 from harness.render.chart import png_bytes
 from harness.render.confusions import draw_confusions
+from harness.render.format import cell_names
 from harness.render.preflight import draw_rates
 from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
@@ -141,6 +143,7 @@ class SweepRuns:
         self.sweep = sweep
         self.folder = folder
         self.spec: Mapping[str, Any] = {}  # the content of sweep.json, empty if there is none
+        self.names: Mapping[str, str] = {}  # the short names of cells by their ids
         # The time, the size and the inode of the sweep.json that MLflow has, once that is known.
         self.stored_spec: tuple[int, int, int] | None = None
         self.secrets = secret_values()
@@ -200,7 +203,9 @@ class SweepRuns:
 
         The order matters to whoever looks on: a parent is there before its children.
         """
-        self.spec = spec
+        if spec != self.spec or not self.names:
+            self.spec = spec
+            self.names = _cell_names(self.folder, outlines)
         result = result_of(self.sweep, self.spec, outlines)
         contents = sweep_contents(self.sweep, self.spec, outlines, result)
         sweep_run = self._update(contents, None)
@@ -258,6 +263,7 @@ class SweepRuns:
             cell = cell_outlines[0].cell
             contents = cell_contents(
                 cell_outlines,
+                cell_name=self._name(cell),
                 planned=planned_by_cell[cell_id],
                 result=result,
                 parity=parity,
@@ -390,6 +396,10 @@ class SweepRuns:
                 self._update_export(outline.trial)
         return len(incomplete)
 
+    def _name(self, cell: Cell) -> str:
+        """Return a cell's short name, the label of one that the sweep no longer plans."""
+        return self.names.get(cell.id, cell.label)
+
     def _set_tag(self, run: KnownRun, name: str, value: str) -> None:
         """Set a tag of a run."""
         self.client.set_tag(run.id, name, value)
@@ -510,12 +520,17 @@ class SweepRuns:
     def _find_complete(self, outline: TrialOutline, cell_run: KnownRun) -> KnownRun | None:
         """Return the run that shows all of a trial's record, None if there is none.
 
-        A run that hangs below another cell's run is moved below `cell_run`.
+        A run that hangs below another cell's run is moved below `cell_run`, and one that has an earlier
+        name of its cell is renamed.
         """
         for run in self.existing["trial", outline.trial]:
             if run.tags.get(RECORD_TAG) == outline.digest and run.status != "RUNNING":
                 if run.tags.get(PARENT_TAG) != cell_run.id:
                     self._set_tag(run, PARENT_TAG, cell_run.id)
+                name = f"{cell_run.name} seed {run.name.rpartition(' seed ')[2]}"
+                if run.name != name:
+                    self.client.update_run(run.id, name=name)
+                    run.name = name
                 return run
         return None
 
@@ -526,7 +541,11 @@ class SweepRuns:
         """
         trial_folder = self.folder.trial_folder(outline.trial)
         record = read_record(trial_folder.record_path)
-        contents = trial_contents(record, repeats=self.spec.get("repeats", 1))
+        contents = trial_contents(
+            record,
+            cell_name=self._name(record.trial.cell),
+            repeats=self.spec.get("repeats", 1),
+        )
         tags = {**self._tags(contents, cell_run.id), RECORD_TAG: outline.digest}
         run = self._create_empty(contents, tags)
         with staging(self.folder.delivery_folder) as aside:
@@ -584,6 +603,17 @@ class SweepRuns:
     def _clean(self, text: str) -> str:
         """Return the text without the values of secret variables and without passwords in URLs."""
         return redact_text(text, self.secrets)
+
+
+def _cell_names(folder: SweepFolder, outlines: Sequence[TrialOutline]) -> dict[str, str]:
+    """Return the short names of a sweep's cells by their ids, those without a record included.
+
+    Of a folder that holds no sweep.json, `outlines` have the cells.
+    """
+    if folder.spec_path.exists():
+        return cell_names(read_recorded_cells(folder), with_workload=True)
+    cells = {outline.cell_id: outline.cell for outline in outlines}
+    return cell_names(cells.values(), with_workload=True)
 
 
 def _by_cell(

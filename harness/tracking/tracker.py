@@ -270,8 +270,8 @@ class Tracker:
         ):
             self._connect()
 
-    def pages(self, base: str, path: str = "") -> dict[str, str]:
-        """Return the address of each sweep's page below `base` and `path`, by the sweep's name.
+    def pages(self, base: str) -> dict[str, str]:
+        """Return the address of each sweep's page below `base`, by the sweep's name.
 
         Raises TrackerDown.
         """
@@ -281,7 +281,7 @@ class Tracker:
             )
         addresses = {}
         for experiment in experiments:
-            addresses[experiment.name] = page(experiment.experiment_id, base=base, path=path)
+            addresses[experiment.name] = page(experiment.experiment_id, base=base)
         return addresses
 
     def recall(self, run_id: str) -> list[Record]:

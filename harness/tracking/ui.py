@@ -29,7 +29,6 @@ from harness.tracking.connect import SETTINGS, is_server, shown_uri
 
 DEFAULT_PORT = 5000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPENING_PATH = "/open"  # of the page that sets up the browser and goes on to MLflow's
 STARTUP_TIMEOUT = 90.0  # seconds within which the server has to answer
 
 
@@ -50,7 +49,7 @@ def serve(
         return
     try:
         with server(tracker, host, port) as base:
-            _print_addresses(tracker, base, OPENING_PATH if _has_opening_page() else "")
+            _print_addresses(tracker, base)
             print("Press Ctrl-C to end.", flush=True)
             signal.pause()
     except KeyboardInterrupt:
@@ -131,14 +130,11 @@ def _has_opening_page() -> bool:
     return bool(metadata.entry_points(group="mlflow.app", name="harness"))
 
 
-def _print_addresses(tracker: Tracker, base: str, path: str = "") -> None:
-    """Print the address of the server at `base` and of each sweep's page on it.
-
-    `path` is that of the page by which they are opened, nothing for a server that has none.
-    """
+def _print_addresses(tracker: Tracker, base: str) -> None:
+    """Print the address of the server at `base` and of each sweep's page on it."""
     shown_base = shown_uri(base)
-    print(f"MLflow shows {tracker.results.path}: {shown_base}{path}")
-    for sweep, address in tracker.pages(shown_base, path).items():
+    print(f"MLflow shows {tracker.results.path}: {shown_base}")
+    for sweep, address in tracker.pages(shown_base).items():
         print(f"  {sweep}: {address}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from harness.analysis.parity import SweepParity
@@ -16,13 +17,14 @@ from harness.analysis.scalars import RATE, metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.preflight.rates import RateSearch
 from harness.render import parity as texts
+from harness.render.format import SI_PREFIXES
 from harness.spec.cell import Cell
 from harness.tracking.markdown import comparison_note
 
 # Error bars are drawn as text, because the columns of MLflow's table hold nothing else. Letters of
 # Braille are a grid of dots, two wide and four high, and all of a font's have the same width, the
 # blank one included. So the bars of several rows share one scale.
-LETTERS = 16  # of a bar
+LETTERS = 10  # of a bar
 DOTS = 2 * LETTERS  # of a bar, from left to right
 BLANK = 0x2800  # the letter without dots, to which the bits of dots are added
 # The bits of dots in the left column of a letter, and in its right one.
@@ -144,7 +146,8 @@ def rate_metrics(search: RateSearch | None, cell: Cell) -> dict[str, float]:
 def error_bars(cells: Sequence[CellResult]) -> dict[str, str]:
     """Return a text with a line for the 95% interval and a mark at the mean, by the cell's id.
 
-    All have the same scale, which goes from the lowest bound of any cell to the highest. Cells
+    All have the same scale, whose ends stand before and after the line, as in `4.9k ⠒⡗⠒ 34k`. It
+    goes from the lowest bound of any cell to the highest, rounded down and up to two digits. Cells
     without a throughput have none.
     """
     intervals = {}
@@ -155,13 +158,29 @@ def error_bars(cells: Sequence[CellResult]) -> dict[str, str]:
             intervals[result.cell.id] = (low, mean, high)
     if not intervals:
         return {}
-    lowest = min(low for low, _, _ in intervals.values())
-    highest = max(high for _, _, high in intervals.values())
+    lowest = _two_digits(min(low for low, _, _ in intervals.values()), ROUND_FLOOR)
+    highest = _two_digits(max(high for _, _, high in intervals.values()), ROUND_CEILING)
     bars = {}
     for cell_id, (low, mean, high) in intervals.items():
         at = [_position(value, lowest, highest) for value in (low, mean, high)]
-        bars[cell_id] = _draw(*at)
+        bars[cell_id] = f"{_short(lowest)} {_draw(*at)} {_short(highest)}"
     return bars
+
+
+def _two_digits(value: float, rounding: str) -> float:
+    """Return a number rounded to two significant digits, up or down."""
+    number = Decimal(value)
+    if not number:
+        return 0.0
+    return float(number.quantize(Decimal(1).scaleb(number.adjusted() - 1), rounding))
+
+
+def _short(value: float) -> str:
+    """Return a number of two significant digits in few letters: `0.85`, `530`, `4.9k`, `34k`, `1.2M`."""
+    for factor, prefix in SI_PREFIXES:
+        if value >= factor:
+            return f"{value / factor:g}{prefix}"
+    return f"{value:g}"
 
 
 def _position(value: float, lowest: float, highest: float) -> int:

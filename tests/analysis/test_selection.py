@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis import baseline
 from harness.analysis.baseline import SCHEMA
-from harness.analysis.selection import select
+from harness.analysis.selection import best_record, find_trial, select
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.measure.summary import summarize
@@ -21,7 +21,7 @@ from harness.records.record import Record
 from harness.records.series import Series
 from harness.records.store import write_spec
 from harness.spec.sweep import Sweep
-from tests.factories import make_record, write_trial
+from tests.factories import make_cell, make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load
 
@@ -330,3 +330,22 @@ def test_a_trials_error_follows_the_spread_of_its_steps(results: Results) -> Non
     summary = summarize([wild], record.rank0, record.trial.cell.axes.batch_size, warmup=2)
     changed = replace(record, ranks=in_memory_ranks([wild]), summary=summary)
     assert error(record) == pytest.approx(10 * error(changed), rel=0.01)
+
+
+def test_the_best_trial_of_a_sweep_or_of_a_cell_needs_no_id(results: Results) -> None:
+    write_run(results, "today")
+    record, folder = find_trial(results, "today", "precision=bf16", best=True)
+    assert (record.trial.cell.axes.precision, record.trial.seed) == ("bf16", 2)
+    assert folder.name == record.trial.id
+    with pytest.raises(BadInput, match=r"today: found 6 trials; allowed: one: --best, --cell CELL"):
+        find_trial(results, "today")
+    with pytest.raises(
+        BadInput, match=r"--cell names none of its cells; allowed: one of mlp eager"
+    ):
+        find_trial(results, "today", "precision=fp16")
+    other = make_record(make_cell("cnn"), sweep="today")
+    with pytest.raises(BadInput, match=r"the workloads mlp, cnn, whose metrics don't compare"):
+        best_record([record, other], "today")
+    failed = make_record(status="failed")
+    with pytest.raises(BadInput, match=r"--best: today has no trial that is done"):
+        best_record([failed], "today")

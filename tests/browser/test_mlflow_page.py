@@ -13,7 +13,6 @@ import pytest
 from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
 from harness.tracking.pages import ANSWER_COLUMNS
-from harness.tracking.ui import OPENING_PATH
 from tests.browser.conftest import screenshot
 from tests.factories import make_cell, make_record, write_sweep
 
@@ -23,11 +22,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 TIMEOUT = 40_000  # milliseconds for a page to show its content
-LABELS = [  # sorted by name, and from the newest to the oldest
-    f"{workload} eager {precision} {ranks} w0 b64 t1"
+NAMES = [  # sorted by name, and from the newest to the oldest
+    f"{workload} {precision} {ranks}"
     for workload, precision, ranks in product(("cnn", "mlp"), ("bf16", "fp32"), ("ddp×2", "single"))
 ]
-FASTEST_FIRST = LABELS[::-1]
+FASTEST_FIRST = NAMES[::-1]
+# The workload's own metric and the axes that vary, next to throughput.
+SETTINGS_COLUMNS = ("metrics.`final_accuracy`", "params.`precision`", "params.`strategy`")
 WIDTHS = (1280, 1500, 1920)  # pixels of a laptop's window, and of larger ones
 
 
@@ -79,8 +80,7 @@ def new_window(browser: Browser) -> Iterator[Page]:
 @pytest.fixture
 def cells(window: Page, mlflow_server: str, delivery: Delivery) -> Page:
     """Return the window with the page of the sweep's cells, as `harness ui` opens it at first."""
-    path = "" if window.url.startswith(mlflow_server) else OPENING_PATH
-    window.goto(page(delivery.experiment_id, base=mlflow_server, path=path))
+    window.goto(page(delivery.experiment_id, base=mlflow_server))
     wait_for_rows(window, FASTEST_FIRST)
     return window
 
@@ -104,21 +104,30 @@ def wait_for_rows(shown: Page, expected: list[str]) -> None:
 
 def test_the_sweeps_page_opens_on_its_cells(cells: Page) -> None:
     verdicts = cells.locator("[role=gridcell][col-id='tags.`harness.verdict`']").all_inner_texts()
-    assert (len(verdicts), verdicts.count("reference")) == (len(LABELS), 2)
+    assert (len(verdicts), verdicts.count("reference")) == (len(NAMES), 2)
     for width in WIDTHS:
         cells.set_viewport_size({"width": width, "height": 900})
-        cells.get_by_text("fastest is mlp eager fp32 single w0 b64 t1, not certain").wait_for()
-        for column in ANSWER_COLUMNS:
+        cells.get_by_text("fastest is fp32 single, not certain").wait_for()
+        for column in (*ANSWER_COLUMNS, *SETTINGS_COLUMNS):
             column_cells = cells.locator(f"[role=gridcell][col-id='{column}']")
             box = column_cells.first.bounding_box()
             assert box is not None
-            # Of the last one the number has to fit, not its column.
+            # Of the last one the value has to fit, not its column.
             assert box["x"] + 60 < width, (column, width)
         screenshot(cells, f"cells-{width}")
     cells.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
     cells.get_by_text("At a glance").wait_for()
     cells.locator(".js-plotly-plot .bars").first.wait_for()
     screenshot(cells, "charts")
+
+
+def test_the_bare_address_opens_the_experiments(
+    browser: Browser, mlflow_server: str, delivery: Delivery
+) -> None:
+    with new_window(browser) as shown:
+        shown.goto(mlflow_server)
+        shown.get_by_role("link", name="pages", exact=True).wait_for()
+        assert shown.url.endswith("#/experiments")
 
 
 def test_a_click_on_a_cell_stays_with_model_training(cells: Page) -> None:
@@ -131,13 +140,13 @@ def test_a_click_on_a_cell_stays_with_model_training(cells: Page) -> None:
 def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
     browser: Browser, mlflow_server: str, delivery: Delivery
 ) -> None:
-    nested = ["pages", *LABELS, *(f"{LABELS[-1]} seed {seed}" for seed in (1, 0))]
+    nested = ["pages", *NAMES, *(f"{NAMES[-1]} seed {seed}" for seed in (1, 0))]
     with new_window(browser) as shown:  # the other one keeps its view of the cells
-        shown.goto(f"{mlflow_server}{OPENING_PATH}#/experiments/{delivery.experiment_id}/runs")
+        shown.goto(f"{mlflow_server}/#/experiments/{delivery.experiment_id}/runs")
         wait_for_rows(shown, ["pages"])
         unfold(shown, "pages")
-        wait_for_rows(shown, ["pages", *LABELS])
-        unfold(shown, LABELS[-1])
+        wait_for_rows(shown, ["pages", *NAMES])
+        unfold(shown, NAMES[-1])
         wait_for_rows(shown, nested)
         screenshot(shown, "nested")
         assert rows(shown) == nested
@@ -180,8 +189,8 @@ def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(cells: Page)
     box = cells.get_by_test_id("search-box")
     box.fill("tags.`harness.status` = 'failed'")
     box.press("Enter")
-    wait_for_rows(cells, ["cnn eager bf16 ddp×2 w0 b64 t1 seed 1"])
-    cells.get_by_text("cnn eager bf16 ddp×2 w0 b64 t1 seed 1").click()
+    wait_for_rows(cells, ["cnn bf16 ddp×2 seed 1"])
+    cells.get_by_text("cnn bf16 ddp×2 seed 1").click()
     cells.get_by_text("ValueError: no such thing").first.wait_for()
     screenshot(cells, "failed")
     cells.get_by_role("tab", name="Artifacts").click()

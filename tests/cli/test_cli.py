@@ -58,11 +58,11 @@ OPTIONS = {
     ),
     "ui": "--results --tracking-uri --port",
     "export": (
-        "--to --batch-size --threads --calls --budget --tolerance --format --output --cluster "
+        "--best --cell --to --batch-size --threads --calls --budget --tolerance --format --output --cluster "
         "--no-wait --results"
     ),
     "reproduce": (
-        "--code --at-least --strict --seed --cell --accuracy-margin --data --base --output "
+        "--code --at-least --strict --seed --cell --best --accuracy-margin --data --base --output "
         "--results --tracking-uri --json --check"
     ),
     "workloads": "--json",

@@ -41,7 +41,7 @@ from tests.serving.blobs import (
     train,
 )
 from tests.support.commands import CommandResult, harness
-from tests.support.mlflow import by_name
+from tests.support.mlflow import by_label
 from tests.support.training import CPU
 
 
@@ -85,9 +85,10 @@ def command(results: Results, tmp_path: Path) -> Callable[..., CommandResult]:
     return lambda *arguments: harness("export", *arguments, *options)
 
 
-def write_weights(workload: Any, model: nn.Module, shape: Any, folder: Path) -> None:
+def write_weights(workload: Any, model: nn.Module, shape: Any, folder: Path) -> list[str]:
     """Write the parameters alone, at once, where a test is of what comes after an export."""
     torch.save(model.state_dict(), folder / "model.pt2")
+    return ["inputs"]
 
 
 def load_weights(folder: Path, eager: nn.Module, threads: int) -> Any:
@@ -107,8 +108,8 @@ def test_a_trial_is_exported_timed_delivered_and_shown(
     trained: TrainedTrial, command: Callable[..., CommandResult], results: Results
 ) -> None:
     ended = command(
-        trained.record.trial.id, "--to", "onnx", "--batch-size", "1,40", "--threads", "1", "--calls", "30"
-    )  # fmt: skip
+        "demo", "--best", "--to", "onnx", "--batch-size", "1,40", "--threads", "1", "--calls", "30"
+    )
     assert (ended.code, ended.err) == (0, ""), ended.err
     exported = read_export(trained.folder)
     assert exported is not None
@@ -121,6 +122,12 @@ def test_a_trial_is_exported_timed_delivered_and_shown(
     assert "step 12, recorded accuracy 0.9" in ended.out
     served = EXPORTERS["onnx"].load(trained.folder.exported_model("onnx"), Net(), 1)
     assert served(torch.zeros(5, 4))[0].shape == (5, 3)
+    lines = [line[2:] for line in ended.out.partition("serve onnx:\n")[2].splitlines()[:3]]
+    assert lines[-1].endswith("  # points: float32 (batch, 4)"), lines
+    scope: dict[str, Any] = {}
+    exec("\n".join(lines), scope)
+    assert scope["outputs"][0].shape == (1, 3)
+    assert scope["session"].get_inputs()[0].shape == ["batch", 4]
 
     table = json.loads(command(trained.record.trial.id, "--format", "json").out)
     assert [row["arm"] for row in table] == ["eager", "onnx"] * 2
@@ -132,7 +139,9 @@ def test_a_trial_is_exported_timed_delivered_and_shown(
     Tracker(results).deliver(results.sweep_folder("demo"))
     assert [path.name for path in results.artifacts.rglob("export/*")].count("export.json") == 1
     assert len(list(results.artifacts.rglob("export/onnx/model.onnx"))) == 1
-    run = by_name(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b32 t1 seed 0"]
+    run = by_label(f"sqlite:///{results.database}", "demo")[
+        "mlp eager fp32 single w0 b32 t1 seed 0"
+    ]
     metrics = run.data.metrics
     assert metrics["export_onnx_b40_t1_p50_ms"] > 0
     assert metrics["export_onnx_largest_difference"] <= model.parity.tolerance
@@ -143,8 +152,8 @@ def test_a_file_with_another_weight_is_refused(
     command: Callable[..., CommandResult],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def write(workload: Any, model: nn.Module, shape: Any, folder: Path) -> None:
-        write_weights(workload, perturbed(copy.deepcopy(model)), shape, folder)
+    def write(workload: Any, model: nn.Module, shape: Any, folder: Path) -> list[str]:
+        return write_weights(workload, perturbed(copy.deepcopy(model)), shape, folder)
 
     monkeypatch.setitem(EXPORTERS, "torch-export", Exporter(write, load_weights))
     ended = command(trained.record.trial.id, "--to", "torch-export", "--calls", "0")

@@ -56,20 +56,24 @@ def runs_of(uri: str, sweep: str) -> list[Run]:
         )
 
 
-def by_name(uri: str, sweep: str) -> dict[str, Run]:
-    """Return the runs of a sweep by name; fail if two have the same name."""
+def by_label(uri: str, sweep: str) -> dict[str, Run]:
+    """Return the runs of a sweep by the whole label, which the sweep's own is without.
+
+    Fail if two have the same one, or the same name.
+    """
     runs = runs_of(uri, sweep)
-    named = {run.info.run_name: run for run in runs}
-    assert len(named) == len(runs), sorted(run.info.run_name for run in runs)
-    return named
+    labelled = {run.data.tags.get("harness.label", run.info.run_name): run for run in runs}
+    names = [run.info.run_name for run in runs]
+    assert len(labelled) == len(set(names)) == len(runs), sorted(names)
+    return labelled
 
 
 def everything(uri: str, sweep: str) -> dict[str, Any]:
-    """Return all that MLflow shows of a sweep, by the names of its runs.
+    """Return all that MLflow shows of a sweep, by the labels of its runs.
 
     Ids and moments are left out: they differ between two deliveries of the same records.
     """
-    runs = by_name(uri, sweep)
+    runs = by_label(uri, sweep)
     names = {run.info.run_id: name for name, run in runs.items()}
     with quiet():
         client = connect(uri)

@@ -24,7 +24,7 @@ from harness.tracking.connect import StoreLocked
 from harness.tracking.delivery_worker import deliveries
 from harness.tracking.tracker import Delivery
 from tests.factories import make_record, write_sweep
-from tests.support.mlflow import by_name
+from tests.support.mlflow import by_label
 
 pytestmark = pytest.mark.usefixtures("delivery_processes")
 
@@ -162,7 +162,7 @@ def test_a_command_delivers_without_loading_mlflow(
     assert printed == "False False\n"
     other = Results(tmp_path / "by this process")
     Tracker(other).deliver(folder, trials)
-    shown = [by_name(f"sqlite:///{store.database}", "demo") for store in (results, other)]
+    shown = [by_label(f"sqlite:///{store.database}", "demo") for store in (results, other)]
     assert shown[0].keys() == shown[1].keys()
     assert len(shown[0]) == 4  # the sweep, its cell and both trials
 
@@ -172,7 +172,7 @@ def test_trials_are_delivered_while_others_run_at_the_lowest_priority(
 ) -> None:
     process.deliver(trials[:1])
     deadline = time.monotonic() + 120
-    while not results.database.exists() or len(by_name(process.tracker.uri, "demo")) < 3:
+    while not results.database.exists() or len(by_label(process.tracker.uri, "demo")) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert worker_of(process).nice() == 19
@@ -210,7 +210,7 @@ def test_a_process_that_is_killed_costs_no_delivery(
     worker_of(process).kill()
     process.deliver(trials[1:])
     process.finish(trials)
-    assert len(by_name(process.tracker.uri, "demo")) == 4
+    assert len(by_label(process.tracker.uri, "demo")) == 4
 
 
 def test_a_database_may_have_a_password_that_no_other_user_sees(

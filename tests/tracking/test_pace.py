@@ -13,7 +13,7 @@ from harness.tracking import Tracker, runs
 from harness.tracking.connect import connect, quiet
 from harness.tracking.pace import Pace
 from tests.factories import make_cell, make_record, write_sweep, write_trial
-from tests.support.mlflow import by_name
+from tests.support.mlflow import by_label
 
 
 def test_deliveries_take_a_bounded_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ def test_what_mlflow_has_is_asked_once_and_again_where_somebody_changed_it(
     assert deliver(3) == 0
     cell_name = records[0].trial.cell.label
     with quiet():
-        connect(tracker.uri).delete_run(by_name(tracker.uri, "demo")[cell_name].info.run_id)
+        connect(tracker.uri).delete_run(by_label(tracker.uri, "demo")[cell_name].info.run_id)
     assert deliver(4) == 2
     assert deliver(5) == 1  # the verdicts are on all cells
-    shown = by_name(tracker.uri, "demo")
+    shown = by_label(tracker.uri, "demo")
     assert len(shown) == 1 + 2 + 6
     parents = {run.data.tags.get("mlflow.parentRunId") for run in shown.values()}
     assert parents == {None, shown["demo"].info.run_id, *(
@@ -99,7 +99,7 @@ def test_cells_follow_at_their_own_pace_until_a_delivery_that_is_not_in_passing(
         tracker.deliver(
             folder, [records[number].trial.id for number in numbers], in_passing=in_passing
         )
-        shown = by_name(tracker.uri, "demo")
+        shown = by_label(tracker.uri, "demo")
         assert len(shown) == 1 + 2 + len(folder.recorded_ids())
         cells = [shown[record.trial.cell.label] for record in records[:2]]
         return [cell.data.metrics["trials_done"] for cell in cells]

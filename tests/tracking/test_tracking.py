@@ -22,7 +22,7 @@ from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
 from harness.tracking.pages import DESCRIPTION_TAG
 from tests.factories import make_cell, make_record, write_sweep, write_trial
-from tests.support.mlflow import Killed, Meddler, by_name, everything, runs_of
+from tests.support.mlflow import Killed, Meddler, by_label, everything, runs_of
 
 DELIVER = """
 import sys
@@ -121,7 +121,7 @@ def test_a_cell_shows_the_mean_of_its_done_trials(results: Results, folder: Swee
     records = [make_record(step_seconds=0.01), make_record(seed=1, step_seconds=0.02)]
     write_sweep(folder, records)
     Tracker(results).deliver(folder)
-    cell = by_name(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b64 t1"].data
+    cell = by_label(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b64 t1"].data
     rates = [record.summary.throughput or 0.0 for record in records if record.summary]
     assert cell.metrics["throughput_samples_per_s"] == pytest.approx(
         geometric_mean(rates), rel=1e-5
@@ -146,7 +146,7 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     write_sweep(folder, records[:-1], planned=[records[-1].trial])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
-    early = by_name(uri, "demo")["mlp eager bf16 single w0 b64 t1"].data
+    early = by_label(uri, "demo")["mlp eager bf16 single w0 b64 t1"].data
     assert "harness.verdict" not in early.tags
     assert early.metrics["harness.ci_count"] == 2
     write_trial(folder, records[-1])
@@ -157,7 +157,7 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     assert fast["tags"]["harness.reference"] == "mlp eager fp32 single w0 b64 t1"
     assert fast["metrics"]["harness.speedup"][0][1] == pytest.approx(2, rel=0.02)
     assert slow["tags"]["harness.verdict"] == "reference"
-    assert "mlp eager bf16 single" in shown["demo"]["tags"]["mlflow.note.content"]
+    assert "Fastest is bf16 with" in shown["demo"]["tags"]["mlflow.note.content"]
     assert "figures/mlp.png" in shown["demo"]["artifacts"]
     # Both are equally accurate, and the picture is of the first.
     assert "figures/confusions.png" in slow["artifacts"]
@@ -167,7 +167,7 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
         assert (
             "get-artifact?path=figures%2Fmlp.png&run_uuid=" in cell["tags"]["mlflow.note.content"]
         )
-    assert "**mlp**: fastest is mlp eager bf16 single" in description_of(uri)
+    assert "**mlp**: fastest is bf16, certain" in description_of(uri)
 
 
 def test_a_description_that_somebody_wrote_stays(results: Results, folder: SweepFolder) -> None:
@@ -223,7 +223,7 @@ def test_a_delivery_of_one_trial_looks_at_no_other_record(
         assert tracker.deliver(folder, [records[1].trial.id]).delivered == 1
     write_trial(folder, records[2])
     assert tracker.deliver(folder, [records[2].trial.id]).delivered == 1
-    shown = by_name(f"sqlite:///{results.database}", "demo")
+    shown = by_label(f"sqlite:///{results.database}", "demo")
     assert shown["demo"].data.metrics["trials_done"] == 3
 
 
@@ -234,7 +234,7 @@ def test_a_sweep_is_running_until_its_last_trial_has_ended(
     write_sweep(folder, [first_record], planned=[second_record.trial])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder, [first_record.trial.id])
-    halfway = by_name(uri, "demo")
+    halfway = by_label(uri, "demo")
     assert (
         halfway["demo"].info.status
         == halfway["mlp eager fp32 single w0 b64 t1"].info.status
@@ -243,7 +243,7 @@ def test_a_sweep_is_running_until_its_last_trial_has_ended(
     assert halfway["demo"].data.metrics["trials_done"] == 1
     write_trial(folder, second_record)
     tracker.deliver(folder, [second_record.trial.id])
-    whole = by_name(uri, "demo")
+    whole = by_label(uri, "demo")
     assert (
         whole["demo"].info.status
         == whole["mlp eager fp32 single w0 b64 t1"].info.status
@@ -262,7 +262,7 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     again = make_record(seed=1, attempt=2, started=1_700_000_200.0)
     write_trial(folder, again)
     delivery = tracker.deliver(folder, [again.trial.id])
-    runs = by_name(uri, "demo")
+    runs = by_label(uri, "demo")
     assert delivery.delivered == 1
     assert len(runs) == 6
     trial_run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
@@ -352,12 +352,12 @@ def test_runs_follow_a_renaming(results: Results, folder: SweepFolder) -> None:
     small_sweep(folder)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
-    runs_before = {run.info.run_id for run in by_name(uri, "demo").values()}
+    runs_before = {run.info.run_id for run in by_label(uri, "demo").values()}
     renamed = rename(results, "demo", "weekly")
     assert tracker.rename("demo", "weekly")
     assert not tracker.rename("demo", "weekly")
     assert tracker.deliver(renamed).delivered == 0
-    shown = by_name(uri, "weekly")
+    shown = by_label(uri, "weekly")
     assert {run.info.run_id for run in shown.values()} == runs_before
     assert {run.data.tags["harness.sweep"] for run in shown.values()} == {"weekly"}
     assert "weekly" in shown
@@ -384,7 +384,7 @@ def test_a_deleted_run_or_experiment_comes_back_once(results: Results, folder: S
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     delivery = tracker.deliver(folder)
     before = everything(uri, "demo")
-    cell = by_name(uri, "demo")["mlp eager fp32 single w0 b64 t1"]
+    cell = by_label(uri, "demo")["mlp eager fp32 single w0 b64 t1"]
     with quiet():
         connect(uri).delete_run(cell.info.run_id)
     tracker.deliver(folder)
@@ -406,7 +406,7 @@ def test_two_processes_at_once_create_each_run_once_and_print_nothing(tmp_path: 
     ]
     outputs = [process.communicate(timeout=200)[0].decode() for process in both]
     assert ([process.returncode for process in both], outputs) == ([0, 0], ["", ""])
-    assert len(by_name(f"sqlite:///{results.database}", "demo")) == 6
+    assert len(by_label(f"sqlite:///{results.database}", "demo")) == 6
 
 
 def test_two_results_folders_can_share_a_store(results: Results, tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_two_results_folders_can_share_a_store(results: Results, tmp_path: Path)
 def test_repeats_have_runs_of_their_own(results: Results, folder: SweepFolder) -> None:
     write_sweep(folder, [make_record(), make_record(repeat=1)])
     Tracker(results).deliver(folder)
-    names = set(by_name(f"sqlite:///{results.database}", "demo"))
+    names = set(by_label(f"sqlite:///{results.database}", "demo"))
     assert {f"mlp eager fp32 single w0 b64 t1 seed 0 repeat {repeat}" for repeat in (0, 1)} <= names
 
 

@@ -199,8 +199,8 @@ def test_the_page_opens_on_the_cells_with_the_params_that_differ() -> None:
     two_cells = outlines(make_record(), make_record(make_cell(precision="bf16", num_workers=2)))
     view = json.loads(experiment_tags(two_cells)[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]] == [
-        "harness.verdict", "harness.speedup", "harness.interval", "throughput_samples_per_s", "harness.ci_low",
-        "harness.ci_high", "harness.ci_count", "final_accuracy", "final_loss", "precision", "num_workers",
+        "harness.verdict", "harness.interval", "throughput_samples_per_s", "final_accuracy", "precision",
+        "num_workers", "harness.speedup", "harness.ci_low", "harness.ci_high", "harness.ci_count", "final_loss",
         "step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed",
     ]  # fmt: skip
     assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
@@ -221,9 +221,11 @@ def test_a_cells_run_shows_its_rung_once_parity_was_measured() -> None:
     assert "harness.parity" not in cell_contents([other], planned=[]).tags
     parity = make_parity(tensor_rung="fp64")
     assert cell_contents([reference], planned=[], parity=parity).tags == {
-        "harness.parity": "reference"
+        "harness.label": REFERENCE.label,
+        "harness.parity": "reference",
     }
     assert cell_contents([other], planned=[], parity=parity).tags == {
+        "harness.label": OTHER.label,
         "harness.parity": "fp64 rule",
         "harness.parity_reference": REFERENCE.label,
         "harness.parity_first_difference": "step 1, all-reduce",

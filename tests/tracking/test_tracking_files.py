@@ -14,7 +14,7 @@ from harness.records.seal import sealed_text
 from harness.tracking import Tracker, artifacts
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support.commands import harness
-from tests.support.mlflow import artifact_text, by_name
+from tests.support.mlflow import artifact_text, by_label
 from tests.support.secrets import SECRET, SECRET_TEXTS
 
 
@@ -68,7 +68,7 @@ def test_logs_are_cut_and_the_record_is_exact(
     trial_folder.mllog_path.write_text(mllog, encoding="utf-8")
     Tracker(results).deliver(folder)
     uri = f"sqlite:///{results.database}"
-    run = by_name(uri, "demo")["mlp eager fp32 single w0 b64 t1 seed 0"]
+    run = by_label(uri, "demo")["mlp eager fp32 single w0 b64 t1 seed 0"]
     assert artifact_text(uri, run, "mllog.log", tmp_path / "got") == mllog
     log = artifact_text(uri, run, "logs/rank0.log", tmp_path / "got")
     assert len(log) < 2**20 + 100
@@ -151,7 +151,7 @@ def test_the_spec_is_stored_with_the_sweep_and_updated(
         }
         folder.spec_path.write_text(sealed_text(spec), encoding="utf-8")
         tracker.deliver(folder)
-        run = by_name(uri, "demo")["demo"]
+        run = by_label(uri, "demo")["demo"]
         stored = json.loads(artifact_text(uri, run, "sweep.json", tmp_path / description))
         assert stored == json.loads(folder.spec_path.read_text(encoding="utf-8"))
         assert run.data.tags["mlflow.note.content"].startswith(f"{description}\n\n**mlp**")

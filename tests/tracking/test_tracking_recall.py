@@ -16,7 +16,7 @@ from harness.tracking.connect import connect, quiet
 from tests.conftest import free_port
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support.commands import harness
-from tests.support.mlflow import by_name
+from tests.support.mlflow import by_label
 
 SLOW, FAST = make_cell(steps=60), make_cell(precision="bf16", steps=60)
 
@@ -43,7 +43,7 @@ def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) ->
     Tracker(results, mlflow_server).deliver(results.sweep_folder(name))
     return {
         run_name.replace(name, "sweep"): run.info.run_id
-        for run_name, run in by_name(mlflow_server, name).items()
+        for run_name, run in by_label(mlflow_server, name).items()
     }
 
 
@@ -117,7 +117,7 @@ def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
     write_sweep(results.sweep_folder("demo"), [make_record()])
     tracker = Tracker(results)
     tracker.deliver(results.sweep_folder("demo"))
-    run = by_name(tracker.uri, "demo")[f"{make_cell().label} seed 0"].info.run_id
+    run = by_label(tracker.uri, "demo")[f"{make_cell().label} seed 0"].info.run_id
     for path in results.artifacts.rglob("record.json"):
         path.unlink()
     with pytest.raises(BadInput, match=f"does not give record.json of run {run}: ") as caught:
@@ -170,7 +170,7 @@ def test_a_list_of_trials_that_somebody_changed_is_refused(results: Results) -> 
     write_sweep(results.sweep_folder("demo"), [make_record()])
     tracker = Tracker(results)
     tracker.deliver(results.sweep_folder("demo"))
-    run = by_name(tracker.uri, "demo")["demo"].info.run_id
+    run = by_label(tracker.uri, "demo")["demo"].info.run_id
     with quiet():
         connect(tracker.uri).log_text(run, '{"trials": 3}', "sweep.json")
     with pytest.raises(BadInput, match=r"sweep\.json: Expected `array`, got `int`"):

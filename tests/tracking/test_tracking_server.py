@@ -18,7 +18,7 @@ from harness.tracking import Tracker, TrackerDown
 from harness.tracking.connect import check_uri
 from tests.conftest import free_port
 from tests.factories import make_cell, make_record, write_sweep, write_trial
-from tests.support.mlflow import artifact_text, by_name, everything
+from tests.support.mlflow import artifact_text, by_label, everything
 
 
 def small_sweep(results: Results, name: str) -> None:
@@ -47,7 +47,7 @@ def test_delivering_again_adds_nothing(
     assert everything(mlflow_server, "again") == before
     write_trial(folder, make_record(seed=1, attempt=2, sweep="again", started=1_700_000_300.0))
     assert tracker.deliver(folder).delivered == 1
-    runs = by_name(mlflow_server, "again")
+    runs = by_label(mlflow_server, "again")
     assert len(runs) == len(before)
     run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
     assert '"attempt": 2' in artifact_text(mlflow_server, run, "record.json", tmp_path / "got")

@@ -21,7 +21,7 @@ from harness.core.paths import Results
 from harness.tracking import Tracker, TrackerDown
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect
-from harness.tracking.ui import OPENING_PATH, serve, server
+from harness.tracking.ui import serve, server
 from tests.conftest import free_port
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import Meddler, everything, runs_of
@@ -128,8 +128,8 @@ def test_a_delivery_to_a_server_that_died_is_completed_on_one_that_ends_with_all
     deliver_until_the_server_dies(results, store, port, monkeypatch)
     base = f"http://127.0.0.1:{port}"
     with harness_ui(store.results, port) as (process, output):
-        page = f"#/experiments/{shown.experiment_id}/runs"
-        assert f"shown: {base}{OPENING_PATH}{page}" in output
+        page = f"/#/experiments/{shown.experiment_id}/runs"
+        assert f"shown: {base}{page}" in output
         with urllib.request.urlopen(record_address(base, "shown"), timeout=30) as answer:
             assert json.load(answer)["sweep"] == "shown"
         Tracker(results, base).deliver(results.sweep_folder("demo"))

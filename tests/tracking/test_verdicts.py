@@ -11,7 +11,13 @@ from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.tracking.figures import draw_board
 from harness.tracking.markdown import GAP, describe, headline, leader_board
-from harness.tracking.verdicts import error_bars, interval_metrics, verdict_metrics, verdict_tags
+from harness.tracking.verdicts import (
+    LETTERS,
+    error_bars,
+    interval_metrics,
+    verdict_metrics,
+    verdict_tags,
+)
 from tests.factories import make_cell
 from tests.support.results import make_result
 
@@ -82,17 +88,15 @@ def test_the_reference_is_a_measured_cell() -> None:
 
 def test_the_board_runs_from_the_fastest_to_the_slowest() -> None:
     lines = table_rows(leader_board(make_sweep_result(100.0, 150.0, 50.0), "mlp", 10))
-    batch_sizes = [line.split(" | ")[0].split(" b")[1].split()[0] for line in lines]
-    assert batch_sizes == ["65", "64", "66"]
+    assert [line.split()[1] for line in lines] == ["b65", "b64", "b66"]
     assert "faster" in lines[0]
     assert "reference" in lines[1]
     assert "slower" in lines[2]
 
 
 def test_a_description_names_the_winner_and_its_certainty() -> None:
-    result = make_sweep_result(100.0, 150.0)
-    text = describe("", result, 5000)
-    assert f"Fastest is {result.ranking('mlp')[0].cell.label} with 150 samples/s" in text
+    text = describe("", make_sweep_result(100.0, 150.0), 5000)
+    assert "Fastest is b65 with 150 samples/s" in text
     assert "certain at 95%: the other cell is slower" in text
 
 
@@ -116,9 +120,11 @@ def test_error_bars_share_a_scale() -> None:
     narrow = make_result([99.9, 100.0, 100.1], cell=make_cell(batch_size=16))
     fast = make_result([150.0, 150.1, 149.9], cell=make_cell(batch_size=32))
     bars = error_bars([wide, narrow, fast])
-    columns = [[at for at, letter in enumerate(bar) if letter != "\u2800"] for bar in bars.values()]
-    assert {len(bar) for bar in bars.values()} == {16}
-    assert (min(columns[0]), max(columns[2])) == (0, 15)
+    assert {(bar[:3], bar[-4:]) for bar in bars.values()} == {("77 ", " 160")}
+    drawn = [bar.split()[1] for bar in bars.values()]
+    columns = [[at for at, letter in enumerate(bar) if letter != "\u2800"] for bar in drawn]
+    assert {len(bar) for bar in drawn} == {LETTERS}
+    assert (min(columns[0]), max(columns[2])) == (0, LETTERS - 2)
     assert len(columns[1]) <= 2
     assert set(columns[1]) < set(columns[0])
     assert error_bars([make_result([], cell=make_cell())]) == {}
@@ -127,10 +133,10 @@ def test_error_bars_share_a_scale() -> None:
 
 def test_the_headline_says_which_cell_is_fastest_and_whether_that_is_certain() -> None:
     certain = headline(make_sweep_result(100.0, 150.0), "abc", 5000)
-    assert certain.splitlines()[0].endswith("b65 t1, certain at 95%.")
+    assert certain.splitlines()[0].endswith(": fastest is b65, certain at 95%.")
     assert "get-artifact?path=figures%2Fmlp.png&run_uuid=abc" in certain
     uncertain = headline(make_sweep_result(100.0, 100.0), "abc", 5000)
-    assert uncertain.splitlines()[0].endswith("b64 t1, not certain.")
+    assert uncertain.splitlines()[0].endswith(": fastest is b64, not certain.")
     alone = headline(make_sweep_result(100.0), "abc", 60)
     assert alone.startswith("**mlp**: only mlp eager fp32")
     assert len(alone) <= 60

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from harness.core.logs import open_below, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
 from harness.hardware.roofline import device_of
+from harness.records.code import Code, Repository
 from harness.records.environment import Environment, Hardware, Software
 from harness.records.record import Record
 from harness.render.html.report import Report
@@ -187,7 +188,7 @@ def _software_settings(software: Software) -> dict[str, Any]:
 class Recipe:
     """How to measure a sweep again."""
 
-    code: Sequence[str]  # commits, each with whether it had uncommitted changes
+    code: Sequence[str]  # whose commits, each with whether it had uncommitted changes
     commands: str
     notes: Sequence[str]  # what to know about the commands
 
@@ -197,52 +198,70 @@ def recipe(report: Report) -> Recipe:
 
     Nobody can promise the same numbers; the notes say what the commands do not restore.
     """
-    had_changes: dict[str, bool] = {}  # by commit
-    for record in report.records:
-        if record.rank0 is None:
-            continue
-        version = record.rank0.environment.code
-        if version is not None and version.commit:
-            dirty = had_changes.get(version.commit, False) or bool(version.dirty)
-            had_changes[version.commit] = dirty
-    commits = list(had_changes)
-    code = [f"{commit} {'with changes' if had_changes[commit] else 'clean'}" for commit in commits]
+    environments = [record.rank0.environment for record in report.records if record.rank0]
+    harness_commits = _had_changes(environment.code for environment in environments)
+    own_commits = _had_changes(environment.repository for environment in environments)
+    if harness_commits.keys() == own_commits.keys():  # a workload in the checkout of the harness
+        own_commits = {}
+    code = []
+    for owner, commits in (("yours", own_commits), ("the harness's", harness_commits)):
+        for commit, was_changed in commits.items():
+            code.append(f"{commit} ({owner}, {'with changes' if was_changed else 'clean'})")
     return Recipe(
         code=code,
-        commands="\n".join(_commands(report, commits)),
-        notes=_notes(had_changes),
+        commands="\n".join(_commands(report, list(harness_commits), list(own_commits))),
+        notes=_notes(harness_commits, own_commits),
     )
 
 
-def _notes(had_changes: Mapping[str, bool]) -> list[str]:
-    """Return what to know before running the commands.
+def _had_changes(checkouts: Iterable[Code | Repository | None]) -> dict[str, bool]:
+    """Return whether a checkout had uncommitted changes at each of its commits, as far as they are known."""
+    had_changes: dict[str, bool] = {}
+    for checkout in checkouts:
+        if checkout is not None and checkout.commit:
+            dirty = had_changes.get(checkout.commit, False) or bool(checkout.dirty)
+            had_changes[checkout.commit] = dirty
+    return had_changes
 
-    `had_changes` says of each commit whether its checkout had uncommitted changes.
-    """
+
+def _notes(harness_commits: Mapping[str, bool], own_commits: Mapping[str, bool]) -> list[str]:
+    """Return what to know before running the commands, by what `_had_changes` says of both."""
     notes = []
-    if not had_changes:
-        notes.append("The commit is unknown: the harness did not run from a checkout.")
-    if len(had_changes) > 1:
+    if not harness_commits:
+        notes.append("The harness's commit is unknown: it did not run from a checkout.")
+    if max(len(harness_commits), len(own_commits)) > 1:
         notes.append("The trials ran on several commits; the commands use the last one.")
-    if any(had_changes.values()):
-        notes.append("The checkout had uncommitted changes, which are not part of the commit.")
-    notes.append(
-        "Values set with --set and --data are not in the sweep file; each trial's trial.json has"
-        " them all."
-    )
+    if any(harness_commits.values()):
+        notes.append("The harness had uncommitted changes, which are not part of its commit.")
+    if any(own_commits.values()):
+        notes.append(
+            "Your repository had uncommitted changes: git apply takes those that were kept. Files that"
+            " git did not track are not among them."
+        )
     return notes
 
 
-def _commands(report: Report, commits: Sequence[str]) -> list[str]:
+def _commands(
+    report: Report, harness_commits: Sequence[str], own_commits: Sequence[str]
+) -> list[str]:
     """Return the lines that check out, install and run, compare trials, and run one by hand.
 
     The trial is the one that ended last; its folder holds all that a worker reads.
     """
     last_record = max(report.records, key=lambda record: record.ended)
     commands = []
-    if commits:
-        commands.append(f"git checkout {commits[-1]}")
+    if own_commits:
+        commands.append("# in the checkout of the harness")
+    if harness_commits:
+        commands.append(f"git checkout {harness_commits[-1]}")
     commands.append(_install_command(last_record))
+    if own_commits:
+        commands.append(f"# in your repository, that of {report.sweep.source.name}")
+        commands.append(f"git checkout {own_commits[-1]}")
+    repository = last_record.rank0.environment.repository if last_record.rank0 else None
+    if own_commits and repository is not None and repository.diff is not None:
+        path = report.folder.diff_path(repository.diff).absolute()
+        commands.append(shlex.join(["git", "apply", str(path)]))
     commands.append(_run_command(report))
     flag = Results(report.folder.path.parent.parent).flag
     commands.append("# its trials again, compared with what they computed: all of them, or one")
@@ -278,7 +297,7 @@ def _install_command(record: Record) -> str:
 
 
 def _run_command(report: Report) -> str:
-    """Return the command that runs a sweep with the data, the seeds and the repeats that it had.
+    """Return the command that runs a sweep as it was run last, with all seeds and repeats that it had.
 
     A sweep that comes with the harness is called by its name, any other by its path.
     """
@@ -286,19 +305,13 @@ def _run_command(report: Report) -> str:
     source = str(sweep.source)
     if sweep.source.stem in ready_sweeps():
         source = sweep.source.stem
-    command = ["harness", "run", source]
-    data_files = {}
-    for cell in sweep.cells:
-        path = cell.workload.data.get("path")
-        if path and "data.path" not in cell.workload.axes:
-            data_files[cell.workload.label] = path
-    for label, path in data_files.items():
-        command += ["--data", f"{label}={path}"]
-    all_seeds = sweep.seeds if sweep.workload_seeds else shown_seeds(sweep, report.records)
-    seeds = ",".join(map(str, all_seeds))
-    if len(all_seeds) == 1:
-        seeds = f"[{seeds}]"  # without brackets, it would be the number of seeds
-    command += ["--set", f"seeds={seeds}", "--set", f"repeats={report.repeats}"]
-    for label, own_seeds in sweep.workload_seeds.items():
-        command += ["--set", f"workloads.{label}.seeds={list(own_seeds)}"]
+    command = ["harness", "run", source, *sweep.options]
+    seeds = shown_seeds(sweep, report.records)
+    if not sweep.workload_seeds and seeds != list(
+        sweep.seeds
+    ):  # an earlier command asked for others
+        command += ["--set", f"seeds={seeds}"]
+    # Of the file, or added by `--until`.
+    if report.repeats > 1 and not any(text.startswith("repeats=") for text in sweep.options):
+        command += ["--set", f"repeats={report.repeats}"]
     return shlex.join(command)

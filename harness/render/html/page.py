@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
@@ -45,7 +45,7 @@ class Section:
     """
 
     id: str  # its anchor in the page
-    title: str
+    title: str  # {metric} stands for the name of the target metric
     kind: str  # the macro in templates/kinds.html that shows the content
     build: Callable[[Report], Any]  # returns the content, something false without data
     about: str = ""  # how to read the content, in a line below the title
@@ -217,11 +217,15 @@ def _preflight(report: Report) -> list[tuple[WorkloadReport, Table]]:
 def _sections(report: Report) -> list[Section]:
     """Return the sections of the page in order.
 
-    The comparison with another sweep or a baseline follows the comparison within the sweep.
+    Titles have the name of the target metric, of several those of all. The comparison with another sweep
+    or a baseline follows the comparison within the sweep.
     """
     ordered = []
+    targets = dict.fromkeys(record.rank0.target.name for record in report.records if record.rank0)
+    metric = " and ".join(targets) or "target metric"
     for section in SECTIONS:
-        ordered.append(section)
+        title = section.title.format(metric=metric)
+        ordered.append(replace(section, title=f"{title[0].upper()}{title[1:]}"))
         if section.id == "speedups" and report.against is not None:
             ordered.append(_against_section(*report.against))
     return ordered
@@ -287,7 +291,7 @@ SECTIONS = (
     ),
     Section(
         id="accuracy",
-        title="Accuracy",
+        title="Final {metric}",
         kind="spans",
         build=intervals.accuracy,
         about="the target metric at the end, averaged over seeds, with 95% intervals",
@@ -325,7 +329,7 @@ SECTIONS = (
     ),
     Section(
         id="curves",
-        title="Loss",
+        title="Training loss",
         kind="plots",
         build=_plots_by(plots.loss_plot),
         about=ABOUT_CURVES,
@@ -333,7 +337,7 @@ SECTIONS = (
     ),
     Section(
         id="evaluations",
-        title="Accuracy during training",
+        title="{metric} during training",
         kind="plots",
         build=_plots_by(plots.metric_plot),
         about=ABOUT_CURVES,

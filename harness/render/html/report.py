@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from harness.analysis.cells import naming_axes
 from harness.analysis.compare import CellComparison, Rules, Side, certified_drifts, compare
 from harness.analysis.parity import SweepParity, read_parity, with_seeds
 from harness.analysis.result import CellResult
@@ -22,7 +21,7 @@ from harness.hardware.machine import Machine
 from harness.preflight.rates import RateSearch, read_search
 from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
-from harness.render.format import cell_name
+from harness.render.format import cell_names
 from harness.render.roofline import with_measured_peaks
 from harness.serving.record import TrialExport, read_export
 from harness.spec.cell import Cell
@@ -188,14 +187,14 @@ def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
     The only cell of a workload differs from none, and has its full label.
     """
     cell_results = result.workloads[workload]
-    axes = naming_axes([cell_result.cell for cell_result in cell_results])
+    names = cell_names(cell_result.cell for cell_result in cell_results)
     cells = []
     for number, cell_result in enumerate(cell_results):
         cell = cell_result.cell
         cells.append(
             ReportCell(
                 result=cell_result,
-                name=cell_name(cell, axes) or cell.label,
+                name=names[cell.id],
                 number=number,
                 done=result.done_records(cell),
             )

@@ -14,6 +14,8 @@ import pytest
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results
 from harness.hardware import machine as machines
+from harness.records.code import Repository
+from harness.records.record import TargetMetric
 from harness.records.store import read_recorded_sweep
 from harness.render.html import page, sections
 from harness.render.html import report as report_module
@@ -137,7 +139,7 @@ def test_sections_of_a_complete_sweep(results: Results) -> None:
     assert "101 MiB" in texts["memory"]
     assert "Test CPU" in texts["environment"]
     assert "git checkout c0ffee" in texts["reproduce"]
-    assert "--set seeds=0,1,2" in texts["reproduce"]
+    assert "harness run " in texts["reproduce"]
     assert "harness reproduce demo" in texts["reproduce"]
 
 
@@ -301,3 +303,37 @@ def test_a_sweep_that_has_only_begun_has_a_report(results: Results, tmp_path: Pa
     sweep = make_sweep(tmp_path)
     write_run(results, sweep, make_records(sweep)[:1])
     assert "1 done, 11 not run" in report(results).texts["head"]
+
+
+def test_titles_name_the_workloads_own_metric(results: Results, sweep: Sweep) -> None:
+    folder = results.sweep_folder("demo")
+    for record in make_records(sweep):
+        assert record.rank0
+        evaluations = [
+            replace(evaluation, metrics={"bleu": evaluation.metrics["accuracy"]})
+            for evaluation in record.rank0.evaluations
+        ]
+        target = TargetMetric(name="bleu", higher_is_better=True)
+        rank0 = replace(record.rank0, target=target, evaluations=evaluations, confusions=None)
+        write_trial(folder, replace(record, rank0=rank0))
+    texts = report(results).texts
+    assert texts["accuracy"].startswith("Final bleu ")
+    assert texts["evaluations"].startswith("Bleu during training ")
+    assert texts["curves"].startswith("Training loss ")
+
+
+def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, seeds=2)
+    repository = Repository(commit="decaf" * 8, dirty=True, diff="a1b2")
+    records = []
+    for record in make_records(sweep):
+        assert record.rank0
+        environment = replace(record.rank0.environment, repository=repository)
+        records.append(replace(record, rank0=replace(record.rank0, environment=environment)))
+    options = ["--set", "precision=fp32,bf16", "--data", "mlp=/data"]
+    write_run(results, replace(sweep, options=options), records)
+    recipe = report(results).texts["reproduce"]
+    assert f"{'decaf' * 8} (yours, with changes)" in recipe
+    assert f"git checkout {'decaf' * 8}" in recipe
+    assert "a1b2.diff" in recipe
+    assert f"harness run {sweep.source} --set precision=fp32,bf16 --data mlp=/data" in recipe
