@@ -39,10 +39,11 @@ from harness.records.files import (
 )
 from harness.records.record import Failure, Record
 from harness.records.running import read_heartbeats, read_progress_file
-from harness.records.settings import run_settings
+from harness.records.settings import run_settings, saves_at_intervals
 from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
+from harness.spec.saving import SavePlan, save_plan
 from harness.spec.sweep import Sweep
 from workloads.catalog import heavy_modules
 
@@ -63,6 +64,8 @@ RETRIED_FAILURES = {
     "DistNetworkError",
     "DistStoreError",
 }
+# Failures that may be the trial's own, after which one that saves at intervals resumes.
+RESUMED_FAILURES = {"Killed", "OutOfMemory"}
 
 
 class TrialListener(Protocol):
@@ -202,6 +205,8 @@ class Runner:
                     self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
                     yield record
                     first_attempt = first_attempts.setdefault(trial.id, record.attempt)
+                    if has_advanced(record, self.folder.trial_folder(trial.id)):
+                        first_attempts[trial.id] = record.attempt + 1
                     if self.runs_again(record, first_attempt):
                         queue.insert(_end_of_block(queue, trial), trial)
         finally:
@@ -212,14 +217,18 @@ class Runner:
         """Return whether a trial runs again, its attempts counted from `first_attempt` on.
 
         An invalid one does as often as the profile's `validity.reruns` says. One that failed does
-        if the failure says nothing about the trial itself, `retries` times.
+        if the failure says nothing about the trial itself, `retries` times. So does one that saves at
+        intervals and was killed; each time if it has saved since its last start.
         """
         earlier = [failure.kind for failure in record.previous_failures[first_attempt - 1 :]]
         if record.status == "invalid":
             return earlier.count("Invalid") < self.profile.validity.reruns
-        if record.failure is None or record.failure.kind not in self.retried_failures:
+        kinds = retried_kinds(record, self.retried_failures)
+        if record.failure is None or record.failure.kind not in kinds:
             return False
-        retried = sum(kind in self.retried_failures for kind in earlier)
+        if has_advanced(record, self.folder.trial_folder(record.trial.id)):
+            return self.retries > 0
+        retried = sum(kind in kinds for kind in earlier)
         return retried < self.retries
 
     def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
@@ -355,6 +364,15 @@ class Runner:
         settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
         return replace(_without_secrets(record, self.secrets), settings=settings)
 
+    def save_plan(self, trial: Trial) -> SavePlan | None:
+        """Return how a trial saves checkpoints to resume from, None if it does not."""
+        return save_plan(
+            self.sweep.saves,
+            trial.cell.axes.checkpoint_every,
+            self.profile.launcher,
+            self.profile.mean_time_between_failures,
+        )
+
     def _assignment(self, trial: Trial, attempt: int, lane: Lane | None = None) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
         installed, interpreter = self.provenance.installed, None
@@ -366,6 +384,7 @@ class Runner:
             trial=trial,
             base_folder=str(self.sweep.base_folder),
             checkpoint=self.sweep.checkpoint,
+            saves=self.save_plan(trial),
             profile=self.sweep.profile,
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
@@ -433,6 +452,22 @@ def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None
             f"{sweep_folder.path}: moved or removed while {folder.path.name} ran, which was ended;"
             " move it back, or name the results folder that it is in now, and run the same command again"
         )
+
+
+def retried_kinds(record: Record, kinds: Collection[str]) -> Collection[str]:
+    """Return the failures after which a trial runs again, where `kinds` are those of any trial."""
+    return {*kinds, *RESUMED_FAILURES} if saves_at_intervals(record) else kinds
+
+
+def has_advanced(record: Record, folder: TrialFolder) -> bool:
+    """Return whether the last attempt of a trial has saved it at an interval.
+
+    The next attempt then has less to do, so it counts as no repetition.
+    """
+    if not saves_at_intervals(record):
+        return False
+    saved_at = [path.stat().st_mtime for path in folder.resume_checkpoints.glob("step-*")]
+    return max(saved_at, default=0.0) > record.started
 
 
 def _advance(life: Life) -> Record | None:

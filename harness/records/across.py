@@ -13,6 +13,7 @@ from harness.records.record import (
     Interruption,
     RankResult,
     RankResults,
+    Saves,
     Telemetry,
     TelemetryAcross,
 )
@@ -32,9 +33,11 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
     hosts = Counter(result.host for result in results)
     interruptions: Sequence[Interruption] = ()
     refused_checkpoints: Sequence[str] = ()
+    saves: Saves | None = None
     if results and results[0].rank == 0:
         interruptions = results[0].interruptions
         refused_checkpoints = results[0].refused_checkpoints
+        saves = results[0].saves
     # None unless the bytes are known of every rank: the unknown one might be the largest.
     sizes = _of_every(results, lambda result: training_bytes(result.memory))
     scales = [result.loss_scale for result in results if result.loss_scale is not None]
@@ -53,6 +56,7 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         may_vary=list(warnings),
         interruptions=interruptions,
         refused_checkpoints=refused_checkpoints,
+        saves=saves,
         telemetry=_telemetry(results),
     )
 

@@ -30,8 +30,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # major number has records in tests/records/schemas, which must always be readable. 6.1 has the moments
 # of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
-# without its comments; 6.5 trainings whose FLOPs are unknown.
-SCHEMA = "6.5"
+# without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals.
+SCHEMA = "6.6"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -303,6 +303,19 @@ class Interruption:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Saves:
+    """The checkpoints that a rank has saved at intervals, over all attempts that are in the record."""
+
+    count: Number = 0  # that are whole
+    blocked_seconds: Duration = 0.0  # that training stood still for them
+    # From the copy in memory to the flushed file, while training went on.
+    writing_seconds: Duration = 0.0
+    bytes: Number = 0  # of this rank's part of the last one, which the copy in memory takes too
+    # Those that could not be written, and why: a line each, of rank 0 alone.
+    failed: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepFingerprint:
     """The digests of what one rank computed in one step; see `harness.records.trace`."""
 
@@ -339,6 +352,7 @@ class RankResult:
     interruptions: Sequence[Interruption] = ()
     # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
     refused_checkpoints: Sequence[str] = ()
+    saves: Saves | None = None  # None without checkpoints at intervals
     order_sums: Sequence[Number] = (
         0,
         0,
@@ -397,6 +411,7 @@ class AcrossRanks:
     may_vary: Sequence[str]  # what torch said of operations in deterministic mode, each text once
     interruptions: Sequence[Interruption]  # of rank 0: all ranks stop after the same step
     refused_checkpoints: Sequence[str]  # of rank 0
+    saves: Saves | None = None  # of rank 0; None without checkpoints at intervals
     telemetry: TelemetryAcross | None  # None unless every rank has some
 
 
@@ -500,6 +515,7 @@ class RunSettings:
     # secrets are redacted.
     profile: Mapping[str, Any]
     fingerprints: Fingerprints | None = None  # None: of no step
+    checkpoint_every: str | None = None  # None: auto under Slurm, otherwise never
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,9 @@ class TrainingProgress:
     at: Amount  # when this was written, seconds since the epoch
     rate: Amount | None = None  # samples/s over all ranks
     loss: float | None = None
+    # Of a trial that saves at intervals: its last checkpoint, or where this attempt began.
+    saved_step: Number | None = None
+    saved_at: Amount | None = None  # seconds since the epoch
 
 
 @dataclass(frozen=True, kw_only=True)

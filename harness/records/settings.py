@@ -16,8 +16,9 @@ from typing import Any
 
 from harness.core.redaction import is_secret_name, redact_text, redact_variable, secret_values
 from harness.core.variables import PUBLIC_VARIABLES
-from harness.records.record import RunSettings
+from harness.records.record import Record, RunSettings
 from harness.spec.cluster import Profile
+from harness.spec.saving import SaveRules, save_plan
 from harness.spec.sweep import Sweep
 
 WITHHELD = re.compile(r"\[redacted(?: (?P<key>[0-9a-f]{8})-[0-9a-f]{16})?\]")
@@ -41,6 +42,7 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
         seeds=list(sweep.seeds),
         repeats=sweep.repeats,
         checkpoint=sweep.checkpoint,
+        checkpoint_every=sweep.saves.every,
         profiling=sweep.profile,
         fingerprints=sweep.fingerprints,
         timeout=sweep.timeout,
@@ -48,6 +50,15 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
         device=profile.device,
         profile=_redacted(settings, secret_values()),
     )
+
+
+def saves_at_intervals(record: Record) -> bool:
+    """Return whether a trial saves checkpoints at intervals, as far as its record says."""
+    if record.settings is None:
+        return False
+    rules = SaveRules(every=record.settings.checkpoint_every)
+    axis = record.trial.cell.axes.checkpoint_every
+    return save_plan(rules, axis, record.settings.launcher) is not None
 
 
 def _recorded_value(name: str, value: str, key: bytes | None) -> str:

@@ -276,6 +276,8 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
         remarks.append(interruption_note(interruption))
     for refusal in record.ranks.across.refused_checkpoints:
         remarks.append(f"not resumed from {refusal}")
+    if record.ranks.across.saves is not None:
+        remarks += record.ranks.across.saves.failed
     remarks += nondeterminism_notes(record)
     slowest = summary.slowest
     if slowest and slowest.skew > STRAGGLER_SKEW:

@@ -203,6 +203,8 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         "step": "",
         "samples/s": "",
         "left": "",
+        "last save": "",
+        "a death costs": "",
         "job": trial.job or "",
         "nodes": trial.nodes,
         "": trial.detail,
@@ -213,6 +215,11 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         row["samples/s"] = f"{trial.samples_per_second:,.0f}"
     if trial.seconds_left is not None:
         row["left"] = duration(trial.seconds_left)
+    if trial.saved_step is not None and trial.seconds_at_risk is not None:
+        age = duration(trial.seconds_at_risk)
+        row["last save"] = f"step {trial.saved_step:,}, {age} ago" if trial.saved_step else "none"
+        steps = (trial.step or 0) - trial.saved_step
+        row["a death costs"] = f"{counted(steps, 'step')}, {age}"
     return row
 
 

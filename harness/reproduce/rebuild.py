@@ -20,6 +20,7 @@ from harness.spec.cluster import Profile
 from harness.spec.custom import custom_axes_of
 from harness.spec.document import Document
 from harness.spec.overrides import apply_data
+from harness.spec.saving import NEVER, SaveRules
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
 from harness.spec.workload import SweepWorkload, WorkloadEntry, read_declaration
@@ -111,6 +112,7 @@ def rebuild_sweep(
         seeds=sorted(seeds),
         repeats=1 + max(trial.repeat for trial in trials),
         checkpoint="none",
+        saves=SaveRules(every=NEVER),
         timeout=TIMEOUT,
         cells=list(cells.values()),
         excluded=(),

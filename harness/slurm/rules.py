@@ -9,7 +9,7 @@ them counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,20 +40,23 @@ class RecordHeader:
     detail: str  # why it failed or is invalid
     seconds: float = 0.0  # that the attempt took
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
+    retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures
+    has_advanced: bool = False  # whether its last attempt has saved it at an interval
 
     def is_retried(self, first_attempt: int) -> bool:
         """Return whether the job that has the trial runs it again.
 
         It does so after failures that are not the trial's own, such as the loss of a node, up to
-        RETRIES times. `first_attempt` is the first that belongs to the job's submission; failures
-        before it do not count.
+        RETRIES times; after others too, and each time, where it saves at intervals and has.
+        `first_attempt` is the first that belongs to the job's submission; failures before it do not
+        count.
         """
         if self.status != "failed":
             return False
         retryable = [
-            failure.kind in RETRIED_FAILURES for failure in self.failures[first_attempt - 1 :]
+            failure.kind in self.retried_kinds for failure in self.failures[first_attempt - 1 :]
         ]
-        return retryable[-1:] == [True] and sum(retryable) <= RETRIES
+        return retryable[-1:] == [True] and (self.has_advanced or sum(retryable) <= RETRIES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import Any
 from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.launch.runner import read_progress
+from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
 from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.record import Record
@@ -74,6 +74,10 @@ class TrialState:
     seconds_left: float | None = None  # of a running trial, at that rate
     silent_seconds: float | None = None  # without a report of a running trial, if they are many
     duration: float | None = None  # seconds, of one that is done
+    # The last checkpoint of a running trial that saves at intervals; step 0 if it has none.
+    saved_step: int | None = None
+    # Since it was begun, or since this attempt began where it has saved none: what a death would cost.
+    seconds_at_risk: float | None = None
     detail: str = ""
     is_live: bool = (
         False  # a job that has not ended has it, or a run on this machine will get to it
@@ -319,7 +323,16 @@ def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int
     seconds_left = None
     if rate and step is not None and steps is not None:
         seconds_left = (steps - step) * batch_size / rate
-    return replace(row, step=step, steps=steps, samples_per_second=rate, seconds_left=seconds_left)
+    saved_at = progress.get("saved_at")
+    return replace(
+        row,
+        step=step,
+        steps=steps,
+        samples_per_second=rate,
+        seconds_left=seconds_left,
+        saved_step=progress.get("saved_step"),
+        seconds_at_risk=None if saved_at is None else max(0.0, time.time() - saved_at),
+    )
 
 
 def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStatus]:
@@ -465,13 +478,13 @@ def _read_header(path: Path, stat: os.stat_result) -> RecordHeader:
         is_same_file = previous_stat.st_ino == stat.st_ino
         if is_same_file and previous_stat.st_ctime_ns == stat.st_ctime_ns:
             return header
-    header = _summary(read_record(path))
+    header = _summary(read_record(path), TrialFolder(path.parent))
     _headers_by_path[path] = (stat, header)
     return header
 
 
-def _summary(record: Record) -> RecordHeader:
-    """Return what counts of a record for the status of its trial."""
+def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
+    """Return what counts of a record, in the folder of its trial, for the trial's status."""
     failures = list(record.previous_failures)
     detail = "; ".join(record.violations)
     if record.failure is not None:
@@ -483,6 +496,8 @@ def _summary(record: Record) -> RecordHeader:
         detail=one_line(detail),
         failures=failures,
         seconds=record.ended - record.started,
+        retried_kinds=retried_kinds(record, RETRIED_FAILURES),
+        has_advanced=has_advanced(record, folder),
     )
 
 

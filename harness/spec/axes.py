@@ -281,6 +281,14 @@ class Axes:
         Fraction, AxisHelp("part of the steps in which the learning rate rises first", "a schedule")
     ] = 0.0
 
+    # In place of the sweep's `checkpoint.every`, so that the costs of saving can be measured.
+    checkpoint_every: Annotated[
+        str | None,
+        AxisHelp(
+            "how far apart checkpoints to resume from are, as in 10m, 500 steps, auto or never;"
+            " null: as the sweep's key checkpoint says"
+        ),
+    ] = None
     # A name that the sweep declares; the cell has what it stands for. Ranks of other interpreters
     # run the same harness.
     stack: Annotated[

@@ -20,6 +20,7 @@ from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
 from harness.spec.environment import PREFIX
+from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_between_failures
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
@@ -53,12 +54,18 @@ class Profile:
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
+    # How long ranks of a trial run until one is lost, on average: `checkpoint: {every: auto}` needs it.
+    mean_time_between_failures: str = DEFAULT_MEAN_TIME_BETWEEN_FAILURES
     # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
+        try:
+            parse_time_between_failures(self.mean_time_between_failures)
+        except ValueError as error:
+            raise ValueError(f"mean_time_between_failures: {error}") from None
         reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)

@@ -27,6 +27,8 @@ from harness.spec.environment import (
     variable_of,
     variable_value,
 )
+from harness.spec.saving import AXIS as CHECKPOINT_EVERY
+from harness.spec.saving import parse_interval
 from harness.spec.stack import AXIS as STACK
 from harness.spec.stack import check_name
 from harness.spec.workload import SweepWorkload, plain
@@ -446,6 +448,11 @@ def _checked(
         return plain(value)
     if axis == STACK:
         check_name(document, key, value)
+    if axis == CHECKPOINT_EVERY and checked is not None:
+        try:
+            parse_interval(checked)
+        except ValueError as error:
+            raise document.error(key, str(error)) from None
     if variable_of(axis) is None:
         return checked
     try:

@@ -16,10 +16,15 @@ from harness.core.synonyms import SWEEP_LINES, SYNONYMS, WORKLOAD_LINES
 from harness.core.validation import LONGEST_VALUE, Key, shown
 from harness.spec.axes import AXIS_TYPES
 from harness.spec.document import MAX_NODES, Document
+from harness.spec.saving import AXIS as CHECKPOINT_EVERY
+from harness.spec.saving import NEVER
 from harness.spec.workload import WorkloadEntry
 
 WORKLOAD_KEYS = [key.name for key in fields(WorkloadEntry)]
 LENGTHS = ("length", "evaluate")  # the keys whose value is a length
+# What the words stand for that may be in place of the keys of `checkpoint`.
+CHECKPOINTS: Mapping[str, Mapping[str, Any]] = {"best": {"best": True}, "none": {"every": NEVER}}
+DOTTED_AXIS = "checkpoint.every"
 # Of so few digits that Python reads it whatever it is; the bound of a length is checked later.
 LENGTH = re.compile(r"(?P<count>[0-9]{1,18}) *(?P<unit>epoch|step)s?")
 
@@ -33,6 +38,10 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     content = document.content
     _refuse_misplaced(document, (), content, sweep_keys)
     _expand(document, (), content)
+    if "checkpoint" in content:
+        content["checkpoint"] = _expand_checkpoint(document, content["checkpoint"])
+    for name in ("axes", "matrix", "zip", "exclude", "include"):
+        _rename_axis(content.get(name))
     workloads = content.get("workloads")
     if not isinstance(workloads, dict):
         return  # which validation refuses
@@ -40,6 +49,7 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
         if isinstance(entry, dict):
             _refuse_misplaced(document, ("workloads", label), entry, WORKLOAD_KEYS)
             _expand(document, ("workloads", label), entry)
+            _rename_axis(entry.get("axes"))
 
 
 def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
@@ -76,6 +86,34 @@ def _expand_length(document: Document, key: Key, value: Any) -> Any:
         problem = f"found {shown(value)}; allowed: a length such as 5 epochs or 300 steps"
         raise document.error(key, problem)
     return {f"{match['unit']}s": int(match["count"])}
+
+
+def _rename_axis(group: Any) -> None:
+    """Give the axis that stands for the key `checkpoint.every` its name, in axes or a list of them."""
+    if isinstance(group, list):
+        for part in group:
+            _rename_axis(part)
+    elif isinstance(group, dict) and DOTTED_AXIS in group:
+        for axis in list(group):  # in the same order
+            group[CHECKPOINT_EVERY if axis == DOTTED_AXIS else axis] = group.pop(axis)
+
+
+def _expand_checkpoint(document: Document, value: Any) -> Any:
+    """Return {"best": True} for `best`, a mapping as it is; raises BadInput for other words.
+
+    So it does for an interval without a unit.
+    """
+    if isinstance(value, str):
+        if value not in CHECKPOINTS:
+            allowed = [*CHECKPOINTS, "{every: 10m, keep: 2}"]
+            problem = f"found {shown(value)}; {did_you_mean(value, allowed)}"
+            raise document.error(("checkpoint",), problem)
+        return dict(CHECKPOINTS[value])
+    every = value.get("every") if isinstance(value, dict) else None
+    if isinstance(every, int) and not isinstance(every, bool):
+        problem = f"found {every} without a unit; allowed: {every}m or {every} steps"
+        raise document.error(("checkpoint", "every"), problem)
+    return value
 
 
 def _refuse_misplaced(

@@ -30,6 +30,7 @@ from harness.spec.custom import read_custom_axes
 from harness.spec.document import Document, read_document
 from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
+from harness.spec.saving import CheckpointRules, SaveRules
 from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
@@ -67,7 +68,7 @@ class SweepContent:
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     stop: StopRule | None = None  # None: every trial has its whole length
     warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
-    checkpoint: Literal["none", "best"] = "none"
+    checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     mllog: bool = False  # whether trials leave a log in MLPerf's format, too
@@ -98,11 +99,12 @@ class Sweep:
     source: Path  # the sweep file
     seeds: Sequence[Seed]  # of every workload that sets none
     repeats: Annotated[int, Between(1, MAX_REPEATS)]  # trials of each cell and seed
-    checkpoint: Literal["none", "best"]
+    checkpoint: Literal["none", "best"]  # whether the parameters of the best evaluation are kept
     timeout: Annotated[float, Between(1)]  # seconds that one trial may take
     cells: Sequence[Cell]
     excluded: Sequence[matrix.ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
+    saves: SaveRules = field(default_factory=SaveRules)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     mllog: bool = False  # whether trials leave a log in MLPerf's format, too
@@ -230,7 +232,8 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         source=path,
         seeds=file.seeds,
         repeats=file.repeats,
-        checkpoint=file.checkpoint,
+        checkpoint="best" if file.checkpoint.best else "none",
+        saves=SaveRules(every=file.checkpoint.every, keep=file.checkpoint.keep),
         profile=file.profile,
         fingerprints=file.fingerprints,
         mllog=file.mllog,

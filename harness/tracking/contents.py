@@ -502,7 +502,7 @@ def _list(heading: str, items: Sequence[str]) -> str:
 
 
 def _interruptions(record: Record) -> list[str]:
-    """Return a sentence for each interruption and for each checkpoint that was passed over.
+    """Return a sentence for each interruption, and each checkpoint that was passed over or not saved.
 
     All ranks are interrupted at the same step.
     """
@@ -510,6 +510,8 @@ def _interruptions(record: Record) -> list[str]:
     notes = [interruption_note(interruption) for interruption in across.interruptions]
     for refusal in across.refused_checkpoints:
         notes.append(f"not resumed from {refusal}")
+    if across.saves is not None:
+        notes += across.saves.failed
     return notes
 
 

@@ -1,14 +1,11 @@
 """Checkpoints, from which a trial resumes to the same bits as if it had never stopped.
 
-A checkpoint is a folder `step-N` with three files. `model.safetensors` has the unsharded weights,
-for whoever wants to use the model. `state.pt` has the rest: the state of the optimizer and of the
-schedule, and what differs between ranks, such as their random numbers. It contains
-plain values and tensors only, so that torch loads it with `weights_only=True`, which runs no code.
-`manifest.json` seals both.
+A checkpoint is a folder `step-N` with a file of each rank (see `harness.training.shards`), and
+`manifest.json`, which seals them. That of the best evaluation also has `model.safetensors`, the
+unsharded weights, for whoever wants to use the model.
 
 A checkpoint is whole or not there at all: it is written aside and renamed. The one before it stays,
-in case it is damaged later. Nothing in it depends on how parameters were sharded, but ranks must be
-as many as they were.
+in case it is damaged later. Nothing in it depends on how parameters were sharded.
 """
 
 from __future__ import annotations
@@ -18,36 +15,51 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import BadCheckpoint, StorageError, one_line
+from harness.core.errors import BadCheckpoint, BadFile, StorageError
 from harness.core.paths import TrialFolder
 from harness.core.storage import writing
+from harness.records.decode import decode_file
 from harness.records.record import Interruption
 from harness.training.manifest import (
-    STATE_FILE,
+    MANIFEST_FILE,
+    MANIFEST_FORMAT,
     WEIGHTS_FILE,
+    CheckpointManifest,
     CheckpointOrigin,
+    SealedFile,
     checkpoint_name,
+    describe_file,
     find_fault,
-    seal,
+    part_name,
+    write_manifest,
 )
 from harness.training.mesh import ParallelMesh
 from harness.training.precision import Scaler
+from harness.training.shards import (
+    Part,
+    SavedParts,
+    SharedTensor,
+    Staging,
+    block_of,
+    pack,
+    write_part,
+)
 from harness.training.state import TrainingState
 from harness.training.strategies.base import Strategy
 from harness.training.workload_state import WorkloadState
 
-KEPT = 2  # checkpoints of a folder
+KEPT = 2  # checkpoints of a folder, where nothing else is said
 
 
 @dataclass(kw_only=True)
@@ -56,7 +68,7 @@ class Checkpointer:
 
     folder: TrialFolder  # where checkpoints are looked for
     mesh: ParallelMesh
-    strategy: Strategy  # which knows how model and optimizer are sharded
+    strategy: Strategy  # which knows what ranks must agree on
     model: nn.Module  # without the strategy's wrapper
     optimizers: Sequence[Optimizer]  # of each turn of a step, in their order
     schedules: Sequence[LRScheduler | None]  # of each optimizer; None for a constant learning rate
@@ -64,29 +76,40 @@ class Checkpointer:
     workload_state: WorkloadState
     origin: CheckpointOrigin  # of what this process saves; it resumes from nothing else
 
-    def save(self, folder: Path, state: TrainingState, interrupted_by: str | None = None) -> None:
-        """Write `folder/step-N`, and remove all but the one before it.
+    # Saving
+
+    def save(
+        self,
+        folder: Path,
+        state: TrainingState,
+        *,
+        interrupted_by: str | None = None,
+        with_weights: bool = False,
+        keep: int = KEPT,
+    ) -> None:
+        """Write `folder/step-N`, and remove all but the newest `keep`.
 
         `interrupted_by` is the name of the signal that asked for it, None for one taken in passing.
-        Raises StorageError at every rank if the disk does not take it.
+        `with_weights` writes the whole weights too. Raises StorageError at every rank if the disk
+        does not take it.
         """
-        weights = self.strategy.full_weights(self.model)
-        optimizers = []
-        for optimizer in self.optimizers:
-            optimizers.append(self.strategy.full_optimizer_state(self.model, optimizer))
-        schedules = []
-        for schedule in self.schedules:
-            schedules.append(schedule.state_dict() if schedule else None)
-        content = {
-            "step": state.step,
-            "optimizers": optimizers,
-            "schedules": schedules,
-            "ranks": self.mesh.gather(self._rank_content(state, interrupted_by)),
-        }
+        weights = self.strategy.full_weights(self.model) if with_weights else None
+        not_resumable = self.workload_state.missing_from_checkpoints()
+        part = Staging(self.mesh.device).copy(self.capture(state, interrupted_by, with_weights))
+        aside = folder_aside(folder, state.step)
+        outcome: dict[str, Any] | str
+        try:
+            outcome = asdict(self.write(aside, part))
+            if weights is not None and self.mesh.ranks.is_rank_0:
+                with writing(aside / WEIGHTS_FILE):
+                    save_file(weights, aside / WEIGHTS_FILE)
+        except StorageError as error:
+            outcome = str(error)
+        outcomes = self.mesh.gather(outcome)
         problem: str | None = None
         if self.mesh.ranks.is_rank_0:
             try:
-                self._write(folder, state.step, weights, content)
+                self.commit(folder, state.step, outcomes, keep=keep, not_resumable=not_resumable)
             except StorageError as error:
                 problem = str(error)
         # All ranks raise it, or the others would only report a lost connection to rank 0.
@@ -94,52 +117,111 @@ class Checkpointer:
         if problem is not None:
             raise StorageError(problem)
 
+    def capture(
+        self, state: TrainingState, interrupted_by: str | None = None, with_weights: bool = False
+    ) -> Part:
+        """Return this rank's part of a checkpoint of now, whose tensors training goes on to change.
+
+        It has no parameters `with_weights`, as another file has them then.
+        """
+        parameters = {}
+        if not with_weights:
+            names = {name for name, _ in self.model.named_parameters()}
+            for name, value in self.model.state_dict().items():
+                if name in names:
+                    parameters[name] = SharedTensor(name, value)
+        optimizers = []
+        for number, optimizer in enumerate(self.optimizers):
+            content = self.strategy.optimizer_state(self.model, optimizer)
+            content["state"] = _share(content["state"], f"optimizer {number}")
+            optimizers.append(content)
+        schedules = []
+        for schedule in self.schedules:
+            schedules.append(schedule.state_dict() if schedule else None)
+        content = {
+            "step": state.step,
+            "parameters": parameters,
+            "optimizers": optimizers,
+            "schedules": schedules,
+            **self._rank_content(state, interrupted_by),
+        }
+        return pack(content, self.mesh)
+
     def _rank_content(self, state: TrainingState, interrupted_by: str | None) -> dict[str, Any]:
         """Return the part of a checkpoint that differs between ranks: plain values and tensors."""
-        buffers = {}
-        for name, buffer in self.model.named_buffers():
-            buffers[name] = buffer.cpu()
         # A workload may thaw a part of its model while it trains.
         modes = {name: module.training for name, module in self.model.named_modules()}
         return {
             "state": state.to_dict(),
             "scaler": self.scaler.state(),
             "strategy": self.strategy.rank_state(),
-            "workload": self.workload_state.save(),
+            "workload": self.workload_state.capture(),
             "at": time.time(),
             "by": interrupted_by,
             "random": _random_state(),
-            "buffers": buffers,
+            "buffers": dict(self.model.named_buffers()),
             "modes": modes,
         }
 
-    def _write(
-        self, folder: Path, step: int, weights: dict[str, torch.Tensor], content: dict[str, Any]
-    ) -> None:
-        """Write a checkpoint aside and rename it into place; raises StorageError.
+    def write(
+        self, aside: Path, part: Part, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> SealedFile:
+        """Write this rank's part to a folder aside, and return its size and digest.
 
-        It is flushed to the disk before that, or a loss of power could leave the new name without
-        its content. The new name is flushed before others are removed: otherwise neither might be
-        left.
+        Raises StorageError and SavingCancelled.
         """
-        path = folder / checkpoint_name(step)
-        aside = folder / f".{path.name}"
-        shutil.rmtree(aside, ignore_errors=True)
+        path = aside / part_name(self.mesh.ranks.rank)
+        with writing(path):
+            aside.mkdir(parents=True, exist_ok=True)
+        return write_part(path, part, is_cancelled)
+
+    def commit(
+        self,
+        folder: Path,
+        step: int,
+        outcomes: Sequence[Mapping[str, Any] | str],
+        *,
+        keep: int,
+        not_resumable: str | None,
+    ) -> None:
+        """Seal the parts of all ranks and rename them into place, then remove all but `keep`.
+
+        `outcomes` are what `write` returned at each rank, as mappings, or why it failed. Raises
+        StorageError for the first of these. `not_resumable` is why no attempt can resume from it, if
+        none can. For rank 0 alone.
+
+        Everything is flushed to the disk before that, or a loss of power could leave the new name
+        without its content. The new name is flushed before others are removed: otherwise neither
+        might be left.
+        """
+        path, aside = folder / checkpoint_name(step), folder_aside(folder, step)
         try:
+            files = {}
+            for rank, outcome in enumerate(outcomes):
+                if isinstance(outcome, str):
+                    raise StorageError(outcome)
+                files[part_name(rank)] = SealedFile(**outcome)
             with writing(path):
-                aside.mkdir(parents=True)
-                save_file(weights, aside / WEIGHTS_FILE)
-                with (aside / STATE_FILE).open("wb") as file:
-                    torch.save(content, cast(BinaryIO, _AsFile(file)))
-                seal(aside, self.origin, step, self.workload_state.missing_from_checkpoints())
+                if (aside / WEIGHTS_FILE).exists():
+                    files[WEIGHTS_FILE] = describe_file(aside / WEIGHTS_FILE)
+                manifest = CheckpointManifest(
+                    step=step,
+                    ranks=len(outcomes),
+                    origin=self.origin,
+                    files=files,
+                    not_resumable=not_resumable,
+                )
+                write_manifest(aside, manifest)
                 for written in (*aside.iterdir(), aside):
                     _flush(written)
                 _replace_folder(aside, path)
                 _flush(folder)
-        except StorageError:
+        except (StorageError, OSError):
             shutil.rmtree(aside, ignore_errors=True)  # what the disk has taken is of no use
             raise
-        _keep_newest(folder, path)
+        _keep_newest(folder, path, keep)
+
+    # Resuming
 
     def resume(self, state: TrainingState, rehearse_step: Callable[[], None]) -> None:
         """Restore the trial's newest checkpoint that is sound, if it has one.
@@ -154,9 +236,10 @@ class Checkpointer:
         path: Path | None = None
         faults: list[str] = []
         if self.mesh.ranks.is_rank_0:
-            path, faults = find_sound(
-                self.origin, self.folder.best_checkpoints, self.folder.resume_checkpoints
-            )
+            folders = self.folder.best_checkpoints, self.folder.resume_checkpoints
+            for folder in folders:
+                _remove_unfinished(folder)
+            path, faults = find_sound(self.origin, *folders)
         # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
         name = self.mesh.broadcast_from_rank_0(None if path is None else str(path))
         for fault in faults:
@@ -191,48 +274,94 @@ class Checkpointer:
         fault = self.mesh.broadcast_from_rank_0(fault)
         if fault is not None:
             raise BadCheckpoint(f"the best parameters can't be restored: {fault}")
-        weights, content = read_checkpoint(path)
-        self._load_model(weights, content["ranks"][self.mesh.ranks.rank])
+        parts = open_checkpoint(path)
+        self._load_model(parts, parts.content(self.mesh.ranks.rank))
 
-    def _load_model(
-        self, weights: dict[str, torch.Tensor], rank_content: Mapping[str, Any]
-    ) -> None:
-        """Restore parameters, buffers, the modules' modes and the workload's own state."""
-        self.strategy.load_full_weights(self.model, weights)
+    @torch.no_grad()
+    def _load_model(self, parts: SavedParts, content: Mapping[str, Any]) -> None:
+        """Restore parameters, buffers, the modules' modes and the workload's own state.
+
+        `content` is what this rank has saved.
+        """
+        names = {name for name, _ in self.model.named_parameters()}
+        for name, value in self.model.state_dict().items():  # as ranks shard them
+            if name in names:
+                block, offsets = block_of(value)
+                block.copy_(parts.block(name, offsets, block.shape))
         # Buffers that are in no state dict count too, and each rank may have its own.
         for name, buffer in self.model.named_buffers():
-            buffer.copy_(rank_content["buffers"][name])
+            buffer.copy_(content["buffers"][name])
         for name, module in self.model.named_modules():
-            module.training = rank_content["modes"][name]
-        self.workload_state.load(rank_content["workload"])
+            module.training = content["modes"][name]
+        self.workload_state.load(parts.with_values(content["workload"]))
 
     def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
-        """Restore all parts of the trial; return this rank's part of the checkpoint."""
-        weights, content = read_checkpoint(path)
-        rank_content: dict[str, Any] = content["ranks"][self.mesh.ranks.rank]
+        """Restore all parts of the trial; return what this rank has saved."""
+        parts = open_checkpoint(path)
+        content = parts.content(self.mesh.ranks.rank)
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(content["step"], self.strategy.arranging_steps)):
             rehearse_step()
-        self._load_model(weights, rank_content)
-        for optimizer, optimizer_state in zip(self.optimizers, content["optimizers"], strict=True):
-            self.strategy.load_full_optimizer_state(self.model, optimizer, optimizer_state)
+        self._load_model(parts, content)
+        parameters = dict(self.model.named_parameters())
+        for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
+            for name, values in saved["state"].items():
+                for key, value in values.items():
+                    if isinstance(value, SharedTensor):
+                        values[key] = _read_like(parameters[name], parts, value.name)
+            self.strategy.load_optimizer_state(self.model, optimizer, saved)
         for schedule, schedule_state in zip(self.schedules, content["schedules"], strict=True):
             if schedule:
                 schedule.load_state_dict(schedule_state)
-        self.strategy.load_rank_state(rank_content["strategy"])
-        self.scaler.restore(rank_content["scaler"])
-        _restore_random_state(rank_content["random"])
-        return rank_content
+        self.strategy.load_rank_state(content["strategy"])
+        self.scaler.restore(content["scaler"])
+        _restore_random_state(content["random"])
+        return content
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the weights and the state of a checkpoint, on the CPU; raises BadCheckpoint."""
+def _share(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:
+    """Return an optimizer's state with its tensors as those that all ranks share, by their names."""
+    shared: dict[Any, Any] = {}
+    for name, values in state.items():
+        shared[name] = {}
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                value = SharedTensor(f"{prefix}: {name} ({key})", value)
+            shared[name][key] = value
+    return shared
+
+
+def _read_like(parameter: Tensor, parts: SavedParts, name: str) -> Tensor:
+    """Return a tensor of an optimizer's state, sharded as its parameter is if it has its shape."""
+    if parts.shape(name) != tuple(parameter.shape) or not hasattr(parameter, "to_local"):
+        return parts.whole(name)
+    from torch.distributed.tensor import DTensor
+
+    block, offsets = block_of(parameter)
+    local = parts.block(name, offsets, block.shape).to(block.device)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,  # type: ignore[attr-defined]
+        parameter.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def open_checkpoint(path: Path) -> SavedParts:
+    """Return the parts of a checkpoint that was found sound; raises BadCheckpoint."""
     try:
-        weights = load_file(path / WEIGHTS_FILE)
-        content = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
-    return weights, content
+        manifest = decode_file(CheckpointManifest, path / MANIFEST_FILE, MANIFEST_FORMAT)
+    except BadFile as error:
+        raise BadCheckpoint(str(error)) from error
+    whole = path / WEIGHTS_FILE if WEIGHTS_FILE in manifest.files else None
+    return SavedParts([path / part_name(rank) for rank in range(manifest.ranks)], whole)
+
+
+def folder_aside(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is written before it is whole."""
+    return folder / f".{checkpoint_name(step)}"
 
 
 def find_sound(origin: CheckpointOrigin, *folders: Path) -> tuple[Path | None, list[str]]:
@@ -258,13 +387,19 @@ def keep_only(folder: Path, step: int) -> Path | None:
     return path
 
 
-def _keep_newest(folder: Path, path: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what an attempt that was killed had not finished to write."""
+    for aside in folder.glob(".*step-*"):
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _keep_newest(folder: Path, path: Path, keep: int) -> None:
     """Remove all checkpoints of a folder but `path`, which is new, and those just before it.
 
     Those after it were passed over when the trial resumed.
     """
     earlier = [other for other in _newest_first(folder) if other.name <= path.name]
-    _keep(earlier[:KEPT], folder)
+    _keep(earlier[:keep], folder)
 
 
 def _keep(paths: Sequence[Path], folder: Path) -> None:
@@ -289,17 +424,6 @@ def _replace_folder(new: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
     new.rename(path)
-
-
-class _AsFile:
-    """A file as torch.save writes to it through Python.
-
-    Otherwise it hides the error of a full disk behind one of its own.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.write = file.write
-        self.flush = file.flush
 
 
 def _flush(path: Path) -> None:

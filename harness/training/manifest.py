@@ -21,10 +21,9 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import describe_settings, describe_software, relevant_variables
 from harness.records.seal import sealed_text
 
-WEIGHTS_FILE = "model.safetensors"
-STATE_FILE = "state.pt"
+WEIGHTS_FILE = "model.safetensors"  # whole; only of the best evaluation
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA = "1.2"  # 1.2 is sealed
+MANIFEST_SCHEMA = "2.0"  # 2.0: a file of each rank
 MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA, is_sealed=True)
 # Packages that ranks do not compute with.
 LAUNCHER_PACKAGES = ("mlflow", "submitit")
@@ -57,6 +56,7 @@ class CheckpointManifest:
 
     schema: str = MANIFEST_SCHEMA
     step: int  # optimizer steps done
+    ranks: int  # that have saved it, each in its own file
     origin: CheckpointOrigin
     files: Mapping[str, SealedFile]
     # Why no attempt can resume from it although it is whole; None if one can.
@@ -88,13 +88,14 @@ def _describe_limits() -> dict[str, str]:
     return limits
 
 
-def seal(folder: Path, origin: CheckpointOrigin, step: int, not_resumable: str | None) -> None:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest of a checkpoint whose files are all in `folder`."""
-    files = {path.name: _describe_file(path) for path in sorted(folder.iterdir())}
-    manifest = CheckpointManifest(
-        step=step, origin=origin, files=files, not_resumable=not_resumable
-    )
     (folder / MANIFEST_FILE).write_text(sealed_text(asdict(manifest)), encoding="utf-8")
+
+
+def part_name(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"rank{rank}.safetensors"
 
 
 def find_fault(checkpoint: Path, origin: CheckpointOrigin) -> str | None:
@@ -154,11 +155,15 @@ def _find_damage(checkpoint: Path, manifest: CheckpointManifest) -> str | None:
     """Return which file of a checkpoint is not as it was written, None if all are."""
     if checkpoint.name != checkpoint_name(manifest.step):
         return f"step: found {manifest.step}; allowed: that of the folder's name"
-    if set(manifest.files) != {WEIGHTS_FILE, STATE_FILE}:
-        return f"{MANIFEST_FILE}: found {', '.join(manifest.files)}; allowed: both files"
+    parts = {part_name(rank) for rank in range(manifest.ranks)}
+    if set(manifest.files) - {WEIGHTS_FILE} != parts:
+        return (
+            f"{MANIFEST_FILE}: found {', '.join(manifest.files)}; allowed: a file of each of"
+            f" {manifest.ranks} ranks"
+        )
     for name, sealed in manifest.files.items():
         try:
-            present = _describe_file(checkpoint / name)
+            present = describe_file(checkpoint / name)
         except OSError as error:
             return f"{name}: can't be read: {error.strerror}"
         if present.size != sealed.size:
@@ -176,7 +181,7 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def _describe_file(path: Path) -> SealedFile:
+def describe_file(path: Path) -> SealedFile:
     """Return the size and the digest of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

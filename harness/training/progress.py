@@ -40,6 +40,7 @@ class ProgressFile:
         self._last_report = 0.0  # of training, on the monotonic clock
         # The newest samples/s and loss; they stay in the file until there are newer ones.
         self._pace: dict[str, float] = {}
+        self._saved: dict[str, float] = {}
 
     def report_training(self, step: int, samples_per_second: float, loss: float) -> None:
         """Report that a segment of training is over, unless another was reported just before.
@@ -53,6 +54,10 @@ class ProgressFile:
         self._pace = {"rate": samples_per_second, "loss": loss}
         self.report("train", step)
 
+    def note_saved(self, step: int, at: float) -> None:
+        """Have reports say up to which step nothing would be lost, and when that was saved."""
+        self._saved = {"saved_step": step, "saved_at": at}
+
     def report(self, phase: str, step: int) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps."""
         # The results may have been moved, which the runner notices: they are not begun again here.
@@ -64,6 +69,7 @@ class ProgressFile:
             "steps": self._total_steps,
             "at": time.time(),
             **self._pace,
+            **self._saved,
         }
         write_atomically(self._path, json.dumps(content), durable=False)
 

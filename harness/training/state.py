@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.records.record import (
@@ -17,9 +17,12 @@ from harness.records.record import (
     Confusions,
     Evaluation,
     Interruption,
+    Saves,
     StepFingerprint,
 )
 from harness.training.order import OrderDigest
+
+SERIES = ("losses", "step_seconds", "step_phases")  # as long as a trial has steps
 
 
 @dataclass
@@ -40,6 +43,7 @@ class TrainingState:
     interruptions: list[Interruption] = field(default_factory=list)
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)
+    saves: Saves | None = None  # at intervals; None without them
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
@@ -53,10 +57,11 @@ class TrainingState:
     resumed_at: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, which torch loads with `weights_only=True`."""
-        content = asdict(self)
+        """Return the state as plain values; the lists of numbers of each step are not copied."""
+        series = {name: getattr(self, name) for name in SERIES}
+        content = asdict(replace(self, losses=[], step_seconds=[], step_phases={}))
         del content["resumed_at"]
-        return content
+        return {**content, **series}
 
     def resume_from(self, content: Mapping[str, Any]) -> None:
         """Take over the state that `to_dict` returned in an earlier attempt.
@@ -76,6 +81,8 @@ class TrainingState:
         self.order_digest = OrderDigest(**content["order_digest"])
         if content["compiled"] is not None:
             self.compiled = Compiled(**content["compiled"])
+        if content["saves"] is not None:
+            self.saves = Saves(**content["saves"])
         for phase, seconds in phases_of_this_attempt.items():
             self.add_seconds(phase, seconds)
         self.resumed_at = self.step

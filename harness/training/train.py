@@ -23,12 +23,14 @@ from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
+from harness.training.checkpoint import KEPT
 from harness.training.evaluate import Scores, evaluate
 from harness.training.fingerprint import digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched
 from harness.training.model import must_place_batches, place_batch
 from harness.training.progress import ProgressFile
+from harness.training.saving import IntervalSaver
 from harness.training.state import TrainingState
 from harness.training.stopping import find_stop_reason, selection_metric
 from harness.training.workload_state import join_state_digests
@@ -122,6 +124,8 @@ class Trainer:
         self.steps_between_evaluations = parts.assignment.trial.cell.evaluate.in_steps(
             steps_per_epoch
         )
+        plan = parts.assignment.saves
+        self.saver = None if plan is None else IntervalSaver(plan, parts.checkpointer, state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
         # The ends of the first and of the last reduction, on this rank's monotonic clock.
@@ -146,6 +150,8 @@ class Trainer:
         with self.parts.strategy.naming_errors():
             while self.state.step < last_step and self.stop_reason is None:
                 self._train_epoch(last_step)
+        if self.saver is not None and self.is_finished:
+            self.saver.stop()
         if self.is_finished:
             self._restore_best()
 
@@ -180,6 +186,8 @@ class Trainer:
             next_evaluation = (evaluations + 1) * self.steps_between_evaluations
             next_evaluation = min(next_evaluation, self.parts.total_steps)
             segment_end = min(state.step + self.segment_steps, stop, next_evaluation)
+            if self.saver is not None:
+                segment_end = self.saver.next_stop(state.step, segment_end)
             segment_end = self.hooks.before_segment(state, segment_end)
             segment = self.train_segment(batches, segment_end)
             # Before `synchronize`, which may save a checkpoint from which the next epoch resumes.
@@ -248,8 +256,12 @@ class Trainer:
         if segment.first_bad_step is not None:
             # Ordered by step, then by rank, so that all ranks name the same one.
             bad_loss = segment.first_bad_step * world_size + self.parts.mesh.ranks.rank
-        earliest_bad_loss, self.segment_steps, all_continue = self.parts.mesh.all_reduce_min(
-            bad_loss, self._next_segment_steps(segment), not is_requested()
+        is_last = self.state.step == self.parts.total_steps  # after which nothing is to be saved
+        votes = () if self.saver is None or is_last else self.saver.votes(self.state.step)
+        earliest_bad_loss, self.segment_steps, all_continue, *agreed = (
+            self.parts.mesh.all_reduce_min(
+                bad_loss, self._next_segment_steps(segment), not is_requested(), *votes
+            )
         )
         self._last_sync = time.perf_counter()  # a reduction ends at all ranks at once
         if self._first_sync is None:
@@ -262,6 +274,9 @@ class Trainer:
             )
         if not all_continue:
             self._interrupt()
+        if self.saver is not None and agreed:
+            self.saver.on_agreement(agreed, self.state)
+            self.progress.note_saved(self.saver.saved_step, self.saver.saved_at)
         samples = segment.steps * self.parts.axes.batch_size
         self.progress.report_training(
             self.state.step, samples / segment.seconds, float(segment.losses[-1])
@@ -349,7 +364,7 @@ class Trainer:
         self._keep_confusions(test)
         if self._keeps_best() and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
-                parts.checkpointer.save(parts.folder.best_checkpoints, state)
+                parts.checkpointer.save(parts.folder.best_checkpoints, state, with_weights=True)
 
     def _scores_of(self, samples: Samples, name: str) -> Scores:
         """Return the scores over samples; `name` is for errors.
@@ -435,9 +450,12 @@ class Trainer:
         """Leave a checkpoint to resume from, and raise Interrupted."""
         parts, state = self.parts, self.state
         self.progress.report("interrupted", state.step)
+        if self.saver is not None:
+            self.saver.stop()
         if state.step > state.resumed_at:
+            keep = KEPT if parts.assignment.saves is None else parts.assignment.saves.keep
             parts.checkpointer.save(
-                parts.folder.resume_checkpoints, state, interrupted_by=SIGNAL.name
+                parts.folder.resume_checkpoints, state, interrupted_by=SIGNAL.name, keep=keep
             )
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         parts.mesh.barrier()

@@ -226,6 +226,7 @@ def _pack_series(state: TrainingState) -> dict[str, Any]:
         **moments,
         "interruptions": list(state.interruptions),
         "refused_checkpoints": list(state.refused_checkpoints),
+        "saves": state.saves,
     }
 
 

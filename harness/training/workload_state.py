@@ -18,6 +18,7 @@ import torch
 
 from harness.core.errors import NotApplied
 from harness.training.fingerprint import add_tensor, full_tensor
+from harness.training.shards import SharedTensor
 from workloads.base import Workload
 
 MOST_OF_INT64 = 2**63
@@ -48,13 +49,21 @@ class WorkloadState:
             self._watch = AttributeWatch(workload, restored)
 
     def save(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: plain values and unsharded tensors on the CPU.
+        """Return the state as plain values and unsharded tensors on the CPU.
 
         Every rank must call this.
         """
+        return self._plain(lambda tensor, _: full_tensor(tensor).clone())
+
+    def capture(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: plain values and tensors, no copies; shards are named."""
+        return self._plain(_share_if_sharded)
+
+    def _plain(self, convert: Callable[[torch.Tensor, str], Any]) -> dict[str, Any]:
+        """Return the state as plain values, and tensors as `convert` returns them."""
         name = f"{type(self.workload).__name__}.state_dict()"
-        saved: dict[str, Any] = _to_plain(self.workload.state_dict(), name)
-        return saved
+        plain: dict[str, Any] = _to_plain(self.workload.state_dict(), name, convert)
+        return plain
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the state that `save` returned."""
@@ -186,17 +195,24 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _to_plain(value: Any, path: str) -> Any:
-    """Return a state with its tensors unsharded on the CPU; raises NotApplied for other types.
+def _share_if_sharded(tensor: torch.Tensor, path: str) -> torch.Tensor | SharedTensor:
+    """Return a tensor, with a name where ranks have shards of it."""
+    return SharedTensor(path, tensor) if hasattr(tensor, "to_local") else tensor
 
-    Checkpoints are loaded without running any code, and so contain plain types only.
+
+def _to_plain(value: Any, path: str, convert: Callable[[torch.Tensor, str], Any]) -> Any:
+    """Return a state with its tensors converted; raises NotApplied for other types.
+
+    `convert` gets each tensor and where it is in the state. Checkpoints are loaded without running
+    any code, and so contain plain types only.
     """
     if isinstance(value, torch.Tensor):
-        return full_tensor(value).clone()
+        return convert(value, path)
     if isinstance(value, dict):
-        return {key: _to_plain(value[key], f"{path}[{key!r}]") for key in value}
+        return {key: _to_plain(value[key], f"{path}[{key!r}]", convert) for key in value}
     if type(value) in (list, tuple):
-        return type(value)(_to_plain(item, f"{path}[…]") for item in value)
+        items = [_to_plain(item, f"{path}[{n}]", convert) for n, item in enumerate(value)]
+        return type(value)(items)
     if type(value) in PLAIN_TYPES:
         return value
     raise NotApplied(

@@ -25,7 +25,14 @@ from harness.records.record import RankFingerprints, Record
 from harness.records.seal import sealed_text
 from harness.serving.exporting import digest_files
 from harness.serving.record import ExportedModel, ExportParity, TrialExport, write_export
-from harness.training.manifest import STATE_FILE, WEIGHTS_FILE, CheckpointOrigin, seal
+from harness.training.manifest import (
+    WEIGHTS_FILE,
+    CheckpointManifest,
+    CheckpointOrigin,
+    describe_file,
+    part_name,
+    write_manifest,
+)
 from tests.factories import make_machine, make_record, write_sweep
 from tests.support.parity import make_parity
 
@@ -108,9 +115,12 @@ def write_files_beside(folder: SweepFolder) -> None:
     shutil.copyfile(trial_folder.record_path, trial_folder.invalid_record_path(1))
     checkpoint = trial_folder.best_checkpoints / "step-000000012"
     checkpoint.mkdir(parents=True)
-    for name in (WEIGHTS_FILE, STATE_FILE):
+    files = {}
+    for name in (WEIGHTS_FILE, part_name(0)):
         (checkpoint / name).write_text("1", encoding="utf-8")
-    seal(checkpoint, CheckpointOrigin(trial=record.trial.id, code="", software={}), 12, None)
+        files[name] = describe_file(checkpoint / name)
+    origin = CheckpointOrigin(trial=record.trial.id, code="", software={})
+    write_manifest(checkpoint, CheckpointManifest(step=12, ranks=1, origin=origin, files=files))
     model_folder = trial_folder.exported_model("onnx")
     model_folder.mkdir(parents=True)
     (model_folder / "model.onnx").write_text("1", encoding="utf-8")

@@ -35,6 +35,7 @@ def random_sweep(
     step_seconds: float = 0.0,
     hurry: Path | None = None,
     stack: Mapping[str, Any] | None = None,
+    checkpoint: Any = "none",
 ) -> Path:
     """Write a sweep of these strategies and seeds, whose trials compute what they do in any other
     such sweep.
@@ -58,6 +59,7 @@ def random_sweep(
         stacks={} if stack is None else {"other": stack},
         axes={} if stack is None else {"stack": "other"},
         exclude=left_out,
+        checkpoint=checkpoint,
     )
 
 
@@ -68,6 +70,7 @@ def slow_sweep(
     seeds: Sequence[int] = (0,),
     step_seconds: float = STEP_SECONDS,
     stack: Mapping[str, Any] | None = None,
+    checkpoint: Any = "none",
 ) -> Path:
     """Write a sweep whose trials last long enough to be disturbed, until `hurry_up`."""
     return random_sweep(
@@ -77,6 +80,7 @@ def slow_sweep(
         step_seconds=step_seconds,
         hurry=folder / "hurry",
         stack=stack,
+        checkpoint=checkpoint,
     )
 
 

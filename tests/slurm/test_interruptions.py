@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.records.files import read_record
+from harness.records.running import read_heartbeats
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
     STEP_SECONDS,
@@ -144,6 +146,45 @@ def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Pat
     for row in trial_rows(results):
         ends.append((row["seed"], row["state"], records[row["trial"]].attempt))
     assert sorted(ends) == [(0, "done", 1), (0, "done", 1), (1, "done", 2), (1, "done", 2)]
+
+
+@pytest.mark.nightly
+def test_a_killed_rank_and_a_killed_leader_cost_the_steps_since_the_last_save(
+    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+) -> None:
+    """The rank is tried again in its job, and the job comes back."""
+    sweep = slow_sweep(tmp_path, strategies=["fsdp2"], checkpoint={"every": "4 steps"})
+    results = tmp_path / "results"
+    submit(sweep, results)
+    checkpoints = trial_folder(results, 0).resume_checkpoints
+    wait_until(lambda: any(checkpoints.glob("step-*")))
+    (row,) = trial_rows(results)
+    assert row["saved_step"] % 4 == 0
+    assert row["seconds_at_risk"] >= 0
+    os.kill(rank_pid(results), signal.SIGKILL)
+    record_path = trial_folder(results, 0).record_path
+    wait_until(record_path.exists)
+    before = newest_step(checkpoints)
+    wait_until(lambda: newest_step(checkpoints) > before)
+    os.kill(leader_pid(results), signal.SIGKILL)
+    wait_until(lambda: read_record(record_path).attempt > 1)
+    hurry_up(tmp_path)
+    (record,) = wait_for_records(results, undisturbed).values()
+    assert [failure.kind for failure in record.previous_failures] == ["Killed", "Interrupted"]
+    first, second = record.ranks[0].interruptions
+    assert 0 < first.step < second.step
+    assert (first.signal, second.signal) == (None, None)
+
+
+def newest_step(checkpoints: Path) -> int:
+    """Return the step of the newest checkpoint in a folder, 0 for none."""
+    steps = [int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")]
+    return max(steps, default=0)
+
+
+def rank_pid(results: Path) -> int:
+    """Return the process id of the last rank of the only trial of these results."""
+    return read_heartbeats(trial_folder(results, 0).heartbeat_folder)[-1].pid
 
 
 def pid_in_task(task: int, argument: str) -> int:

@@ -39,7 +39,8 @@ class Options(Settings):
     hang_at: int = 0
     hold_at: int = 0
     hold: str = ""  # a file; the step `hold_at` lasts as long as it exists
-    # A file with a word for each attempt: the step in which it gets SIGUSR2, or "evaluation".
+    # A file with a word for each attempt: the step in which it gets SIGUSR2, or "evaluation"; with
+    # "kill-" before it, it gets SIGKILL.
     interrupt: str = ""
     rank: int = 0
     samples: int = 256
@@ -192,9 +193,10 @@ class LineFit(Workload):
             return
         path = Path(self.options.interrupt)
         moments = path.read_text(encoding="utf-8").split()
-        if moments[:1] == [moment]:
+        signals = {moment: signal.SIGUSR2, f"kill-{moment}": signal.SIGKILL}
+        if moments and moments[0] in signals:
             path.write_text(" ".join(moments[1:]), encoding="utf-8")
-            os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getpid(), signals[moments[0]])
 
     def _misbehave(self, loss: Tensor) -> Tensor:
         """Do what the options say of this step; returns the loss, or a NaN."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from torch.distributed.checkpoint import state_dict
 
 from harness.core import storage
@@ -33,13 +32,12 @@ from harness.records.record import Failure, LossScale, RankResult, Record, StopO
 from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules
-from harness.training import checkpoint, evaluate, train, worker
+from harness.training import checkpoint, evaluate, shards, train, worker
 from harness.training.manifest import (
     MANIFEST_FILE,
-    STATE_FILE,
-    WEIGHTS_FILE,
     describe_origin,
     find_fault,
+    part_name,
 )
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler
@@ -284,7 +282,7 @@ def do_nothing(*arguments: Any, **keywords: Any) -> None: ...
 WAYS_TO_FORGET: dict[str, tuple[Any, str, Any]] = {
     "random numbers": (checkpoint, "_restore_random_state", do_nothing),
     "optimizer": (state_dict, "set_optimizer_state_dict", do_nothing),
-    "weights": (state_dict, "set_model_state_dict", do_nothing),
+    "weights": (checkpoint, "block_of", lambda value: (value.detach().clone(), (0,) * value.dim())),
     "lr_schedule": (torch.optim.lr_scheduler.LambdaLR, "load_state_dict", do_nothing),
     "scaler": (Scaler, "restore", do_nothing),
     "position in the order": (BatchOrder, "skip", property(lambda order: 0, do_nothing)),
@@ -368,10 +366,10 @@ def lose_a_page(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        (STATE_FILE, flip_a_bit),
-        (STATE_FILE, Path.unlink),
-        (WEIGHTS_FILE, truncate),
-        (WEIGHTS_FILE, lose_a_page),
+        (part_name(0), flip_a_bit),
+        (part_name(0), Path.unlink),
+        (part_name(0), truncate),
+        (part_name(0), lose_a_page),
         (MANIFEST_FILE, flip_a_bit),
         (MANIFEST_FILE, Path.unlink),
     ],
@@ -438,7 +436,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
     assert re.search(f"^{path}: {message}", fault)
 
 
-@pytest.mark.parametrize("part", ["save_file", "save", "_flush"])
+@pytest.mark.parametrize("part", ["write_part", "write_manifest", "_flush"])
 def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -448,12 +446,15 @@ def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
         attempt(trial_folder, assignment, 3)
 
     def refuse(*arguments: Any) -> None:
-        if part == "save_file":  # as safetensors words it
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(torch if part == "save" else checkpoint, part, refuse)
-    path = trial_folder.resume_checkpoints / "step-000000006"
+    name = "step-000000006"
+    if part == "write_part":
+        monkeypatch.setattr(shards, "_bytes_of", refuse)
+        name = f".{name}/rank0.safetensors"
+    else:
+        monkeypatch.setattr(checkpoint, part, refuse)
+    path = trial_folder.resume_checkpoints / name
     message = rf"^{path}: No space left on device; free: .* of .* MiB$"
     with pytest.raises(StorageError, match=message):
         attempt(trial_folder, assignment, 6)

@@ -107,7 +107,7 @@ def test_what_checkpoints_restore_may_change() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"a": {"b": [np.ones(1)]}}, r"Own.state_dict\(\)\['a'\]\['b'\]\[…\]: found ndarray; allo"),
+        ({"a": {"b": [np.ones(1)]}}, r"Own.state_dict\(\)\['a'\]\['b'\]\[0\]: found ndarray; allo"),
         ({"a": 1}, r"Own has state_dict\(\); needed: load_state_dict\(state\) too$"),
     ],
 )

@@ -7,7 +7,7 @@ the same for all of them otherwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -126,7 +126,7 @@ class Strategy(ABC):
     def rank_state(self) -> dict[str, Any]:
         """Return the part of the strategy's state that a resumed rank needs.
 
-        Allowed are plain values and tensors, which torch loads with `weights_only=True`.
+        Allowed are plain values and tensors.
         """
         return {}
 
@@ -150,29 +150,23 @@ class Strategy(ABC):
             weights[name] = value.contiguous().clone()
         return weights
 
-    def load_full_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Load the weights that `full_weights` returned."""
-        from torch.distributed.checkpoint.state_dict import set_model_state_dict
-
-        set_model_state_dict(model, dict(weights), options=_full_state_options())
-
-    def full_optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's unsharded state on the CPU, as plain values and tensors."""
+    def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the optimizer's state by the names of parameters, as ranks shard it; no copies."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         if not optimizer.state:
             # Torch would take a step to create some state, and an Adam would count that step.
             return optimizer.state_dict()
-        return get_optimizer_state_dict(model, optimizer, options=_full_state_options())
+        return get_optimizer_state_dict(model, optimizer)
 
-    def load_full_optimizer_state(
+    def load_optimizer_state(
         self, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
     ) -> None:
-        """Load the state that `full_optimizer_state` returned."""
+        """Load the state that `optimizer_state` returned."""
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
         if state["state"]:
-            set_optimizer_state_dict(model, optimizer, state, options=_full_state_options())
+            set_optimizer_state_dict(model, optimizer, state)
         else:
             optimizer.load_state_dict(state)
 
@@ -189,10 +183,3 @@ class Strategy(ABC):
 def _report_local(report: Callable[[str, Tensor], None], name: str, gradient: Tensor) -> None:
     """Report this rank's part of a gradient, which may be a DTensor."""
     report(name, local_part(gradient))
-
-
-def _full_state_options() -> Any:
-    """Return torch's options for state that is gathered from all ranks, and moved to the CPU."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
