@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from harness.analysis.cells import varying_axes
 from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
@@ -225,11 +226,12 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     """Compare the cells of one side that differ in these axes only, with the first of each group.
 
-    Cells are in one group if they differ in no other setting. Raises BadInput for a name that is no
-    axis, and if no group has two cells.
+    Cells are in one group if they differ in no other setting, except axes that follow these, as those
+    under the same `zip`. Raises BadInput for a name that is no axis, and if no group has two cells.
     """
     check_across(axes, _axes_of([side]), "--by")
-    comparison = _compare_groups(_alike_but_for(side, axes), side.name, rules)
+    together = [*axes, *_following_axes(side, axes)]
+    comparison = _compare_groups(_alike_but_for(side, together), side.name, rules)
     if comparison is None:
         allowed = " or ".join(_comparable_axes(side)) or "nothing: its cells differ in no axis"
         raise BadInput(
@@ -237,6 +239,24 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
             f" allowed: {allowed}"
         )
     return comparison
+
+
+def _following_axes(side: Side, axes: Sequence[str]) -> list[str]:
+    """Return the other axes whose values follow from those of some axes, in each workload."""
+    cells = [result.cell for result in side.cells]
+    others = [axis for axis in varying_axes(cells) if axis not in axes]
+    return [axis for axis in others if _follows(cells, axis, axes)]
+
+
+def _follows(cells: Sequence[Cell], axis: str, axes: Sequence[str]) -> bool:
+    """Return whether cells of a workload that are equal in `axes` are equal in `axis` too."""
+    levels: dict[Sequence[Hashable], Hashable] = {}
+    for cell in cells:
+        decisive = (cell.workload.label, *(cell.level(name) for name in axes))
+        level = cell.level(axis)
+        if levels.setdefault(decisive, level) != level:
+            return False
+    return True
 
 
 def _compare_groups(

@@ -11,7 +11,7 @@ therefore imported by the functions that need it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -263,6 +263,15 @@ def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "")
 def print_message(text: str) -> None:
     """Print on stderr why nothing seems to happen."""
     print(f"harness: {text}", file=sys.stderr, flush=True)
+
+
+def print_next(purposes: Mapping[str, str]) -> None:
+    """Print commands to try next, each with what it shows."""
+    from harness.render.console import TerminalConsole, next_lines
+
+    console = TerminalConsole()
+    for line in next_lines(purposes):
+        console.print_markup(line)
 
 
 def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:

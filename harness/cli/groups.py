@@ -9,12 +9,16 @@ The contexts and formatters that typer passes are annotated `Any`: their classes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from harness.core.errors import BadInput
 from harness.core.synonyms import COMMANDS
+
+ALIKE = 0.75  # how similar a misspelt command is at least, from 0 to 1
 
 # The commands of `harness`, and when to use each. A test checks that none is missing.
 PANELS: Mapping[str, Mapping[str, str]] = {
@@ -105,7 +109,22 @@ class DefaultGroup(TyperGroup):
         is_command = bool(args) and args[0] in self.commands
         if is_command or (not args and ctx.resilient_parsing):
             return super().parse_args(ctx, args)
+        if args and not ctx.resilient_parsing:
+            self._refuse_misspelt(ctx, args[0])
         return super().parse_args(ctx, ["", *args])
+
+    def _refuse_misspelt(self, ctx: Any, name: str) -> None:
+        """Raise BadInput for a name that is spelled much like a command, and known as nothing else.
+
+        What is known is what would complete the first argument of the default, and files.
+        """
+        nearest = get_close_matches(name, self.commands, n=1, cutoff=ALIKE)
+        if not nearest or Path(name).exists():
+            return
+        known = {candidate.value for candidate in self._complete_first_argument(ctx, "")}
+        if name not in known:
+            command = f"{ctx.command_path} {nearest[0]}"
+            raise BadInput(f"{name}: no such command; did you mean `{command}`?")
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of this name, the default for none."""
@@ -113,12 +132,17 @@ class DefaultGroup(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands of the group, and what the first argument of its default may be."""
-        candidates = super().shell_complete(ctx, incomplete)
+        candidates: list[Any] = super().shell_complete(ctx, incomplete)
+        return candidates + self._complete_first_argument(ctx, incomplete)
+
+    def _complete_first_argument(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what the first argument of the default may be."""
         default_context = self.default.make_context("", [], parent=ctx, resilient_parsing=True)
         for parameter in self.default.params:
             if parameter.param_type_name == "argument":
-                return candidates + parameter.shell_complete(default_context, incomplete)
-        return candidates
+                candidates: list[Any] = parameter.shell_complete(default_context, incomplete)
+                return candidates
+        return []
 
 
 class DefaultCommand(TyperCommand):

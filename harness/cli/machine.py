@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from harness.cli.arguments import (
     examples,
     load_local_profile,
     print_message,
+    print_next,
 )
 from harness.core.errors import BadInput
 from harness.core.text import parse_duration
@@ -141,6 +143,7 @@ def peak(
     """
     from harness.core.paths import Results
     from harness.interface.machine import measure_peaks
+    from harness.records.store import latest_sweep_name
     from harness.render.console import spinner
     from harness.render.peak import show_peaks
 
@@ -159,9 +162,10 @@ def peak(
         )
     show_peaks(machine, plot=plot)
     print(f"record: {path}\nplot:   {plot_path}")
-    print(
-        f"next  harness show SWEEP{results_folder.flag}  compares a sweep's cells with these roofs"
-    )
+    purpose = "compares its cells with these roofs"
+    sweep = latest_sweep_name(results_folder)
+    command = "harness run quickstart" if sweep is None else f"harness show {shlex.quote(sweep)}"
+    print_next({f"{command}{results_folder.flag}": purpose})
 
 
 def run_selftest(ranks: str, profile: Profile, results: Results) -> None:

@@ -28,6 +28,7 @@ from harness.cli.arguments import (
     choose,
     examples,
     load_sweep,
+    print_next,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
 from harness.cli.groups import DefaultCommand
@@ -257,7 +258,11 @@ def parity(
         view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)
         if loaded.whole() is loaded and sweep_folder.recorded_ids():
-            print(f"harness results collect {loaded.name}{results_folder.flag} brings it to MLflow")
+            print_next(
+                {
+                    f"harness results collect {shlex.quote(loaded.name)}{results_folder.flag}": "brings it to MLflow"
+                }
+            )
     raise typer.Exit(measured.exit_code(rung))
 
 

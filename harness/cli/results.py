@@ -124,7 +124,7 @@ def show(
     if phases:
         from harness.render.phases import show_phases
 
-        show_phases(recorded.sweep, recorded.records)
+        show_phases(recorded.sweep, recorded.records, wide=wide)
     elif pivot:
         from harness.render.pivot import show_pivot
 

@@ -211,6 +211,14 @@ def run(
         ),
     ] = "",
     parallel: ParallelOption = "",
+    tolerate_load: Annotated[
+        bool,
+        typer.Option(
+            "--tolerate-load",
+            help="Measure although other programs use the cores: no trial is invalid for that, and"
+            " intervals get wider.",
+        ),
+    ] = False,
     no_wait: NoWaitOption = False,
     verbose: VerboseOption = False,
     wide: WideOption = False,
@@ -233,14 +241,14 @@ def run(
     from harness.render.console import TerminalConsole
     from harness.render.results import show_results
     from harness.render.run import unreadable_lines
-    from harness.spec.cluster import with_parallel
+    from harness.spec.cluster import with_parallel, with_tolerance
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     settings = with_flags(settings, seeds, epochs, steps)
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
-    profile = with_parallel(profile, parallel)
+    profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
     results_folder = Results(results)
     options: dict[str, Sequence[str]] = {
         "--set": settings,
@@ -251,7 +259,8 @@ def run(
         "--tracking-uri": [_tracking_option(tracking_uri)],
         "--parallel": [parallel],
     }
-    run_command = _run_command(sweep, options) + results_folder.flag
+    flags = "--tolerate-load" if tolerate_load else ""
+    run_command = _run_command(sweep, options, flags) + results_folder.flag
     if selftest_before:
         from harness.cli.machine import run_selftest
 
@@ -295,8 +304,8 @@ def _tracking_option(uri: str | None) -> str:
     return uri
 
 
-def _run_command(sweep: str, options: Mapping[str, Sequence[str]]) -> str:
-    """Return the command that runs a sweep with the same options; empty values are left out.
+def _run_command(sweep: str, options: Mapping[str, Sequence[str]], flags: str) -> str:
+    """Return the command that runs a sweep with the same options and flags; empty values are left out.
 
     It is printed, so that it has no secrets: whoever pastes it puts them back.
     """
@@ -305,6 +314,7 @@ def _run_command(sweep: str, options: Mapping[str, Sequence[str]]) -> str:
         for value in values:
             if value:
                 words += [name, value]
+    words += flags.split()
     return scrub(shlex.join(words))
 
 

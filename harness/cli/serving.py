@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -17,6 +18,7 @@ from harness.cli.arguments import (
     check_launcher,
     examples,
     print_message,
+    print_next,
     split_commas,
 )
 from harness.cli.completion import complete_trials
@@ -172,7 +174,11 @@ def export(
         exported = _recorded_export(trial, trial_folder)
     _show(exported, trial_folder, table, output)
     if formats and table is None:
-        print(f"harness results collect {record.sweep}{results_folder.flag} brings it to MLflow")
+        print_next(
+            {
+                f"harness results collect {shlex.quote(record.sweep)}{results_folder.flag}": "brings it to MLflow"
+            }
+        )
 
 
 def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:

@@ -6,13 +6,21 @@ nothing of a sweep that a process or a job is working on.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import JsonOption, NameArgument, ResultsOption, UriOption, examples
+from harness.cli.arguments import (
+    JsonOption,
+    NameArgument,
+    ResultsOption,
+    UriOption,
+    examples,
+    print_next,
+)
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
 
@@ -216,7 +224,11 @@ def restore(
     folder = results_folder.sweep_folder(manifest.sweep).path
     print(f"{verb} {counted(len(manifest.files), 'file')} of {manifest.sweep} to {folder}")
     if not dry_run:
-        print(f"harness results collect {manifest.sweep}{results_folder.flag} brings it to MLflow")
+        print_next(
+            {
+                f"harness results collect {shlex.quote(manifest.sweep)}{results_folder.flag}": "brings it to MLflow"
+            }
+        )
 
 
 def _confirm(action: str, *, yes: bool) -> None:

@@ -19,7 +19,7 @@ from harness.launch.sweep import Redo
 from harness.records.record import Record
 from harness.render.console import TerminalConsole
 from harness.slurm.queue import refuse_live_jobs
-from harness.spec.cluster import Parallel, Profile, with_parallel
+from harness.spec.cluster import Parallel, Profile, with_parallel, with_tolerance
 from harness.spec.sweep import Sweep
 
 
@@ -104,6 +104,7 @@ def run(
     until: str = "",
     budget: str = "",
     parallel: Parallel | None = None,
+    tolerate_load: bool = False,
     wait: bool = True,
     progress: bool = True,
 ) -> SweepData:
@@ -135,6 +136,7 @@ def run(
         )
     if parallel is not None:
         profile = with_parallel(profile, str(parallel))
+    profile = with_tolerance(profile, tolerate_load=tolerate_load)
     folder = results_folder(results)
     finished = run_sweep(
         loaded,

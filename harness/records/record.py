@@ -16,10 +16,13 @@ measured is None, or absent, and never 0.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
+from harness.core.import_path import ROOT
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
 from harness.records.company import Company
 from harness.records.environment import Environment
@@ -40,6 +43,12 @@ SCHEMA = "6.6"
 # keyed: computed index by index; shards: a few files at a time; stream: as they come
 SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 Status = Literal["done", "invalid", "failed", "interrupted"]
+
+
+# In a traceback, the file and the line of a call.
+FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3")
+NOT_OWN = ("<", f"{ROOT}/harness/", f"{ROOT}/workloads/")  # what the paths of other code begin with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +73,27 @@ class Failure:
             return self.host
         return None
 
+    @property
+    def own_line(self) -> str | None:
+        """Return where the user's own code was when it failed, as in `lm.py:12`, None elsewhere.
+
+        That is the last line of the traceback that is neither of the harness nor of an installed
+        package, which may have been called from there.
+        """
+        for path, line in reversed(FRAME.findall(self.traceback or "")):
+            if not path.startswith(NOT_OWN) and not INSTALLED.search(path):
+                return f"{os.path.relpath(path)}:{line}"
+        return None
+
     def __str__(self) -> str:
+        """Return the error with the rank, after the line of the user's own code that it came from."""
+        where = f"{self.own_line}: " if self.own_line else ""
         if self.rank is None:
-            return f"{self.kind}: {self.message}"
+            return f"{where}{self.kind}: {self.message}"
         host = ""
         if self.host:
             host = f" on {self.host}"
-        return f"rank {self.rank}{host}: {self.kind}: {self.message}"
+        return f"{where}rank {self.rank}{host}: {self.kind}: {self.message}"
 
 
 @dataclass(frozen=True, kw_only=True)

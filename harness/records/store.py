@@ -141,6 +141,15 @@ def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
     return sorted(sweeps, key=lambda sweep: sweep.name), errors
 
 
+def latest_sweep_name(results: Results) -> str | None:
+    """Return the name of the sweep that was asked for last, None before the first."""
+    paths = sorted(results.runs.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        return None
+    name: str = read_spec_content(paths[-1])["name"]
+    return name
+
+
 def read_recorded_spec(results: Results, name: str) -> Sweep:
     """Read the sweep of that name as it was asked for when it ran.
 

@@ -55,7 +55,7 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
             table.add_row(label, *texts)
             label = ""  # only in the first row of a match
     show_table(console, table)
-    console.print_markup("\n" + "\n".join(_remarks(comparison)))
+    console.print_prose("\n" + "\n".join(_remarks(comparison)))
     console.print_markup(f"[bold]{escape(_conclusion(comparison))}[/]")
 
 

@@ -10,7 +10,7 @@ our own texts: `escape` of `rich.markup` is for those of others, and tables take
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,10 @@ class TerminalConsole(Console):
     def print_markup(self, markup: str | Text) -> None:
         """Print a text with Rich's markup. A line stays whole: the terminal breaks it."""
         self.print(markup, soft_wrap=True)
+
+    def print_prose(self, markup: str) -> None:
+        """Print sentences in Rich's markup. On a terminal, lines break between words."""
+        self.print(markup, soft_wrap=not self.is_terminal)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -102,6 +106,23 @@ def write_lines(console: TerminalConsole, lines: Iterable[str]) -> None:
     for line in lines:
         text = line if line.isprintable() else line.translate(_WITHOUT_CONTROL_CHARACTERS)
         console.file.write(f"{text}\n")
+
+
+COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
+
+
+def next_lines(purposes: Mapping[str, str]) -> list[str]:
+    """Return commands to try next, each with what it shows, as lines of markup.
+
+    Each command can be pasted: it is complete, and two blanks are between it and the rest.
+    """
+    width = max(map(len, purposes), default=0)
+    lines: list[str] = []
+    for command, purpose in purposes.items():
+        heading = "" if lines else "next"
+        shown = escape(f"{heading:{COMMAND_INDENT}}{command:{width}}")
+        lines.append(f"{shown}  [dim]{escape(purpose)}[/]")
+    return lines
 
 
 LONG = 200  # rows; a longer table has no colors

@@ -15,12 +15,15 @@ from rich.text import Text
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
-from harness.render.console import TerminalConsole, show_table
+from harness.render.console import TerminalConsole, narrowed, show_table
 from harness.render.format import NUMERIC_AXES
 from harness.render.table import TERMINAL_STYLES, Content, Look, Styled, Table
 from harness.spec.sweep import Sweep
 
-BAR_WIDTH = 32  # characters of a whole bar
+BAR_WIDTH = 32  # characters of a whole bar in a wide table
+SHORT_BAR_WIDTH = 12
+# Of a table that would be wider than the terminal, in the order in which they are left out.
+OPTIONAL_COLUMNS = ("skew", "steady", "step")
 NEGLIGIBLE = 0.0005  # a share that would be printed as 0.0%
 
 
@@ -42,11 +45,12 @@ PHASES = {
 }
 
 
-def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
+def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
     """Print the shares of each cell's phases, its stragglers and when it became steady.
 
     Shares are of the measured steps' time, in the mean over ranks and over the trials that are
-    done. A cell without such a trial has a row of dashes and an empty bar.
+    done. A cell without such a trial has a row of dashes and an empty bar. Unless it is `wide`, the
+    table has the names of cells instead of their ids and axes, and no more columns than fit.
     """
     console = TerminalConsole()
     summaries = _summaries_by_cell(sweep, records)
@@ -55,21 +59,24 @@ def show_phases(sweep: Sweep, records: Sequence[Record]) -> None:
         shares[cell.id] = _mean_shares(summaries[cell.id])
     phases = _visible_phases(list(shares.values()))
     axes = varying_axes(sweep.cells)
+    names = fmt.cell_names(sweep.cells, with_workload=True)
     columns = [PHASES[phase].column for phase in phases]
-    table = Table(
-        ["cell", "workload", *axes, "step", *columns, "skew", "steady"],
-        [*columns, "skew", *NUMERIC_AXES],
-    )
+    numbers = [*columns, "skew", *NUMERIC_AXES]
+    identity = ["cell", "workload", *axes] if wide else ["cell"]
+    wrapped = [] if wide else ["cell"]
+    table = Table([*identity, "step", *columns, "skew", "steady"], numbers, wrapped=wrapped)
     for cell in sweep.cells:
         cell_shares = shares[cell.id]
-        row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
-        row.append(_bar(cell_shares))
+        row: list[Content] = [names[cell.id]]
+        if wide:
+            row = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
+        row.append(_bar(cell_shares, BAR_WIDTH if wide else SHORT_BAR_WIDTH))
         for phase in phases:
             row.append(fmt.share(cell_shares.get(phase)))
         row.append(_straggler(summaries[cell.id]))
         row.append(_steadiness(summaries[cell.id]))
         table.add_row(*row)
-    show_table(console, table)
+    show_table(console, table if wide else narrowed(table, OPTIONAL_COLUMNS))
     console.print_markup(_legend(phases))
 
 
@@ -115,8 +122,8 @@ def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
     return visible
 
 
-def _bar(shares: Mapping[str, float]) -> list[Styled]:
-    """Return a bar of `BAR_WIDTH` characters, divided by the shares.
+def _bar(shares: Mapping[str, float], width: int) -> list[Styled]:
+    """Return a bar of `width` characters, divided by the shares.
 
     The end of each part is rounded rather than its width, so that rounding errors do not add up.
     """
@@ -124,7 +131,7 @@ def _bar(shares: Mapping[str, float]) -> list[Styled]:
     filled, total = 0, 0.0
     for phase, share in shares.items():
         total += share
-        end = round(total * BAR_WIDTH)
+        end = round(total * width)
         bar.append(Styled("█" * (end - filled), PHASES[phase].look))
         filled = end
     return bar

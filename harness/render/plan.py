@@ -34,7 +34,7 @@ MOST_ROWS = 200  # cells that are listed one by one, and points that are left ou
 ENDS = 5  # cells at the beginning and at the end that a summary shows
 MOST_VALUES = 12  # of an axis that a summary shows
 MOST_CONFLICTS = 2  # whose reasons a line on them gives
-QUIET_MACHINE = "wait, or set validity.contention: null in a profile (--cluster PROFILE)"
+QUIET_MACHINE = "wait, or run with --tolerate-load (in a profile, validity.contention: null)"
 MOST_REASONS = 20  # for leaving out points that a summary shows
 
 

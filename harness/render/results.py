@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -17,14 +17,16 @@ from harness.analysis.stopping import summarize_stops
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
 from harness.core.text import counted
+from harness.hardware.machine import Machine
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
-from harness.render.console import TerminalConsole, fits, narrowed, show_table
+from harness.render.console import TerminalConsole, fits, narrowed, next_lines, show_table, styled
 from harness.render.findings import conclusions, mixture_sentences, too_few_notes
 from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
 from harness.render.plan import QUIET_MACHINE
-from harness.render.roofline import roofline_lines, with_measured_peaks
+from harness.render.roofline import needs_peaks, roofline_lines, with_measured_peaks
+from harness.render.run import is_contended
 from harness.render.table import Content, Styled, Table
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
@@ -32,7 +34,6 @@ from harness.statistics.verdict import ALPHA
 
 MORE_SEEDS = 2  # that are suggested, or more where that makes ENOUGH_SEEDS
 MOST_SEEDS = 12  # that a suggestion lists; of a sweep with more, it is a further repeat
-COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 VERDICT_COLUMNS = ["workload", "cell", "against", "speed", "interval", "pairs", "verdict"]
 VERDICT_NUMBERS = ["speed", "interval", "pairs"]
 # Of tables that would be wider than the terminal, in the order in which they are left out.
@@ -202,13 +203,13 @@ def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) 
         " alarms over the whole table"
         f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}"
     )
-    console.print_text(legend, "quiet")
+    console.print_prose(styled(legend, "quiet"))
     unlike = [match for match in result.comparison.matches if match.has_other_company]
     if unlike:
         companies = sorted(
             {text for match in unlike for text in (*match.a.companies, *match.b.companies)}
         )
-        console.print_markup(
+        console.print_prose(
             f"[yellow]{counted(len(unlike), 'cell')} with other company than the cell that it is"
             f" compared with[/] ({escape(', '.join(companies))}): what ran at the same time counts as a"
             " difference; --parallel 1 measures each alone"
@@ -288,7 +289,7 @@ def show_results(
     names = fmt.cell_names(result.all_cells, with_workload=True)
     sentences = conclusions(result, lambda cell: names[cell.id])
     for sentence in sentences:
-        console.print_text(sentence)
+        console.print_prose(escape(sentence))
     if sentences:
         console.print()
     table = result_table(sweep, result)
@@ -306,11 +307,8 @@ def show_results(
         *_stop_lines(records),
         *roofline_lines(sweep, records, results, peaks),
     ]
-    if is_narrow:
-        command = f"harness show {shlex.quote(sweep.name)} --wide{results.flag}"
-        lines.append(f"{escape(command)} shows all columns, ids of cells included")
     for line in lines + _earlier_lines(sweep, records):
-        console.print_markup(line)
+        console.print_prose(line)
     if has_intervals:
         show_verdicts(console, result, wide=wide)
     _show_parity(console, sweep, records, results)
@@ -320,7 +318,10 @@ def show_results(
     if trouble:
         command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
-    for line in remarks + _next_lines(sweep, records, results, run_command):
+    for line in remarks:
+        console.print_prose(line)
+    commands = _next_commands(sweep, records, results, run_command, peaks, is_narrow=is_narrow)
+    for line in next_lines(commands):
         console.print_markup(line)
 
 
@@ -388,8 +389,7 @@ def _status_lines(records: Sequence[Record]) -> list[str]:
     for status, remark in remarks.items():
         if counts[status]:
             lines.append(remark.format(counts[status]))
-    violations = chain.from_iterable(record.violations for record in records)
-    if any(violation.startswith("contention") for violation in violations):
+    if any(map(is_contended, records)):
         lines.append(f"other programs used the cores: {QUIET_MACHINE}")
     return lines
 
@@ -435,38 +435,48 @@ def _label_lines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _next_lines(
-    sweep: Sweep, records: Sequence[Record], results: Results, run_command: str
-) -> list[str]:
-    """Return the commands to try next, each with what it shows, as lines of markup.
+def _next_commands(
+    sweep: Sweep,
+    records: Sequence[Record],
+    results: Results,
+    run_command: str,
+    peaks: Mapping[str, Machine],
+    *,
+    is_narrow: bool,
+) -> dict[str, str]:
+    """Return the commands to try next with what each shows.
 
-    If no trial is done, they are about what went wrong.
+    If no trial is done, they are about what went wrong. `is_narrow` says whether the tables lack
+    columns, and `peaks` are the measured machines.
     """
     name = shlex.quote(sweep.name)
-    purposes = {f"harness ui{results.flag}": "curves and comparisons in MLflow"}
-    if any(record.status == "done" for record in records):
-        purposes[f"harness show {name} --phases{results.flag}"] = "where the time of a step goes"
-        if run_command:
-            more = f"{run_command} --set {_more_trials(sweep, records)}"
-            purposes[more] = "more trials; finished ones are not repeated"
-    else:
+    if not any(record.status == "done" for record in records):
         failed = [record.trial.id for record in records if record.failure is not None]
         if failed:
             logs = f"harness status logs {failed[0]}{results.flag}"
-            purposes = {logs: "what the first trial that failed has printed"}
-    width = max(len(command) for command in purposes)
-    lines: list[str] = []
-    for command, purpose in purposes.items():
-        heading = "" if lines else "next"
-        lines.append(f"{heading:{COMMAND_INDENT}}{escape(f'{command:{width}}')}  [dim]{purpose}[/]")
-    return lines
+            return {logs: "what the first trial that failed has printed"}
+        return {f"harness ui{results.flag}": "curves of the trials in MLflow"}
+    purposes = {
+        f"harness ui{results.flag}": "curves and comparisons in MLflow",
+        f"harness show {name} --phases{results.flag}": "where the time of a step goes",
+    }
+    if is_narrow:
+        purposes[f"harness show {name} --wide{results.flag}"] = "all columns, ids of cells included"
+    if needs_peaks(sweep, records, peaks):
+        purposes[f"harness machine peak{results.flag}"] = "MFU and a roofline for these cells"
+    if run_command:
+        more = f"{run_command} {_more_trials(sweep, records)}"
+        purposes[more] = "more trials; finished ones are not repeated"
+    return purposes
 
 
 def _more_trials(sweep: Sweep, records: Sequence[Record]) -> str:
-    """Return the setting of a sweep that adds trials: further seeds, or a repeat if there are many."""
+    """Return the option that adds trials to a sweep: further seeds, or a repeat if there are many."""
     seeds = shown_seeds(sweep, records)
     count = max(MORE_SEEDS, fmt.ENOUGH_SEEDS - len(seeds))
     seeds += [max(seeds) + number for number in range(1, count + 1)]
     if len(seeds) > MOST_SEEDS:
-        return f"repeats={sweep.repeats + 1}"
-    return f"seeds={','.join(map(str, seeds))}"
+        return f"--set repeats={sweep.repeats + 1}"
+    if seeds == list(range(len(seeds))):
+        return f"--seeds {len(seeds)}"
+    return f"--seeds {','.join(map(str, seeds))}"

@@ -303,23 +303,22 @@ def _threads(cell: RooflineCell, machine: Machine) -> int | None:
     return None if machine.device == "cuda" else cell.cell.axes.num_threads
 
 
+def needs_peaks(sweep: Sweep, records: Sequence[Record], measured: Mapping[str, Machine]) -> bool:
+    """Return whether there would be a roofline if the machine of the trials were measured."""
+    done = [record for record in records if record.status == "done"]
+    return bool(done) and sweep_roofline(sweep, done, measured) is None
+
+
 def roofline_lines(
     sweep: Sweep, records: Sequence[Record], results: Results, measured: Mapping[str, Machine]
 ) -> list[str]:
     """Return lines of markup that say how close to the roof cells came, and where the plot is.
 
-    `measured` are the measured machines by key. Without the one that the trials ran on, the line
-    names the command that measures it.
+    `measured` are the measured machines by key.
     """
     done = [record for record in records if record.status == "done"]
-    if not done:
-        return []
-    roofline = sweep_roofline(sweep, done, measured)
-    if roofline is None:
-        return [
-            "[dim]harness machine peak measures this machine: MFU and a roofline for these cells[/]"
-        ]
-    if not roofline.cells:
+    roofline = sweep_roofline(sweep, done, measured) if done else None
+    if roofline is None or not roofline.cells:
         return []
     path = results.sweep_folder(sweep.name).roofline_path
     line = f"roofline: {escape(describe_shares(roofline.cells))}; {escape(str(path))}"

@@ -25,7 +25,7 @@ from harness.render.format import (
     nondeterminism_notes,
     stop_note,
 )
-from harness.render.plan import conflict_lines
+from harness.render.plan import QUIET_MACHINE, conflict_lines
 from harness.spec.cell import Trial
 from harness.spec.files import changed_parts
 from harness.spec.sweep import Sweep
@@ -41,8 +41,8 @@ class RunView:
         self.results = results
         self.console = console
         self.planned_count = 0  # trials to run
-        self.started_count = 0
-        self.finished_count = 0
+        self.numbers: dict[str, int] = {}  # of the trials that have ended, by id, from 1
+        self.has_advised = False  # what to do about other programs
         self.start_time = time.monotonic()  # seconds
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -105,10 +105,6 @@ class RunView:
 
     def on_trial_start(self, trial: Trial) -> None:
         """Name the trial next to the bar, or in a row below it if others run too."""
-        self.started_count += 1
-        if self.started_count > self.planned_count:  # an invalid trial runs again
-            self.planned_count = self.started_count
-            self.progress.update(self.bar, total=self.planned_count)
         self.shares_done[trial.id] = 0.0
         row = self.progress.add_task(trial.cell.label, total=None, news="starting", visible=False)
         self.rows[trial.id] = row
@@ -136,16 +132,20 @@ class RunView:
             self.progress.update(self.bar, news=f"{news} · {time_left}")
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        """Print the trial's line."""
-        self.finished_count += 1
-        self.progress.advance(self.bar)
+        """Print the trial's line, and once what to do where other programs make trials invalid.
+
+        A trial that was invalid and runs again keeps its number.
+        """
+        number = self.numbers.setdefault(record.trial.id, len(self.numbers) + 1)
+        self.progress.update(self.bar, completed=len(self.numbers))
         self.shares_done.pop(record.trial.id, None)
         if record.trial.id in self.rows:
             self.progress.remove_task(self.rows.pop(record.trial.id))
             self._show_rows()
-        self.console.print_markup(
-            trial_line(record, folder, self.finished_count, self.planned_count)
-        )
+        self.console.print_markup(trial_line(record, folder, number, self.planned_count))
+        if not self.has_advised and is_contended(record):
+            self.has_advised = True
+            self.on_message(f"other programs use the cores, and trials run again: {QUIET_MACHINE}")
 
     def _show_rows(self) -> None:
         """Show a row for each running trial if there are several, and none for a single one."""
@@ -176,13 +176,19 @@ class RunView:
     def _estimate_seconds_left(self) -> float:
         """Estimate the seconds until the sweep is done, from the time that its trials took so far.
 
-        Running trials count by the part of them that is done.
+        Running trials count by the part of them that is done, but for those that run again.
         """
-        trials_done = self.finished_count + sum(self.shares_done.values())
+        shares = [share for id_, share in self.shares_done.items() if id_ not in self.numbers]
+        trials_done = len(self.numbers) + sum(shares)
         if not trials_done:
             return 0.0
         seconds_per_trial = (time.monotonic() - self.start_time) / trials_done
         return seconds_per_trial * (self.planned_count - trials_done)
+
+
+def is_contended(record: Record) -> bool:
+    """Return whether a trial is invalid because other programs used its cores."""
+    return any(violation.startswith("contention") for violation in record.violations)
 
 
 def left_out_lines(recorded: RecordedSweep) -> list[str]:

@@ -160,6 +160,13 @@ def with_parallel(profile: Profile, text: str) -> Profile:
     return replace(profile, parallel=int(text))
 
 
+def with_tolerance(profile: Profile, *, tolerate_load: bool) -> Profile:
+    """Return a profile under which other programs on the cores make no trial invalid, if so asked."""
+    if not tolerate_load:
+        return profile
+    return replace(profile, validity=replace(profile.validity, contention=None))
+
+
 def check_shared_folder(profile: Profile, results: Path) -> None:
     """Raise BadInput if the results would be outside the folder that all nodes see.
 

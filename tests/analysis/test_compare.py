@@ -332,6 +332,16 @@ class TestBy:
         with pytest.raises(BadInput, match=r"--by strategy: .*; allowed: execution or precision$"):
             compare_by(side("S", *self.CELLS), ["strategy"], Rules())
 
+    def test_axes_that_change_together_follow(self) -> None:
+        ranks = (("single", 1), ("ddp", 2), ("fsdp2", 2))
+        cells = [
+            make_result(faster(1.0), cell=make_cell(strategy=strategy, world_size=count))
+            for strategy, count in ranks
+        ]
+        comparison = compare_by(side("S", *cells), ["strategy"], Rules())
+        pairs = [(row.a.cell.axes.strategy, row.b.cell.axes.strategy) for row in comparison.rows]
+        assert pairs[::2] == [("single", "ddp"), ("single", "fsdp2")]
+
     def test_no_axis(self) -> None:
         with pytest.raises(BadInput, match="--by: found 'precison'; did you mean 'precision'"):
             compare_by(side("S", *self.CELLS), ["precison"], Rules())

@@ -42,8 +42,8 @@ OPTIONS = {
     "axes": "",
     "run": (
         "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "
-        "--retry-failed --force --fail-fast --selftest --until --budget --parallel --no-wait --verbose "
-        "--wide"
+        "--retry-failed --force --fail-fast --selftest --until --budget --parallel --tolerate-load "
+        "--no-wait --verbose --wide"
     ),
     "check": "--set --data --only --cell --cluster --results --seed --verbose --json",
     "find-lr": "--set --data --only --cell --cluster --results --steps --epochs --seeds --json",

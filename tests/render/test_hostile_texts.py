@@ -44,7 +44,7 @@ def test_every_label_is_planned_and_shown_as_it_is(
     "arguments",
     [
         ["show", "demo"],
-        ["show", "demo", "--phases"],
+        ["show", "demo", "--phases", "--wide"],
         ["show", "demo", "--pivot", "precision"],
         ["status", "demo"],
         ["compare", "demo", "--by", "precision"],

@@ -9,6 +9,7 @@ import pytest
 
 from harness.records.record import SlowestRank
 from harness.render.phases import show_phases
+from harness.render.table import MAX_WIDTH
 from tests.factories import make_record
 from tests.support.sweeps import load
 
@@ -34,7 +35,10 @@ def test_phases_of_every_cell_with_straggler_and_steadiness(
         slowest=SlowestRank(rank=1, host="node2", skew=0.12),
         settled=False,
     )
-    show_phases(sweep, [single, replace(ddp, summary=summary)])
+    records = [single, replace(ddp, summary=summary)]
+    show_phases(sweep, records, wide=False)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= MAX_WIDTH
+    show_phases(sweep, records, wide=True)
     heading, single_row, ddp_row, legend = (
         line.split() for line in capsys.readouterr().out.splitlines()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from harness.core.paths import Results
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.across import in_memory_ranks
-from harness.records.record import Interruption, Record
+from harness.records.record import Failure, Interruption, Record
+from harness.render.console import TerminalConsole
 from harness.render.format import interruption_note
 from harness.render.plan import QUIET_MACHINE
 from harness.render.results import show_results
-from harness.render.run import trial_line
+from harness.render.run import RunView, trial_line
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.benchmarks import SEEDS, records
@@ -156,7 +158,7 @@ def test_more_trials_are_suggested_by_a_command_that_can_be_pasted(
 ) -> None:
     command = "harness run demo.yaml --only precision=fp32"
     show_results(sweep, records(sweep.cells[0]), results, run_command=command)
-    assert f"{command} --set seeds=0,1,2,3,4,5,6 " in capsys.readouterr().out
+    assert f"{command} --seeds 7 " in capsys.readouterr().out
     show_results(sweep, records(sweep.cells[0]), results)
     assert "harness run" not in capsys.readouterr().out
 
@@ -202,3 +204,38 @@ def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Resu
     note = "ended without a signal after step 8: 1.5 s lost"
     assert note in trial_line(record, folder, 1, 1)
     assert interruption_note(interruption) == note
+
+
+def test_a_busy_machine_is_answered_at_the_first_trial_that_it_makes_invalid(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = RunView(sweep, results, TerminalConsole())
+    trials = sweep.trials()[:2]
+    view.on_plan(trials, [])
+    contended = ["contention: rank 0 on vm: waited for a core of others: found 40%"]
+    for trial, invalid in ((trials[0], contended), (trials[1], []), (trials[0], contended)):
+        view.on_trial_start(trial)
+        record = make_record(
+            trial.cell,
+            seed=trial.seed,
+            status="invalid" if invalid else "done",
+            invalid=invalid,
+        )
+        view.on_trial_end(record, results.sweep_folder(sweep.name).trial_folder(trial.id))
+    out = capsys.readouterr().out
+    assert [number in out for number in ("! 1/2 ", "✓ 2/2 ", "3/3")] == [True, True, False]
+    assert out.count(QUIET_MACHINE) == 1
+    assert "--tolerate-load" in QUIET_MACHINE
+
+
+def test_an_error_of_ones_own_code_begins_with_its_line(tmp_path: Path) -> None:
+    own = tmp_path / "lm.py"
+    traceback = (
+        'Traceback (most recent call last):\n  File "/x/lib/python3.11/runpy.py", line 1, in <module>\n'
+        f'    run()\n  File "{own}", line 12, in loss\n    return cross_entropy(x, y)\n'
+        '  File "/x/site-packages/torch/nn/functional.py", line 3, in cross_entropy\n'
+        "ValueError: shapes\n"
+    )
+    failure = Failure(kind="ValueError", message="shapes", rank=1, traceback=traceback)
+    assert str(failure) == f"{os.path.relpath(own)}:12: rank 1: ValueError: shapes"
+    assert replace(failure, traceback=None).own_line is None
