@@ -10,6 +10,10 @@ In a notebook:
     harness.plan("sweep.yaml").cells           # what a sweep will run
     harness.run("sweep.yaml")                  # run it on this machine
 
+In a training script that the harness runs:
+
+    harness.report(loss=loss, samples=len(batch))    # does nothing without the harness
+
 The names below are loaded on first use, so that `import harness` loads no library: ranks begin with
 it. All errors that a user can do something about are HarnessErrors.
 """
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.core.errors import BadInput, HarnessError, Inconclusive
+    from harness.core.reporting import report
     from harness.interface.comparing import Verdicts, compare
     from harness.interface.data import SweepData, load
     from harness.interface.planning import SweepPlan, plan
@@ -35,6 +40,7 @@ CORES_AT_START = tuple(sorted(os.sched_getaffinity(0)))
 # The module in which each public name is defined.
 _NAMES_BY_MODULE = {
     "core.errors": ("BadInput", "HarnessError", "Inconclusive"),
+    "core.reporting": ("report",),
     "interface.comparing": ("Verdicts", "compare"),
     "interface.data": ("SweepData", "load"),
     "interface.planning": ("SweepPlan", "plan"),
@@ -52,6 +58,7 @@ __all__ = [
     "compare",
     "load",
     "plan",
+    "report",
     "run",
 ]
 

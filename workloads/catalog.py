@@ -13,7 +13,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from workloads import code
-from workloads.importing import import_file, import_module, make_importable, suggestion
+from workloads.importing import (
+    check_is_file,
+    import_file,
+    import_module,
+    make_importable,
+    suggestion,
+)
 from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
 from workloads.sources import ImageData, TextData
 
@@ -88,6 +94,23 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     return _workload_in(module, class_name)
 
 
+def is_script(uses: str, base: Path) -> bool:
+    """Return whether the file `uses` is a script with its own loop, and not one with a workload.
+
+    A file with a workload imports from this package, itself or by a module of its user's. Nothing is
+    loaded, since that would run a script. Raises ValueError if there is no such file.
+    """
+    path = base.absolute() / Path(uses).expanduser()
+    check_is_file(path)
+    make_importable(base.absolute())
+    make_importable(path.parent)
+    for file in code.files_of_file(path).values():
+        names = code.read_source(file).imports
+        if any(name.partition(".")[0] == __package__ for name in names):
+            return False
+    return True
+
+
 def load_axis(uses: str, base: Path) -> type[CustomAxis]:
     """Return the class of a user's own axis: `file.py:Class` or `package.module:Class`.
 
@@ -149,7 +172,7 @@ def find_source(uses: str, base: Path | None = None) -> CodeSource:
     """
     if uses in BUILT_IN:
         return CodeSource(code.files_of_built_in(BUILT_IN[uses].path.partition(":")[0]))
-    location, _, _ = uses.rpartition(":")
+    location = uses if uses.endswith(".py") else uses.rpartition(":")[0]
     folder = (base or Path.cwd()).absolute()
     if location:
         make_importable(folder)

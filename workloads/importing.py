@@ -52,11 +52,7 @@ def import_file(path: Path) -> ModuleType:
     It may import from its own folder. Raises ValueError if there is no such file, and for an error
     in it. A SyntaxError stays as it is.
     """
-    if not path.is_file():
-        siblings = sorted(sibling.name for sibling in path.parent.glob("*.py"))
-        raise ValueError(
-            f"{path}: found no such file{suggestion(path.name, siblings)}; allowed: a Python file"
-        )
+    check_is_file(path)
     # The path is part of the module's name, so that two files of the same name can be imported.
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
     name = f"{path.stem}_{digest[:8]}"
@@ -75,6 +71,15 @@ def import_file(path: Path) -> ModuleType:
             raise _error_in_module(error) from error
         raise
     return module
+
+
+def check_is_file(path: Path) -> None:
+    """Raise ValueError, with a similar name if there is one, for a Python file that does not exist."""
+    if not path.is_file():
+        siblings = sorted(sibling.name for sibling in path.parent.glob("*.py"))
+        raise ValueError(
+            f"{path}: found no such file{suggestion(path.name, siblings)}; allowed: a Python file"
+        )
 
 
 def make_importable(folder: Path) -> None:

@@ -96,7 +96,7 @@ class Agreement:
 
 def evidence_of_record(record: Record) -> Evidence:
     """Return the evidence in a complete record; raises ValueError for an incomplete one."""
-    if record.rank0 is None or record.order_digest is None:
+    if record.rank0 is None or record.summary is None:
         raise ValueError(f"{record.trial.id} is {record.status}")
     digests = _digests(record.order_digest, record.rank0.parameter_digest)
     for result in record.ranks:
@@ -114,6 +114,8 @@ def _losses(ranks: Sequence[RankResult]) -> dict[str, NumberSeries]:
     for result in ranks:
         if result.loss is not None:
             losses = result.loss.unpack()
+            if np.isnan(losses).all():
+                continue  # of a script that reports none
             steps = range(1, len(losses) + 1)
             rows[f"loss of rank {result.rank}"] = NumberSeries(
                 steps=steps, numbers=losses, phase=FORWARD

@@ -23,7 +23,7 @@ from harness.records.code import Code
 from harness.records.company import ALONE
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
-from harness.records.record import Rank0Report, Record, TargetMetric
+from harness.records.record import Rank0Report, Record, TargetMetric, ThroughputUnit
 from harness.records.series import Numbers
 from harness.spec.cell import Cell
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
@@ -72,6 +72,7 @@ class TrialResult:
     order_digest: str | None  # of the order in which it saw its samples
     company: str = ALONE  # how many trials ran side by side; equal texts allow a comparison
     lanes: Ordinal = 1  # the most that could
+    throughput_unit: ThroughputUnit = "samples/s"
     # The evaluations that were better than all before them, so that every goal's first is there. A
     # baseline keeps none, and is of the same trials nevertheless.
     improvements: Sequence[MetricPoint] = field(default=(), compare=False)
@@ -97,6 +98,12 @@ class CellResult:
     def measured_trials(self) -> Sequence[TrialResult]:
         """The trials of which throughput was measured."""
         return [trial for trial in self.trials if trial.throughput]
+
+    @property
+    def throughput_unit(self) -> ThroughputUnit:
+        """The unit of its throughput: samples/s, or steps/s of a script that reports no samples."""
+        units = {trial.throughput_unit for trial in self.trials}
+        return "steps/s" if "steps/s" in units else "samples/s"
 
     @cached_property
     def trials_by_number(self) -> Mapping[tuple[int, int], TrialResult]:
@@ -283,6 +290,7 @@ def _trial_result(record: Record) -> TrialResult:
         started=record.started,
         ended=record.ended,
         throughput=record.summary.throughput,
+        throughput_unit=record.summary.throughput_unit,
         relative_error=relative_error,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,

@@ -20,18 +20,20 @@ import os
 import socket
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from harness.core.errors import one_line
+from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
 from harness.gate.arms import PROTOCOL
+from harness.records.assignment import read_assignment
 from harness.training.build import build_trial
-from harness.training.entry import joined, load_workload, with_batch_size_of
+from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
 from harness.training.ranks import Ranks
+from harness.training.script import ScriptObserver, execute, observe
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 
@@ -87,13 +89,44 @@ class TakingTurns(Hooks):
         self._steps_left -= segment.steps
         if self._steps_left:
             return
-        losses = np.asarray(state.losses[self._turn_start :], dtype=np.float32)
-        digest = hashlib.sha256(losses.tobytes()).hexdigest()
+        digest = self._digest_results(state, self._turn_start)
         self._turns.send(seconds=state.step_seconds[self._turn_start :], losses=digest)
+
+    def _digest_results(self, state: TrainingState, start: int) -> str:
+        """Return a digest of the losses of the steps from `start` on."""
+        losses = np.asarray(state.losses[start:], dtype=np.float32)
+        return hashlib.sha256(losses.tobytes()).hexdigest()
 
     def should_evaluate(self, state: TrainingState) -> bool:
         """Return False: a gate compares training."""
         return False
+
+
+class ScriptTurns(TakingTurns):
+    """Makes a script train in turns: between two of its steps it waits for the next one."""
+
+    def __init__(self, turns: TurnSocket, observed: ScriptObserver, batch_size: int) -> None:
+        """Take turns with a script whose global batch has `batch_size` samples unless it says more."""
+        super().__init__(turns)
+        self._observed = observed
+        self._batch_size = batch_size
+        self._is_ready = False
+
+    def before_segment(self, state: TrainingState, stop: int) -> int:
+        """Report that the script is ready, the first time, and wait for a turn if the last is over."""
+        if not self._is_ready:
+            reported = self._observed.reports.samples_per_step
+            if reported:
+                self._batch_size = max(1, round(reported * self._observed.ranks.world_size))
+            self._turns.send(ready=True, batch_size=self._batch_size)
+            self._is_ready = True
+        return super().before_segment(state, stop)
+
+    def _digest_results(self, state: TrainingState, start: int) -> str:
+        """Return a digest of the losses, or of the parameters where the script reports no loss."""
+        if np.isnan(state.losses[start:]).any():
+            return self._observed.digest_parameters()
+        return super()._digest_results(state, start)
 
 
 def main() -> None:
@@ -124,6 +157,8 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
 
     Ends with EOFError when the connection is cut.
     """
+    if read_assignment(folder.assignment_path).trial.cell.workload.is_script:
+        run_script_in_turns(folder, ranks, turns)
     with joined(folder, ranks, FOREVER) as (assignment, mesh):
         state = TrainingState()
         workload = load_workload(assignment)
@@ -135,6 +170,22 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
         total_steps = parts.total_steps
         del parts, trainer  # the process group ends after them
     raise RuntimeError(f"trained all of its {total_steps} steps")
+
+
+def run_script_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> NoReturn:
+    """Run the script of `trial.json` in turns, the first step before all of them.
+
+    By then it has built everything and reported its samples. Raises HarnessError if it ends.
+    """
+    assignment = prepare_rank(folder)
+    with observe(assignment, folder, ranks, TrainingState()) as observed:
+        observed.skipped_steps = 1
+        observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell.axes.batch_size)
+        execute(assignment, folder)
+    raise HarnessError(
+        f"{observed.uses} ended after {observed.state.step + 1} steps, before the gate had measured"
+        " enough; let it train longer, as with `arguments: --steps {steps}`"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from harness.core.paths import TrialFolder
 from harness.core.text import ranges
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
-from harness.measure.summary import mean_loss, summarize, unpack
+from harness.measure.summary import mean_loss, reported_samples, summarize, unpack
 from harness.measure.validity import violations
 from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
@@ -26,8 +26,10 @@ from harness.records.record import (
     Record,
     Status,
     Summary,
+    ThroughputUnit,
 )
 from harness.records.series import Series
+from harness.spec.cell import Cell
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
@@ -83,8 +85,9 @@ def assemble(
     """
     trial = assignment.trial
     files = read_rank_files(folder, trial.cell.axes.world_size)
-    failure = ended_by or first_cause(folder, files, observed_failures, launcher_end)
     ranks = files.results
+    failure = ended_by or first_cause(folder, files, observed_failures, launcher_end)
+    failure = failure or _uneven_steps(ranks)
     # All of these are only known of a trial that finished.
     summary = None
     loss = None
@@ -92,12 +95,14 @@ def assemble(
     broken_rules: list[str] = []
     if failure is None and files.rank0 is not None:
         cell = trial.cell
-        summary = summarize(files.results, files.rank0, cell.axes.batch_size, cell.warmup)
+        samples, unit = _samples_of_step(cell, ranks)
+        summary = summarize(ranks, files.rank0, samples, cell.warmup, unit)
         loss = Series.pack(mean_loss(ranks))
         # Tensor-parallel ranks have the same samples.
         same_samples = trial.cell.axes.tensor_parallel_size
         order_sums = [result.order_sums for result in ranks if result.rank % same_samples == 0]
-        order_digest = join_digests(order_sums)
+        if not cell.workload.is_script:
+            order_digest = join_digests(order_sums)
         broken_rules = violations(ranks, summary, rules, company)
     record = Record(
         sweep=sweep,
@@ -118,6 +123,35 @@ def assemble(
         company=company,
     )
     return with_mfu(record, peaks or {})
+
+
+def _samples_of_step(cell: Cell, ranks: Sequence[RankResult]) -> tuple[float, ThroughputUnit]:
+    """Return how many samples a step has, and the unit of throughput: steps/s where it is unknown.
+
+    A script may report them; else they are the batch size, if it gets that.
+    """
+    reported = reported_samples(ranks)
+    if reported:
+        return reported, "samples/s"
+    if cell.level("batch_size") is None:
+        return 1, "steps/s"
+    return cell.axes.batch_size, "samples/s"
+
+
+def _uneven_steps(ranks: Sequence[RankResult]) -> Failure | None:
+    """Return the failure of ranks of a script that took different numbers of steps, None if equal."""
+    counts = {}
+    for result in ranks:
+        if result.step_seconds is not None:
+            counts[result.step_seconds.count] = result.rank
+    if len(counts) < 2:
+        return None
+    steps = " and ".join(str(count) for count in sorted(counts))
+    return Failure(
+        kind="NotApplied",
+        message=f"the ranks took {steps} steps; needed: equally many of the first optimizer",
+        rank=counts[min(counts)],
+    )
 
 
 def _status(

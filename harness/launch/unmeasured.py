@@ -40,8 +40,9 @@ def run_unmeasured(
 
     It is a new folder in `parent`; `prepare` writes into it what the task needs besides the trial,
     whose paths are relative to `base_folder`. `timeout` is in seconds. Raises what `run_task` raises,
-    and BadInput for a stack that ranks can't run under.
+    and BadInput for a script, and for a stack that ranks can't run under.
     """
+    trial.cell.workload.require_class()
     folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{task}-", dir=parent)))
     assignment = Assignment(trial=trial, base_folder=str(base_folder), device=profile.device)
     write_assignment(folder.assignment_path, assignment)

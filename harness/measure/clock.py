@@ -101,6 +101,9 @@ class StepClock(ABC):
         """End the segment, wait for the device, and return the times of the segment's steps."""
         self.running = False
         self._wait_for_device()
+        # What follows the last end of a step, as another optimizer's may, belongs to none.
+        last_end = len(self._codes) - self._codes[::-1].index(STEP_END)
+        del self._codes[last_end:], self._timestamps[last_end:]
         seconds = self._seconds_between(self._timestamps)
         codes = np.asarray(self._codes[:-1])  # the last entry ends the last step and begins nothing
         is_step_end = codes == STEP_END

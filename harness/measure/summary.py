@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.steady import find_steady
-from harness.records.record import Rank0Report, RankResult, SlowestRank, Summary
-from harness.records.series import Numbers, Series
+from harness.records.record import (
+    Rank0Report,
+    RankResult,
+    SlowestRank,
+    Summary,
+    ThroughputUnit,
+)
+from harness.records.series import Numbers, Series, mean_over_ranks
 from harness.statistics.trace import relative_error, trial_batches
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
@@ -26,7 +33,11 @@ class Window:
 
 
 def summarize(
-    ranks: Sequence[RankResult], rank0: Rank0Report, batch_size: int, warmup: int
+    ranks: Sequence[RankResult],
+    rank0: Rank0Report,
+    batch_size: float,
+    warmup: int,
+    unit: ThroughputUnit = "samples/s",
 ) -> Summary:
     """Return the figures of a trial.
 
@@ -34,13 +45,15 @@ def summarize(
     - A step takes as long as at its slowest rank.
     - The share of a phase is of the time of all ranks together.
 
-    `batch_size` counts the samples of a global batch; the first `warmup` steps are never in the
-    window. What could not be measured is None.
+    `batch_size` counts the samples of a global batch, or is 1 for throughput in steps/s; the first
+    `warmup` steps are never in the window. What could not be measured is None.
     """
     step_seconds = np.stack([unpack(result.step_seconds) for result in ranks])  # (ranks, steps)
     window = measured_window(ranks, warmup)
     window_steps = int(window.mask.sum())
     final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else None
+    if final_loss is not None and math.isnan(final_loss):  # a script that has not reported it
+        final_loss = None
     best, final = rank0.best_evaluation, rank0.final_evaluation
     summary = Summary(
         throughput=None,
@@ -53,6 +66,8 @@ def summarize(
         shares={},
         slowest=None,
         batch_seconds=[],
+        throughput_unit=unit,
+        samples_per_step=reported_samples(ranks),
         final_loss=final_loss,
         final_metric=None if final is None else final.metrics[rank0.target.name],
         best_metric=None if best is None else best.metrics[rank0.target.name],
@@ -67,7 +82,7 @@ def _with_window(
     ranks: Sequence[RankResult],
     step_seconds: Numbers,
     mask: NDArray[np.bool_],
-    batch_size: int,
+    batch_size: float,
 ) -> Summary:
     """Return a summary with the figures of the steps in `mask`.
 
@@ -91,6 +106,12 @@ def _with_window(
         relative_error=relative_error(slowest_seconds),
         batch_seconds=list(trial_batches(slowest_seconds)),
     )
+
+
+def reported_samples(ranks: Sequence[RankResult]) -> float | None:
+    """Return the samples of a step of all ranks together, None where no script has reported any."""
+    samples = [rank.samples_per_step for rank in ranks if rank.samples_per_step is not None]
+    return sum(samples) if samples else None
 
 
 def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -> Numbers:
@@ -156,8 +177,7 @@ def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
     The mean needs no weights because the ranks' parts of a global batch are equally large.
     """
     losses: Numbers = np.stack([unpack(result.loss).astype(np.float64) for result in ranks])
-    mean: Numbers = losses.mean(axis=0)
-    return mean
+    return mean_over_ranks(losses)
 
 
 def unpack(series: Series | None) -> Numbers:

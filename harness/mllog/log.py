@@ -230,7 +230,7 @@ def _run(trial: TimedTrial) -> Iterator[Line]:
         yield _start("block_start", block_began_at, **block)
         yield _stop("block_stop", start, **block)
         yield from _evaluation(trial, evaluation, start)
-        block_began_at, block_step = start + evaluation.seconds, evaluation.step
+        block_began_at, block_step = start + (evaluation.seconds or 0.0), evaluation.step
     for number, at in _moments(trial.record.ranks[0].epoch_began_at):
         yield _start("epoch_start", at, epoch_num=number)
     progress = _progress(trial, block_step)
@@ -269,7 +269,7 @@ def _block(trial: TimedTrial, start_step: int, stop_step: int) -> dict[str, Any]
 def _evaluation(trial: TimedTrial, evaluation: Evaluation, start: float) -> Iterator[Line]:
     """Yield an evaluation with its value of the target metric on the test set."""
     target = trial.report.target
-    end = start + evaluation.seconds
+    end = start + (evaluation.seconds or 0.0)
     progress = _progress(trial, evaluation.step)
     yield _start("eval_start", start, **progress)
     yield Line(

@@ -32,11 +32,15 @@ def write_logs(folder: SweepFolder, recorded: RecordedSweep) -> list[WrittenLog]
     """
     written = []
     for record in recorded.records:
-        if record.rank0 is None:
+        if (
+            record.rank0 is None or record.trial.cell.workload.is_script
+        ):  # whose epochs are not known
             continue
         log = WrittenLog(path=folder.trial_folder(record.trial.id).mllog_path, record=record)
         write_log(log.path, record)
         written.append(log)
     if not written:
-        raise BadInput(f"{recorded.sweep.name}: found no complete trial; allowed: at least one")
+        raise BadInput(
+            f"{recorded.sweep.name}: found no complete trial of a workload class; allowed: at least one"
+        )
     return written

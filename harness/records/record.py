@@ -33,8 +33,9 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # major number has records in tests/records/schemas, which must always be readable. 6.1 has the moments
 # of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
-# without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals.
-SCHEMA = "6.6"
+# without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
+# 6.7 scripts, with the samples that they report.
+SCHEMA = "6.7"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -42,6 +43,7 @@ SCHEMA = "6.6"
 # interrupted: ended by a signal, and can be resumed
 # keyed: computed index by index; shards: a few files at a time; stream: as they come
 SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
+ThroughputUnit = Literal["samples/s", "steps/s"]
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
 
@@ -103,7 +105,7 @@ class Evaluation:
     step: Number  # optimizer steps so far
     epoch: Amount  # the same in epochs
     metrics: Mapping[str, float]  # name -> value, over the whole test set
-    seconds: Duration  # that the evaluation took
+    seconds: Duration | None  # that the evaluation took; None of a script
     validation: Mapping[str, float] | None = None  # over the validation set; None without one
     started_at: Moment | None = None  # seconds since the epoch; None before schema 6.1
 
@@ -236,7 +238,7 @@ class Rank0Report:
     training_began_at: Moment | None = None
     train_samples: Number | None = None  # in the training set
     test_samples: Number | None = None  # in the test set
-    sample_order: SampleOrder = "permutation"  # of an epoch
+    sample_order: SampleOrder | None = "permutation"  # of an epoch; None of a script
     page_cache: PageCache | None = None  # None for samples that are in memory
 
     @property
@@ -390,6 +392,7 @@ class RankResult:
     phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks
     fingerprints: RankFingerprints | None = None  # None where the sweep wants none
+    samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
     # When each epoch began and ended, seconds since the epoch; at rank 0 alone. The last epoch has no
     # end if the trial ended within it.
     epoch_began_at: Series | None = None
@@ -494,7 +497,8 @@ class Summary:
     state are taken off. A step takes as long as it takes the slowest rank.
     """
 
-    throughput: Amount | None  # samples/s over all ranks, in the measured window
+    # Over all ranks, in the measured window, in `throughput_unit`.
+    throughput: Amount | None
     window_start: Number | None  # first step of the window, counted from 0
     window_steps: (
         Number  # how many steps it has; after an interruption they are not all consecutive
@@ -516,6 +520,9 @@ class Summary:
     # mean, and the means of consecutive equal batches of them, seconds. None before schema 6.0.
     relative_error: Amount | None = None
     batch_seconds: Sequence[Amount] | None = None
+    throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
+    # Of all ranks, as a script reports them; None where they are the cell's batch size.
+    samples_per_step: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -561,7 +568,7 @@ class Record:
     previous_failures: Sequence[Failure]  # of the attempts before this one
     summary: Summary | None
     loss: Series | None  # mean over ranks at each step
-    order_digest: str | None  # of the samples that all ranks saw, in their order
+    order_digest: str | None  # of the samples that all ranks saw, in their order; None of a script
     ranks: RankResults
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest

@@ -35,7 +35,7 @@ class TrainingProgress:
 
     phase: str  # what rank 0 does
     step: Number  # optimizer steps that are done
-    steps: Number  # that the trial will train
+    steps: Number | None  # that the trial will train; None of a script of unknown length
     at: Amount  # when this was written, seconds since the epoch
     rate: Amount | None = None  # samples/s over all ranks
     loss: float | None = None

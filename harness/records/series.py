@@ -66,3 +66,19 @@ class Series:
     def __deepcopy__(self, memo: object) -> Series:
         """Return the series itself, as nothing can change it."""
         return self
+
+
+def mean_over_ranks(rows: Numbers) -> Numbers:
+    """Return the mean of each column over the ranks, shape (steps,), of rows of shape (ranks, steps).
+
+    NaN stands for a step of which a rank, of a script, has reported nothing.
+    """
+    import numpy as np
+
+    is_known = ~np.isnan(rows)
+    if is_known.all():
+        means: Numbers = rows.mean(axis=0)
+        return means
+    counts = is_known.sum(axis=0)
+    sums = np.where(is_known, rows, 0.0).sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

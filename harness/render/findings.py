@@ -71,7 +71,7 @@ def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
     """
     winner, *rivals = result.ranking(workload)
     assert winner.throughput is not None  # a cell without one has no rank
-    speed = f"{fmt.samples_per_second(winner.throughput.mean)} samples/s"
+    speed = f"{fmt.samples_per_second(winner.throughput.mean)} {winner.throughput_unit}"
     if not rivals:
         return f"{name(winner.cell)} reaches {speed}; no other cell was measured."
     fastest = f"Fastest is {name(winner.cell)} with {speed}"
@@ -186,7 +186,8 @@ def _fastest_clause(result: SweepResult, workload: str, name: CellName) -> str:
     """Return the fastest cell of a workload with its speed, and whether that is certain."""
     fastest = result.ranking(workload)[0]
     assert fastest.throughput is not None  # a cell without one has no rank
-    speed = f"{name(fastest.cell)} with {fmt.samples_per_second(fastest.throughput.mean)} samples/s"
+    rate = f"{fmt.samples_per_second(fastest.throughput.mean)} {fastest.throughput_unit}"
+    speed = f"{name(fastest.cell)} with {rate}"
     if result.is_winner_certain(workload):
         return f"{speed}, certain at {1 - ALPHA:.0%}"
     if result.has_single_trials(workload):

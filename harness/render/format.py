@@ -163,9 +163,12 @@ def rate_spread(spread: Spread | None) -> str:
 # Measured quantities and their intervals.
 
 
+FEW_A_SECOND = 10.0  # samples or steps, below which a throughput has decimals
+
+
 def samples_per_second(value: float | None) -> str:
-    """Return a throughput in whole samples/s: `12,345`."""
-    return _number(value, ",.0f")
+    """Return a throughput in whole samples/s, `12,345`, or in three digits if it is small: `2.35`."""
+    return _number(value, ",.0f" if value is None or value >= FEW_A_SECOND else ".3g")
 
 
 def shown_bounds(interval: Interval) -> tuple[float, float] | None:

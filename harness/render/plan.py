@@ -208,7 +208,7 @@ def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[st
         estimate = "unknown"
         if cell.id in estimates:
             estimate = duration(estimates[cell.id])
-        row = [*axis_texts(cell, axes), str(cell.length), estimate]
+        row = [*axis_texts(cell, axes), cell.length_text, estimate]
         table.add_row(cell.id, cell.workload.label, *row)
     return table
 

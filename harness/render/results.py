@@ -79,7 +79,8 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     stop_columns: list[str] = []
     if any(record.rank0 and record.rank0.stop for record in records):
         stop_columns = ["epochs", "best at"]
-    numbers = ["samples/s", "step ms", *mfu_columns, metric_column, *stop_columns]
+    unit = _common_unit(result.cells)
+    numbers = [unit, "step ms", *mfu_columns, metric_column, *stop_columns]
     table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
     if is_short:
         table = Table(["workload", "cell", *numbers, "trials"], numbers, wrapped=["cell"])
@@ -92,7 +93,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
         metric = fmt.metric(cell_result.metric)
         if len(targets) > 1 and cell_result.metric and cell_result.target:
             metric = f"{cell_result.target.name} {metric}"
-        throughput = fmt.throughput(cell_result.throughput)
+        throughput = _throughput(cell_result, unit)
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
         if is_short:
             row = [cell.workload.label, names[cell.id]]
@@ -119,6 +120,20 @@ def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
     and the columns that matter least are left out.
     """
     return narrowed(result_table(sweep, result, is_short=True), OPTIONAL_COLUMNS)
+
+
+def _common_unit(results: Sequence[CellResult]) -> str:
+    """Return the unit of a column of throughputs: steps/s if no cell has its samples counted."""
+    units = {result.throughput_unit for result in results if result.trials}
+    return "steps/s" if units == {"steps/s"} else "samples/s"
+
+
+def _throughput(result: CellResult, unit: str) -> str:
+    """Return the mean throughput of a cell, with its unit if that is another one than `unit`."""
+    text = fmt.throughput(result.throughput)
+    if result.throughput is not None and result.throughput_unit != unit:
+        text += f" {result.throughput_unit.removesuffix('/s')}"
+    return text
 
 
 def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:

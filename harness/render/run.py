@@ -23,6 +23,7 @@ from harness.render.format import (
     duration,
     interruption_note,
     nondeterminism_notes,
+    samples_per_second,
     stop_note,
 )
 from harness.render.plan import QUIET_MACHINE, conflict_lines
@@ -119,13 +120,18 @@ class RunView:
         """
         if not progress:
             return
-        news = f"step {progress['step']}/{progress['steps']}"
+        news, steps = f"step {progress['step']}", progress["steps"]
+        if steps is not None:
+            news += f"/{steps}"
+            self.shares_done[trial.id] = progress["step"] / max(1, steps)
         if "rate" in progress:
-            news += f" · {progress['rate']:,.0f} samples/s · loss {progress['loss']:.3f}"
-        self.shares_done[trial.id] = progress["step"] / max(1, progress["steps"])
+            unit = "steps/s" if trial.cell.level("batch_size") is None else "samples/s"
+            news += f" · {progress['rate']:,.0f} {unit}"
+        if "loss" in progress:
+            news += f" · loss {progress['loss']:.3f}"
         time_left = f"{duration(self._estimate_seconds_left())} left"
         row = self.rows[trial.id]
-        self.progress.update(row, completed=progress["step"], total=progress["steps"], news=news)
+        self.progress.update(row, completed=progress["step"], total=steps, news=news)
         if len(self.rows) > 1:
             self.progress.update(self.bar, news=time_left)
         else:
@@ -255,7 +261,7 @@ def _describe_numbers(record: Record, summary: Summary) -> str:
     """Return a trial's throughput, and its target metric after the last step."""
     speed = "speed not measured"
     if summary.throughput is not None:
-        speed = f"{summary.throughput:,.0f} samples/s"
+        speed = f"{samples_per_second(summary.throughput)} {summary.throughput_unit}"
     if summary.final_metric is None:
         return speed
     assert record.rank0 is not None

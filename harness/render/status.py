@@ -210,7 +210,9 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         "": trial.detail,
     }
     if trial.step is not None:
-        row["step"] = f"{trial.step:,}/{trial.steps:,}"
+        # A script that ends when it likes has no number of steps to come.
+        total = "" if trial.steps is None else f"/{trial.steps:,}"
+        row["step"] = f"{trial.step:,}{total}"
     if trial.samples_per_second is not None:
         row["samples/s"] = f"{trial.samples_per_second:,.0f}"
     if trial.seconds_left is not None:

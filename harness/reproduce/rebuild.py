@@ -8,7 +8,7 @@ since shows as a difference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from harness.spec.custom import custom_axes_of
 from harness.spec.document import Document
 from harness.spec.overrides import apply_data
 from harness.spec.saving import NEVER, SaveRules
+from harness.spec.script import plan_workload
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
-from harness.spec.workload import SweepWorkload, WorkloadEntry, read_declaration
+from harness.spec.workload import WorkloadEntry, read_declaration
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
 # A rerun is for its bits, which other programs cannot change, so no measurement is refused.
@@ -42,6 +43,9 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
     roots = moved_roots(moved_from, base)
     for section, settings in (("options", workload.options), ("data", workload.data)):
         entry[section] = {name: _moved(value, roots) for name, value in settings.items()}
+    if workload.is_script:
+        entry["arguments"] = list(workload.arguments or ())
+        entry["target"] = None if workload.target is None else asdict(workload.target)
     # The source is a path in the base folder, because the planner takes the folder from there.
     source = str(base / f"record of {cell.id}")
     document = Document(content={"workloads": {workload.label: entry}}, sources={(): source})
@@ -55,10 +59,10 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
         custom = custom_axes_of(workload, base)
     except ValueError as error:
         raise BadInput(f"{cell.label}: {error}") from None
-    planned = SweepWorkload(
-        document=document,
-        label=workload.label,
-        entry=parsed,
+    planned = plan_workload(
+        document,
+        workload.label,
+        parsed,
         declaration=declaration,
         custom=custom,
         settings={f"{CUSTOM}.{name}": value for name, value in workload.custom.items()},

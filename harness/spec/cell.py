@@ -22,6 +22,7 @@ from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
+from harness.core.errors import BadInput
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.stack import Stack
@@ -36,6 +37,9 @@ MAX_AXES = 2**12  # whose settings are kept: to compare many cells asks for them
 LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
 # Counts the meanings that the id of settings has had; a new one makes every id a new id.
 IDENTITY = 1
+
+# What an argument of a script gets the value of, as in `--lr={lr}`.
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 # The order in which a file sets axes makes no difference to an id.
 SORTED_JSON = json.JSONEncoder(sort_keys=True)
@@ -168,11 +172,20 @@ class Fingerprints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportedTarget:
+    """The metric of a script that its trials are compared by: one that it reports by this name."""
+
+    name: str
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkloadRef:
     """A workload as a sweep refers to it."""
 
     label: str  # the sweep's name for it; no part of the identity
-    uses: str  # a built-in name, package.module:Class, file.py:Class or an entry point
+    # A built-in name, package.module:Class, file.py:Class, an entry point, or a script: file.py
+    uses: str
     options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
     data: Mapping[str, Any]  # the same; paths of files are absolute
     # What of its settings decides a result: `uses`, the options and data that differ from their
@@ -191,6 +204,22 @@ class WorkloadRef:
     custom: Mapping[str, Any] = field(default_factory=dict)
     custom_uses: Mapping[str, str] = field(default_factory=dict)
     code: WorkloadCode | None = None  # None in records that were made before it was part of the id
+    # Of a script, with placeholders as in `{lr}`; None for a class.
+    arguments: Sequence[str] | None = None
+    target: ReportedTarget | None = None  # of a script; None where it reports no metric
+
+    @property
+    def is_script(self) -> bool:
+        """Return whether it is a script with its own loop, of which the harness sees the steps only."""
+        return self.arguments is not None
+
+    def require_class(self) -> None:
+        """Raise BadInput for a script, where the harness's own loop is needed."""
+        if self.is_script:
+            raise BadInput(
+                f"{self.label}: found {self.uses}, a script with its own loop; allowed for this command:"
+                " a workload class (harness guide workloads)"
+            )
 
     @property
     def file_digests(self) -> Mapping[str, str]:
@@ -302,6 +331,13 @@ class Cell:
         return f"{short_name(self.workload.uses)}-{digest[:10]}"
 
     @property
+    def length_text(self) -> str:
+        """Return how long it trains, in words."""
+        if self.workload.is_script and self.length.steps is None:
+            return "the script's"
+        return str(self.length)
+
+    @property
     def variables_set(self) -> dict[str, str]:
         """Return the variables to set for ranks, without those to unset."""
         return {name: value for name, value in self.environment.items() if value is not None}
@@ -320,12 +356,21 @@ class Cell:
         if variable is not None:
             return self.environment.get(variable)
         level: Hashable = getattr(self.axes, axis)
+        if self.workload.is_script and axis not in self._axes_of_script:
+            return None  # what the script does, if anything, is not known
         return level
+
+    @cached_property
+    def _axes_of_script(self) -> frozenset[str]:
+        """The axes that are known of a script."""
+        return script_axes(self.workload.arguments or (), self.workload.options)
 
     @property
     def levels(self) -> dict[str, Any]:
         """Return the value of every axis, by its name in a sweep file."""
         levels = self.axes.values
+        if self.workload.is_script:
+            levels = {name: levels[name] for name in levels if name in self._axes_of_script}
         for name, value in self.environment.items():
             levels[f"{PREFIX}{name}"] = value
         for axis in self.workload.axes:
@@ -352,6 +397,9 @@ class Cell:
             f"b{axes.batch_size}",
             f"t{axes.num_threads}",
         ]
+        if self.workload.is_script:
+            parts = [self.workload.label, f"script×{axes.world_size}", f"t{axes.num_threads}"]
+            parts += self._parts_of_script()
         for name, default in DEFAULTS.items():
             value = getattr(axes, name)
             if name not in LABEL_AXES and value != default:
@@ -362,12 +410,41 @@ class Cell:
             parts.append(f"{short_axis(axis)}={_as_yaml(self.level(axis))}")
         return " ".join(parts)
 
+    def _parts_of_script(self) -> list[str]:
+        """Return those axes that a script gets and that labels of other workloads show in short."""
+        shown = []
+        for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
+            if name in self._axes_of_script:
+                shown.append(f"{name}={_as_yaml(getattr(self.axes, name))}")
+        return shown
+
+
+def placeholders_of(arguments: Sequence[str]) -> list[str]:
+    """Return the names in braces among the arguments of a script, each once, in their order."""
+    names: dict[str, None] = {}  # an ordered set
+    for argument in arguments:
+        names.update(dict.fromkeys(PLACEHOLDER.findall(argument)))
+    return list(names)
+
+
+def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the axes that are known of a script.
+
+    They are those that the harness applies itself, and those that arguments name. An option
+    of the same name is what the script gets instead.
+    """
+    named = set(placeholders_of(arguments)) - set(options)
+    if "rank_batch_size" in named:
+        named.add("batch_size")
+    return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
+
 
 def level_reader(axis: str) -> Callable[[Cell], Hashable]:
     """Return a function that reads the value of an axis as `Cell.level` does, of many cells fast."""
-    if axis in AXES:
-        return attrgetter(f"axes.{axis}")
-    return lambda cell: cell.level(axis)
+    if axis not in AXES:
+        return lambda cell: cell.level(axis)
+    read = attrgetter(f"axes.{axis}")
+    return lambda cell: cell.level(axis) if cell.workload.is_script else read(cell)
 
 
 def has_settings(cell: Cell, text: str) -> bool:
@@ -466,6 +543,8 @@ def short_name(uses: str) -> str:
     The name is safe in a folder's name: lower case letters, digits and hyphens.
     """
     class_name = uses.rpartition(":")[2].lower()
+    if class_name.endswith(".py"):  # a script
+        class_name = class_name.rpartition("/")[2].removesuffix(".py")
     safe = re.sub(r"[^a-z0-9]+", "-", class_name).strip("-")
     return safe or "workload"
 

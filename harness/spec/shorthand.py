@@ -56,6 +56,8 @@ def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
     """Replace the short forms among the keys of the sweep, or of a workload, which is at `key`."""
     if "seeds" in content:
         content["seeds"] = _expand_seeds(document, (*key, "seeds"), content["seeds"])
+    if key and isinstance(content.get("target"), str):  # a script's metric
+        content["target"] = {"name": content["target"]}
     for name in LENGTHS:
         if name in content:
             content[name] = _expand_length(document, (*key, name), content[name])

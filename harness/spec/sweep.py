@@ -31,6 +31,7 @@ from harness.spec.document import Document, read_document
 from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.saving import CheckpointRules, SaveRules
+from harness.spec.script import plan_workload
 from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
@@ -204,10 +205,10 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     custom = read_custom_axes(document, path.absolute().parent)
     workloads: dict[str, SweepWorkload] = {}
     for label, entry in entries.items():
-        workloads[label] = SweepWorkload(
-            document=document,
-            label=label,
-            entry=entry,
+        workloads[label] = plan_workload(
+            document,
+            label,
+            entry,
             declaration=read_declaration(document, label, entry),
             custom=custom,
         )

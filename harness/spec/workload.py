@@ -10,6 +10,7 @@ imported, and it usually imports torch.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from harness.spec.cell import (
     CUSTOM,
     SOURCE,
     Length,
+    ReportedTarget,
     Setting,
     StopRule,
     WorkloadCode,
@@ -43,7 +45,7 @@ from harness.spec.files import (
     files_by_setting,
 )
 from workloads.axis import CustomAxis
-from workloads.catalog import BUILT_IN, Declaration, load_class
+from workloads.catalog import BUILT_IN, Declaration, is_script, load_class
 from workloads.files import UnknownColumn
 from workloads.options import Between, Settings, map_paths
 
@@ -64,6 +66,9 @@ class WorkloadEntry:
     evaluate: Length | None = None
     stop: StopRule | None = None
     seeds: Seeds | None = None
+    # Of a script: its command line, and which of the metrics that it reports is the target.
+    arguments: str | list[str | int | float | bool] | None = None
+    target: ReportedTarget | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +246,7 @@ class SweepWorkload:
         """The part of the workload that its cells keep."""
         uses = self.entry.uses or self.label
         base = base_folder(self.document)
-        location = _location_of(uses, base)
+        location = location_of(uses, base)
         files = files_by_setting(self.options, self.data)
         states, contents = self._digest_files(files)
         # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
@@ -256,7 +261,7 @@ class SweepWorkload:
         if active_uses:  # without any, the id is that of a sweep without such axes
             identity[CUSTOM] = {name: self._custom_values[name] for name in active_uses}
             identity["custom_uses"] = {
-                name: _location_of(axis_uses, base) for name, axis_uses in active_uses.items()
+                name: location_of(axis_uses, base) for name, axis_uses in active_uses.items()
             }
         return WorkloadRef(
             label=self.label,
@@ -357,13 +362,16 @@ def base_folder(document: Document) -> Path:
 def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
     """Return the declaration of the workload of a sweep's entry; raises BadInput if there is none."""
     uses = entry.uses or label
-    return _find_declaration(document, uses, base_folder(document), _uses_key(label, entry))
+    base, key = base_folder(document), _uses_key(label, entry)
+    if entry.arguments is not None and uses.endswith(".py"):
+        return _declare_script(document, uses, base, key)
+    return _find_declaration(document, uses, base, key)
 
 
 def with_class_of_file(document: Document, label: str, entry: WorkloadEntry) -> WorkloadEntry:
     """Return an entry that uses a file with the one workload in it named: `lm.py:LM` for `lm.py`.
 
-    Any other entry is returned as it is. Raises BadInput for a file without a workload, or with
+    Any other entry is returned as it is, that of a script too. Raises BadInput for a file without a workload, or with
     several.
     """
     uses = entry.uses or label
@@ -387,6 +395,8 @@ def _find_declaration(document: Document, uses: str, base: Path, key: Key) -> De
     if uses in BUILT_IN:
         return BUILT_IN[uses]
     try:
+        if uses.endswith(".py") and is_script(uses, base):
+            return _declare_script(document, uses, base, key)
         workload_class = load_class(uses, base)
     except ValueError as error:
         raise document.error(key, str(error)) from None
@@ -408,6 +418,23 @@ def _find_declaration(document: Document, uses: str, base: Path, key: Key) -> De
         batch_size=workload_class.batch_size,
         has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
+
+
+def _declare_script(document: Document, uses: str, base: Path, key: Key) -> Declaration:
+    """Return the declaration of a script; raises BadInput if it is missing or no Python.
+
+    A batch size of 1 stands for one that is not known.
+    """
+    try:
+        is_script(uses, base)
+        path = base / Path(uses).expanduser()
+        ast.parse(path.read_bytes(), filename=uses)
+    except SyntaxError as error:
+        problem = f"{error.filename}:{error.lineno}: found {error.msg}; allowed: valid Python"
+        raise document.error(key, problem) from None
+    except ValueError as error:
+        raise document.error(key, str(error)) from None
+    return Declaration(path=uses, options=Settings, data=Settings, batch_size=1)
 
 
 def _uses_key(label: str, entry: WorkloadEntry) -> Key:
@@ -432,18 +459,20 @@ def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]
     return unset
 
 
-def _location_of(uses: str, base_folder: Path) -> str:
+def location_of(uses: str, base_folder: Path) -> str:
     """Return a workload's name with the path of a file relative to the base folder.
 
     So `w.py:W`, `./w.py:W` and the absolute path are one workload. Links to
     folders are followed, but not a link to the file: modules are named after files.
     """
-    location, _, class_name = uses.rpartition(":")
+    location, colon, class_name = uses.rpartition(":")
+    if uses.endswith(".py"):  # a script
+        location, colon, class_name = uses, "", ""
     if not location.endswith(".py"):
         return uses
     path = base_folder / Path(location).expanduser()
     relative = os.path.relpath(path.parent.resolve() / path.name, base_folder.resolve())
-    return f"{Path(relative).as_posix()}:{class_name}"
+    return f"{Path(relative).as_posix()}{colon}{class_name}"
 
 
 def _refuse_keys_of_other_sources(

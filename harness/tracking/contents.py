@@ -378,7 +378,7 @@ def params(cell: Cell) -> dict[str, str]:
         "workload": workload.label,
         "uses": workload.uses,
         **cell.levels,
-        "length": str(cell.length),
+        "length": cell.length_text,
         "evaluate": f"every {cell.evaluate}",
         "stop": None if cell.stop is None else str(cell.stop),
         "warmup_steps": cell.warmup,
@@ -451,7 +451,7 @@ def _step_times(record: Record) -> list[int]:
             break
     for evaluation in evaluations:
         if evaluation.step < steps:  # the time of an evaluation counts for the step after it
-            seconds[evaluation.step + 1] += evaluation.seconds
+            seconds[evaluation.step + 1] += evaluation.seconds or 0.0
     before_training = [record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")]
     seconds[0] = record.started + sum(before_training)
     times: list[int] = (np.cumsum(seconds) * 1000).round().astype(int).tolist()

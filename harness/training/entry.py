@@ -46,12 +46,8 @@ def joined(
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
     the environment is not the one that the cell asks for.
     """
-    assignment = read_assignment(folder.assignment_path)
-    check_interpreter(assignment)
-    check_variables(assignment.trial.cell.environment)
+    assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
-    bind_to_cores(assignment.lane.cores)
-    torch.set_num_threads(axes.num_threads)
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(axes, on_gpu=may_use_gpu)
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
@@ -63,12 +59,27 @@ def joined(
         yield assignment, ParallelMesh.from_axes(axes, ranks, device)
 
 
+def prepare_rank(folder: TrialFolder) -> Assignment:
+    """Read `trial.json`, and give this process the cores and the threads that it says.
+
+    Raises NotApplied if interpreter or environment are not those that the cell asks for.
+    """
+    assignment = read_assignment(folder.assignment_path)
+    check_interpreter(assignment)
+    check_variables(assignment.trial.cell.environment)
+    bind_to_cores(assignment.lane.cores)
+    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
+    return assignment
+
+
 def load_workload(assignment: Assignment) -> Workload:
     """Return the cell's workload with its settings: a built-in one, or a class of the user's.
 
-    Raises CodeChanged if its code is not that of the cell, and DataChanged if its files are not.
+    Raises BadInput for a script, CodeChanged if its code is not that of the cell, and DataChanged if
+    its files are not.
     """
     reference = assignment.trial.cell.workload
+    reference.require_class()
     base_folder = Path(assignment.base_folder)
     if assignment.shared_data is not None:
         share_in(Path(assignment.shared_data))

@@ -33,16 +33,16 @@ SECONDS_BETWEEN_REPORTS = 0.5  # of training, at least
 class ProgressFile:
     """The trial's progress file; `is_writer` is true at the one rank that writes it."""
 
-    def __init__(self, path: Path, total_steps: int, *, is_writer: bool) -> None:
+    def __init__(self, path: Path, total_steps: int | None, *, is_writer: bool) -> None:
         self._path = path
-        self._total_steps = total_steps
+        self._total_steps = total_steps  # None of a script that decides itself how long it trains
         self._is_writer = is_writer
         self._last_report = 0.0  # of training, on the monotonic clock
         # The newest samples/s and loss; they stay in the file until there are newer ones.
         self._pace: dict[str, float] = {}
         self._saved: dict[str, float] = {}
 
-    def report_training(self, step: int, samples_per_second: float, loss: float) -> None:
+    def report_training(self, step: int, samples_per_second: float, loss: float | None) -> None:
         """Report that a segment of training is over, unless another was reported just before.
 
         Segments are short at the start of a trial, and where epochs are short.
@@ -51,7 +51,9 @@ class ProgressFile:
         if now - self._last_report <= SECONDS_BETWEEN_REPORTS:
             return
         self._last_report = now
-        self._pace = {"rate": samples_per_second, "loss": loss}
+        self._pace = {"rate": samples_per_second}
+        if loss is not None:
+            self._pace["loss"] = loss
         self.report("train", step)
 
     def note_saved(self, step: int, at: float) -> None:

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from harness.core.processes import end_process
 from harness.training.interruption import before_torch
@@ -26,7 +25,6 @@ from harness.training.interruption import before_torch
 if __name__ == "__main__":
     before_torch()
 
-import numpy as np
 
 from harness.core import storage
 from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, StorageError, one_line
@@ -35,8 +33,7 @@ from harness.core.redaction import scrub
 from harness.measure.collectives import count_collectives
 from harness.measure.flops import flops_per_sample
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
-from harness.records.assignment import Assignment
-from harness.records.environment import Environment, describe_environment
+from harness.records.assignment import read_assignment
 from harness.records.files import write_record
 from harness.records.record import (
     Collective,
@@ -45,12 +42,12 @@ from harness.records.record import (
     RankFingerprints,
     RankResult,
 )
-from harness.records.series import Series
-from harness.spec.files import check_files, describe_dynamic_files
+from harness.spec.files import check_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.model import place_batch
+from harness.training.outcome import environment_of, pack_series
 from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
@@ -84,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can resume.
     """
     options = argument_parser().parse_args(arguments)
-    ranks, folder = Ranks.from_environment(), TrialFolder(options.folder)
+    ranks, folder = Ranks.from_environment(), TrialFolder(options.folder.absolute())
     ranks.export()
     if options.write_logs:
         _redirect_output(folder.rank_log(ranks.rank))
@@ -100,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
         failure = _describe(error, ranks, folder)
         fingerprints = _fingerprints(state, folder, ranks)
-        result = replace(entered, failure=failure, fingerprints=fingerprints, **_pack_series(state))
+        result = replace(entered, failure=failure, fingerprints=fingerprints, **pack_series(state))
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_record(folder.result_path(ranks.rank), result, durable=False)
@@ -139,6 +136,10 @@ def train(
     `entered` has what is known before anything can fail; it is returned with all other fields
     filled. `state` fills up on the way, so that it says how far training came if this raises.
     """
+    if read_assignment(folder.assignment_path).trial.cell.workload.is_script:
+        from harness.training.script import run_script
+
+        return run_script(folder, ranks, entered, state)
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
@@ -182,7 +183,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         rank0_report = _rank0_report(trainer, parameter_digest, collectives)
     return replace(
         entered,
-        **_pack_series(state),
+        **pack_series(state),
         order_sums=state.order_digest.sums,
         compiled=state.compiled,
         loss_scale=parts.scaler.account(),
@@ -208,28 +209,6 @@ def _fingerprints(
     return rank_fingerprints(state, folder, ranks.rank)
 
 
-def _pack_series(state: TrainingState) -> dict[str, Any]:
-    """Return those fields of a RankResult that a trial leaves even if it fails."""
-    step_phases = {}
-    for name, seconds in state.step_phases.items():
-        step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
-    moments = {}
-    if state.epoch_began_at:  # which rank 0 alone knows
-        moments = {
-            "epoch_began_at": Series.pack(np.asarray(state.epoch_began_at, dtype=np.float64)),
-            "epoch_ended_at": Series.pack(np.asarray(state.epoch_ended_at, dtype=np.float64)),
-        }
-    return {
-        "loss": Series.pack(np.asarray(state.losses, dtype=np.float32)),
-        "step_seconds": Series.pack(np.asarray(state.step_seconds, dtype=np.float64)),
-        "step_phases": step_phases,
-        **moments,
-        "interruptions": list(state.interruptions),
-        "refused_checkpoints": list(state.refused_checkpoints),
-        "saves": state.saves,
-    }
-
-
 def _rank0_report(
     trainer: Trainer, parameter_digest: str, collectives: Sequence[Collective] | None
 ) -> Rank0Report:
@@ -248,7 +227,7 @@ def _rank0_report(
         flops_per_sample=_flops_per_sample(parts),
         evaluations=trainer.state.evaluations,
         parameter_digest=parameter_digest,
-        environment=_environment(parts.assignment),
+        environment=environment_of(parts.assignment),
         checkpoint=checkpoint_path,
         bytes_per_sample=_bytes_per_sample(parts),
         stop=trainer.stop_outcome,
@@ -264,20 +243,6 @@ def _rank0_report(
     if final is None:
         return report
     return replace(report, confusions=trainer.state.confusions.get(final.step))
-
-
-def _environment(assignment: Assignment) -> Environment:
-    """Return this process's environment, with the parts that only the launcher knows."""
-    cell = assignment.trial.cell
-    read = cell.workload.code.variables if cell.workload.code else ()
-    return replace(
-        describe_environment(assignment.packages, axes=cell.environment, read=read),
-        code=assignment.code,
-        mlflow=assignment.mlflow,
-        repository=assignment.repository,
-        installed=assignment.installed,
-        dynamic_files=describe_dynamic_files(cell.workload),
-    )
 
 
 def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:

@@ -31,7 +31,7 @@ UNKNOWN_KEYS = [
         "workload",
         "name: demo\nworkloads:\n  mlp:\n    dat: {source: digits}\n",
         "sweep.yaml:4: workloads.mlp.dat: unknown key; did you mean 'data'? allowed: ",
-        "options, seeds, stop, uses",
+        "options, seeds, stop, target, uses",
     ),
     param(
         "length",

@@ -26,7 +26,7 @@ FAILED = {"exitcode": -9, "at": 1.7e9, "pid": 7}
         "[" * 100_000,
         json.dumps({"phase": "train"}),
         json.dumps({**PROGRESS, "step": "3"}),
-        json.dumps({**PROGRESS, "steps": None}),
+        json.dumps({**PROGRESS, "step": None}),
         json.dumps({**PROGRESS, "rate": -1}),
     ],
     ids=["empty", "broken", "list", "number", "deep", "missing", "text", "null", "negative"],

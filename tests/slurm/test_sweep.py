@@ -5,6 +5,7 @@ local run.
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.slurm.sweeps import (
     submit,
 )
 from tests.support.commands import harness
-from tests.support.running import line_sweep
+from tests.support.running import USER_SCRIPTS, line_sweep
 from tests.support.stacks import PACKAGE, container, make_environment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
@@ -147,3 +148,19 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     hung = records["hangs"].failure
     assert hung is not None
     assert (hung.kind, hung.rank, hung.host) == ("Timeout", 1, "n2")
+
+
+def test_a_script_has_its_ranks_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    shutil.copy(USER_SCRIPTS / "ddp.py", tmp_path)
+    entry = {"uses": "ddp.py", "axes": {"world_size": 2}, "target": "accuracy"}
+    sweep = line_sweep(tmp_path, {"ddp": entry})
+    results = tmp_path / "results"
+    submit(sweep, results)
+    assert harness("status", "--watch", "--results", str(results)).code == 0
+    (record,) = read_records(results).values()
+    assert record.status == "done", record.failure
+    assert [rank.host for rank in record.ranks] == ["n1", "n2"]
+    assert record.summary is not None
+    assert record.summary.samples_per_step == 32
+    assert record.summary.final_metric is not None
+    assert record.summary.final_metric > 0.8

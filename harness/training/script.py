@@ -1,0 +1,436 @@
+"""Runs a script that trains in its own loop, and watches its steps through torch's own hooks.
+
+Torch calls hooks before and after the step of every optimizer. A step of the training ends where the
+optimizer that stepped first has stepped again: of a critic and a generator it is a step of the critic.
+What happens between two steps, such as an evaluation, belongs to the second one. Of its parts only that
+of the optimizers is seen. Of the first step nothing else is, so it is always one of the warm-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
+from harness.core.paths import TrialFolder
+from harness.core.reporting import listening
+from harness.measure.clock import Phase, StepClock, step_clock
+from harness.measure.memory import PeakMemory
+from harness.measure.telemetry import TelemetrySampler, telemetry_for
+from harness.records.assignment import Assignment
+from harness.records.record import Evaluation, Rank0Report, RankResult, TargetMetric
+from harness.spec.axes import AXES
+from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
+from harness.spec.files import check_code
+from harness.training.entry import prepare_rank
+from harness.training.fingerprint import add_tensor
+from harness.training.interruption import is_requested
+from harness.training.outcome import environment_of, pack_series
+from harness.training.progress import ProgressFile
+from harness.training.ranks import Ranks, choose_device, seed_everything
+from harness.training.state import TrainingState
+from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
+from workloads.importing import make_importable
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+NO_TARGET = TargetMetric(name="loss", higher_is_better=False)  # of a script that reports no metric
+
+
+class _LengthReached(BaseException):
+    """Ends a script after the steps of its trial, also where it catches every Exception."""
+
+
+class StepReports:
+    """What a script has reported of its steps at this rank."""
+
+    def __init__(self) -> None:
+        # Whether it reports a step before its optimizer has stepped, None before the first report.
+        self._comes_before_step: bool | None = None
+        self._pending: list[tuple[int, Any]] = []  # steps and losses, which are read in `settle`
+        self._losses: dict[int, list[float]] = {}  # by step, counted from 0
+        self._samples: dict[int, int] = {}  # by step
+
+    def add(self, steps_done: int, loss: Any, samples: int | None) -> None:
+        """Add what was reported after so many steps of the leading optimizer."""
+        if self._comes_before_step is None:
+            self._comes_before_step = steps_done == 0
+        step = steps_done if self._comes_before_step else steps_done - 1
+        if loss is not None:
+            # Not the tensor itself: CUDA graphs write the next loss into the same memory.
+            kept = loss.detach().clone() if isinstance(loss, Tensor) else loss
+            self._pending.append((step, kept))
+        if samples is not None:
+            self._samples[step] = self._samples.get(step, 0) + int(samples)
+
+    def settle(self) -> None:
+        """Read the losses that were reported since, which waits for the device."""
+        for step, loss in self._pending:
+            self._losses.setdefault(step, []).append(float(loss))
+        self._pending.clear()
+
+    def mean_losses(self, start: int, stop: int) -> list[float]:
+        """Return the mean loss of each step from `start` on, NaN where none was reported."""
+        means = []
+        for step in range(start, stop):
+            losses = self._losses.get(step)
+            means.append(sum(losses) / len(losses) if losses else math.nan)
+        return means
+
+    def first_bad_step(self) -> int | None:
+        """Return the first step, counted from 0, whose loss was reported as NaN or infinite."""
+        bad = [step for step, losses in self._losses.items() if not math.isfinite(sum(losses))]
+        return min(bad, default=None)
+
+    @property
+    def samples_per_step(self) -> float | None:
+        """The mean number of samples of the steps that have reported some, None without any."""
+        if not self._samples:
+            return None
+        return sum(self._samples.values()) / len(self._samples)
+
+
+class ScriptObserver:
+    """Watches the optimizers of a script at one rank, segment by segment as the harness's own loop.
+
+    What it sees is in `state`. To be used through `observe`.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        folder: TrialFolder,
+        ranks: Ranks,
+        state: TrainingState,
+        hooks: Hooks,
+        stack: ExitStack,
+    ) -> None:
+        """Watch with `hooks` between the segments; `stack` closes what is opened on the way."""
+        self.assignment, self.ranks, self.state, self.hooks = assignment, ranks, state, hooks
+        cell = assignment.trial.cell
+        self.uses, self.warmup = cell.workload.uses, cell.warmup
+        self.length = cell.length.steps  # None: as long as the script trains
+        self.skipped_steps = 0  # before the first segment, which are not counted
+        self.device = _device_of(assignment, ranks)
+        self.memory = PeakMemory(self.device)
+        self.optimizers: dict[Optimizer, None] = {}  # an ordered set, the leading one first
+        self.reports = StepReports()
+        self.metrics: dict[str, float] = {}  # the newest value of each
+        chosen = cell.workload.target
+        self.target = NO_TARGET
+        if chosen is not None:
+            self.target = TargetMetric(name=chosen.name, higher_is_better=chosen.higher_is_better)
+        self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.is_rank_0)
+        self._stack = stack
+        self._clock: StepClock | None = None
+        self._telemetry: TelemetrySampler | None = None
+        self._steps_seen = 0  # of the leading optimizer, skipped ones too
+        self._segment_start = 0  # the steps that were done when the segment began
+        self._segment_stop = 0  # and those after which it ends at the latest
+        self._segment_began = time.perf_counter()
+        self._began = time.perf_counter()
+        self._ended = self._began  # of the last segment
+
+    # What torch calls
+
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Begin a segment unless one runs, and note that the optimizer begins."""
+        if not self.optimizers:
+            self._prepare(optimizer)
+        self.optimizers.setdefault(optimizer)
+        assert self._clock is not None
+        is_leader = optimizer is next(iter(self.optimizers))
+        if not self._clock.running and is_leader and self._steps_seen >= self.skipped_steps:
+            self._begin_segment()
+        if self._clock.running:
+            self._clock.enter(Phase.optimizer)
+
+    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note that the optimizer has stepped; if it is the leading one, the step has ended."""
+        clock = self._clock
+        if clock is None:
+            return  # it had begun before it was watched
+        if optimizer is not next(iter(self.optimizers)):
+            if clock.running:
+                clock.enter(Phase.data_wait)  # which stands for everything but the optimizers
+            return
+        self._steps_seen += 1
+        if not clock.running:
+            return
+        clock.end_step()
+        self.state.step += 1
+        is_over = time.perf_counter() - self._segment_began >= SEGMENT_SECONDS
+        if is_over or self.state.step >= self._segment_stop or is_requested():
+            self._end_segment()
+            self._check_whether_to_continue()
+            self._begin_segment()
+
+    def on_report(self, loss: Any, samples: int | None, metrics: Mapping[str, Any]) -> None:
+        """Keep what the script reports; the target metric makes an evaluation of the newest values."""
+        if loss is not None or samples is not None:
+            self.reports.add(self._steps_seen, loss, samples)
+        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        if self.target.name in metrics:
+            evaluation = Evaluation(
+                step=self.state.step,
+                epoch=0.0,  # known when the script has ended
+                metrics=dict(self.metrics),
+                seconds=None,
+                started_at=time.time(),
+            )
+            self.state.evaluations.append(evaluation)
+
+    # Segments
+
+    def _prepare(self, optimizer: Optimizer) -> None:
+        """Make what depends on the device, which the parameters of the first optimizer are on."""
+        parameters: Sequence[Tensor] = optimizer.param_groups[0]["params"]
+        self.device = parameters[0].device
+        self._clock = step_clock(self.device)
+        cores = self.assignment.lane.cores
+        self._telemetry = telemetry_for(self.device, warmup=self.warmup, cores=cores)
+        self._stack.enter_context(self._telemetry)
+        self.state.training_began_at = time.time()
+        self.state.add_seconds("build", time.perf_counter() - self._began)
+
+    def _begin_segment(self) -> None:
+        """Begin a segment, whose clock starts once the device has finished its work."""
+        assert self._clock is not None
+        assert self._telemetry is not None
+        step = self.state.step
+        stop = self.length or MAX_STEPS
+        if step < self.warmup:  # telemetry begins with a segment
+            stop = min(stop, self.warmup)
+        self._segment_stop = self.hooks.before_segment(self.state, stop)
+        self._segment_start = step
+        self._telemetry.begin_segment()
+        self._clock.start()
+        self._segment_began = time.perf_counter()
+
+    def _end_segment(self) -> None:
+        """End the segment and keep its numbers."""
+        assert self._clock is not None
+        assert self._telemetry is not None
+        state = self.state
+        times = self._clock.stop()
+        self._ended = time.perf_counter()
+        steps = len(times.steps)
+        self._telemetry.end_segment(steps)
+        state.step_seconds += times.steps.tolist()
+        state.step_phases.setdefault("optimizer", []).extend(times.phases["optimizer"].tolist())
+        state.add_seconds("train", float(times.steps.sum()))
+        self._read_losses()
+        losses = np.asarray(state.losses[self._segment_start :], dtype=np.float32)
+        segment = Segment(self._segment_start, losses, times)
+        rate = steps * self.assignment.trial.cell.axes.batch_size / segment.seconds
+        known = losses[np.isfinite(losses)]
+        self.progress.report_training(state.step, rate, float(known[-1]) if len(known) else None)
+        self.hooks.after_segment(state, segment)
+
+    def _read_losses(self) -> None:
+        """Fill the losses up to the last step, whose own may be reported only after it."""
+        losses = self.state.losses
+        self.reports.settle()
+        first = max(0, len(losses) - 1)  # of which nothing may have been known last time
+        del losses[first:]
+        losses += self.reports.mean_losses(first, self.state.step)
+
+    def _check_whether_to_continue(self) -> None:
+        """Raise _LengthReached after the last step of the trial, Interrupted if that was asked for."""
+        if self.length is not None and self.state.step >= self.length:
+            raise _LengthReached
+        if is_requested():
+            self.progress.report("interrupted", self.state.step)
+            raise Interrupted(
+                f"stopped after step {self.state.step}; the next attempt starts from step 0: {self.uses}"
+                " is a script, whose checkpoints the harness does not know"
+            )
+
+    def finish(self) -> None:
+        """Keep the numbers of the steps since the last segment, once the script has ended."""
+        if self._clock is not None and self._clock.running:
+            if self.state.step > self._segment_start:
+                self._end_segment()
+            self._clock.running = False
+        self._read_losses()
+        if self.state.step:
+            self.state.add_seconds("end", time.perf_counter() - self._ended)
+
+    # Results
+
+    def check(self) -> None:
+        """Raise NotApplied for a script that did not train as its cell says, NonFiniteLoss for NaN."""
+        steps = self.state.step
+        if not steps:
+            raise NotApplied(
+                f"{self.uses} ended without a step of an optimizer of torch.optim; needed: one or more"
+            )
+        if self.length is not None and steps < self.length:
+            raise NotApplied(
+                f"length={self.length} steps had no effect: {self.uses} ended after step {steps};"
+                " let it train longer, or leave the length out"
+            )
+        bad_step = self.reports.first_bad_step()
+        if bad_step is not None:
+            raise NonFiniteLoss(
+                f"the loss became NaN or infinite at step {bad_step + 1} of {steps}",
+                rank=self.ranks.rank,
+            )
+
+    def digest_parameters(self) -> str:
+        """Return the SHA-256 of the parameters of all optimizers, as this rank holds them.
+
+        Of sharded parameters these are its own shards: the script may have left its process group, so
+        ranks can't put them together any more.
+        """
+        digest = hashlib.sha256()
+        for parameter in self._parameters():
+            local = getattr(parameter, "to_local", None)  # of a DTensor
+            tensor = parameter if local is None else local()
+            add_tensor(digest.update, tensor.detach().cpu())
+        return digest.hexdigest()
+
+    def _parameters(self) -> Iterator[Tensor]:
+        """Yield all parameters of the optimizers, in their order."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def result(self, entered: RankResult) -> RankResult:
+        """Return what this rank leaves; no other rank takes part."""
+        assert self._telemetry is not None  # as there were steps
+        memory = self.memory.read()
+        report = self._rank0_report() if self.ranks.is_rank_0 else None
+        return replace(
+            entered,
+            **pack_series(self.state),
+            telemetry=self._telemetry.report(),
+            memory=memory,
+            phases=dict(self.state.phases),
+            samples_per_step=self.reports.samples_per_step,
+            rank0=report,
+        )
+
+    def _rank0_report(self) -> Rank0Report:
+        """Return the results that rank 0 reports for all ranks: of what it knows, without guesses.
+
+        The whole script counts as one epoch, as its own epochs are not known.
+        """
+        steps = self.state.step
+        evaluations = []
+        for evaluation in self.state.evaluations:
+            evaluations.append(replace(evaluation, epoch=evaluation.step / steps))
+        return Rank0Report(
+            target=self.target,
+            steps_per_epoch=steps,
+            parameter_count=sum(parameter.numel() for parameter in self._parameters()),
+            flops_per_sample=None,
+            evaluations=evaluations,
+            parameter_digest=self.digest_parameters(),
+            environment=environment_of(self.assignment),
+            began_at=self.state.began_at,
+            training_began_at=self.state.training_began_at,
+            sample_order=None,
+        )
+
+
+@contextmanager
+def observe(
+    assignment: Assignment,
+    folder: TrialFolder,
+    ranks: Ranks,
+    state: TrainingState,
+    hooks: Hooks | None = None,
+) -> Iterator[ScriptObserver]:
+    """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts."""
+    with ExitStack() as stack:
+        observer = ScriptObserver(assignment, folder, ranks, state, hooks or Hooks(), stack)
+        # Torch's hooks are typed as those that may change the arguments of a step.
+        stack.callback(register_optimizer_step_pre_hook(observer.before_step).remove)
+        stack.callback(register_optimizer_step_post_hook(observer.after_step).remove)
+        stack.enter_context(listening(observer.on_report))
+        yield observer
+
+
+def run_script(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Run the script of `trial.json`; return this rank's part of the trial's record."""
+    assignment = prepare_rank(folder)
+    with observe(assignment, folder, ranks, state) as observer:
+        try:
+            execute(assignment, folder)
+        except _LengthReached:
+            if dist.is_initialized():
+                dist.barrier()  # all ranks end at the same step, and none may leave the others
+        finally:
+            observer.finish()
+        observer.check()
+    return observer.result(entered)
+
+
+def execute(assignment: Assignment, folder: TrialFolder) -> None:
+    """Run the script as `python train.py ARGUMENT…` would, in the folder of its sweep file.
+
+    Raises CodeChanged if its code is not that of the cell, and whatever the script raises; an exit with
+    code 0 is its end.
+    """
+    reference, base = assignment.trial.cell.workload, Path(assignment.base_folder).absolute()
+    check_code(reference, base)
+    path = base / Path(reference.uses).expanduser()
+    make_importable(base)
+    make_importable(path.parent)
+    sys.path.insert(0, str(path.parent))  # before what is installed, as Python does it
+    seed_everything(assignment.trial.seed)  # as far as the script does not do it itself
+    os.chdir(base)
+    sys.argv = [str(path), *script_arguments(assignment, folder)]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
+    """Return the arguments of the script, with the values of their placeholders as Python prints them."""
+    trial = assignment.trial
+    reference, axes = trial.cell.workload, trial.cell.axes
+    values: dict[str, Any] = {
+        "rank_batch_size": axes.batch_size // axes.world_size,
+        "seed": trial.seed,
+        "steps": trial.cell.length.steps,
+        "folder": folder.path.absolute(),
+        **{name: getattr(axes, name) for name in AXES},
+        **reference.options,
+    }
+    arguments = reference.arguments or ()
+    assert set(placeholders_of(arguments)) <= set(values)  # as planning has checked
+    return [PLACEHOLDER.sub(lambda name: str(values[name[1]]), text) for text in arguments]
+
+
+def _device_of(assignment: Assignment, ranks: Ranks) -> torch.device:
+    """Return the device of this rank, and hide all others from the script that are not its trial's."""
+    if assignment.device == "cpu":
+        os.environ[VISIBLE_GPUS] = ""
+        return torch.device("cpu")
+    if assignment.lane.gpus:
+        os.environ[VISIBLE_GPUS] = ",".join(map(str, assignment.lane.gpus))
+    return choose_device(assignment.device, ranks)

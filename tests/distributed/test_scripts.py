@@ -1,0 +1,178 @@
+"""Scripts with their own loops, unchanged, as trials: a plain one, DDP, and those of two larger projects."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.records.consistency import figures_problem
+from harness.records.record import Record
+from tests.support.commands import harness
+from tests.support.repository import Repository
+from tests.support.running import USER_SCRIPTS, by_label, line_sweep, local_profile, run
+
+pytestmark = pytest.mark.distributed
+
+SETTINGS = """
+[model]
+width = 8
+[optimizer]
+lr = 0.01
+[training]
+seed = 0
+local_batch_size = 8
+steps = 12
+"""
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """Return the records of each script, the plain one trained twice."""
+    folder = tmp_path_factory.mktemp("scripts")
+    shutil.copytree(USER_SCRIPTS, folder, dirs_exist_ok=True)
+    (folder / "tiny.toml").write_text(SETTINGS)
+    path = line_sweep(
+        folder,
+        {
+            "plain": {
+                "uses": "plain.py",
+                "arguments": "--lr {lr} --out {folder}",
+                "options": {"lr": 0.01},
+            },
+            "again": {"uses": "plain.py", "arguments": "--lr 0.01"},
+            "ddp": {
+                "uses": "ddp.py",
+                "arguments": ["--batch-size", "{rank_batch_size}"],
+                "axes": {"batch_size": 32, "world_size": 2, "env.SEED": "3"},
+                "target": "accuracy",
+            },
+            "chat": {
+                "uses": "chat.py",
+                "arguments": "--depth={depth} --num_iterations=20",
+                "options": {"depth": 1},
+                "axes": {"world_size": 2},
+                "target": {"name": "val_bpb", "higher_is_better": False},
+            },
+            "titan": {
+                "uses": "titan.py",
+                "arguments": "--job.config_file tiny.toml --optimizer.lr {lr}",
+                "axes": {"world_size": 2, "lr": 0.02},
+                "length": {"steps": 9},
+            },
+        },
+    )
+    return by_label(run(path))
+
+
+def test_all_of_them_are_measured(records: dict[str, Record]) -> None:
+    for label, record in records.items():
+        assert record.failure is None, label
+        assert record.status == "done", label
+        assert record.summary is not None
+        assert record.summary.throughput, label
+        assert set(record.summary.shares) == {"optimizer"}
+        assert figures_problem(record) is None, label
+        assert record.order_digest is None, "which samples it saw is not known"
+
+
+def test_a_plain_script_counts_steps(records: dict[str, Record], tmp_path: Path) -> None:
+    record = records["plain"]
+    assert record.summary is not None
+    assert record.loss is not None
+    assert (record.summary.throughput_unit, record.loss.count) == ("steps/s", 40)
+    assert record.summary.final_loss is None
+    assert all(math.isnan(loss) for loss in record.loss.unpack())
+    assert record.rank0 is not None
+    assert record.rank0.parameter_count == 8 * 32 + 32 + 32 + 1
+    assert record.rank0.evaluations == []
+
+
+def test_the_seed_is_the_trial_s(records: dict[str, Record]) -> None:
+    digests = []
+    for label in ("plain", "again"):
+        report = records[label].rank0
+        assert report is not None
+        digests.append(report.parameter_digest)
+    assert digests[0] == digests[1]
+
+
+def test_ranks_have_torchrun_s_variables(records: dict[str, Record]) -> None:
+    record = records["ddp"]
+    assert record.summary is not None
+    assert record.rank0 is not None
+    assert (record.summary.throughput_unit, record.summary.samples_per_step) == ("samples/s", 32)
+    assert [evaluation.step for evaluation in record.rank0.evaluations] == [20, 40]
+    assert record.summary.final_metric == record.rank0.evaluations[-1].metrics["accuracy"] > 0.8
+    assert record.summary.final_loss is not None
+    assert record.summary.final_loss < 0.6
+
+
+def test_nanochat_s_way_of_training(records: dict[str, Record]) -> None:
+    record = records["chat"]
+    assert record.summary is not None
+    assert record.rank0 is not None
+    assert record.loss is not None
+    assert record.loss.count == 20, "a step is one of the first of both optimizers"
+    assert record.summary.samples_per_step == 16, "256 tokens in sequences of 16"
+    assert [evaluation.step for evaluation in record.rank0.evaluations] == [0, 10, 20]
+    assert not record.rank0.target.higher_is_better
+    first, *_, last = record.rank0.evaluations
+    assert last.metrics["val_bpb"] < first.metrics["val_bpb"]
+
+
+def test_torchtitan_s_way_of_training(records: dict[str, Record]) -> None:
+    record = records["titan"]
+    assert record.summary is not None
+    assert record.loss is not None
+    assert record.loss.count == 9, "the harness ended it at its length"
+    assert record.summary.samples_per_step == 16
+
+
+FAILING = "import torch\n\ndef main():\n    raise ValueError('no data')\n\nmain()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (FAILING, "ValueError", "no data"),
+        ("import sys\nsys.exit('usage: train.py')\n", "SystemExit", "usage: train.py"),
+        ("print('nothing to do')\n", "NotApplied", "fails.py ended without a step of an optimizer"),
+    ],
+)
+def test_a_script_that_fails_says_why(tmp_path: Path, text: str, kind: str, message: str) -> None:
+    (tmp_path / "fails.py").write_text(text)
+    (record,) = run(line_sweep(tmp_path, {"fails": {"uses": "fails.py"}}))
+    assert record.failure is not None
+    assert (record.status, record.failure.kind) == ("failed", kind)
+    assert message in record.failure.message
+
+
+def test_commands_that_need_the_harness_s_loop_refuse_a_script(tmp_path: Path) -> None:
+    shutil.copy(USER_SCRIPTS / "plain.py", tmp_path)
+    path = line_sweep(tmp_path, {"plain": {"uses": "plain.py"}})
+    for command in ("check", "find-lr"):
+        done = harness(command, str(path), "--results", str(tmp_path / "results"))
+        assert done.code == 2
+        assert (
+            "plain: found plain.py, a script with its own loop; allowed for this command: "
+            in done.err
+        )
+
+
+@pytest.mark.nightly
+def test_a_slower_commit_of_a_script_fails_the_gate(tmp_path: Path) -> None:
+    script = (USER_SCRIPTS / "plain.py").read_text()
+    workloads = {"plain": {"uses": "plain.py", "arguments": "--steps {steps}"}}
+    repository = Repository(tmp_path / "repository", workloads=workloads)
+    (repository.path / "plain.py").write_text(script)
+    repository.commit("a script")
+    slow = "    optimizer.step()\n    torch.ones(400, 400) @ torch.ones(400, 400)\n"
+    slower = script.replace("    optimizer.step()\n", slow)
+    (repository.path / "plain.py").write_text(slower)
+    sweep, profile = str(repository.sweep), str(local_profile(tmp_path))
+    done = harness("gate", sweep, "--against", "HEAD", "--cluster", profile, "--budget", "30s")
+    assert done.code == 1, done.err
+    assert "slower" in done.out

@@ -1,0 +1,175 @@
+"""Scripts as workloads: what planning makes of them, and what it refuses in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.core.errors import BadInput
+from harness.reproduce.rebuild import rebuild_cell
+from harness.spec.sweep import Sweep, load_sweep
+
+PLAIN = "import torch\n\nprint('not run by planning')\nraise SystemExit(1)\n"
+OWN_CLASS = "from workloads import Classifier\n\nclass Mine(Classifier):\n    pass\n"
+
+
+def plan(folder: Path, entry: dict[str, Any], sets: tuple[str, ...] = (), **keys: Any) -> Sweep:
+    """Plan a sweep with one workload, `mine`."""
+    if not (folder / "train.py").exists():
+        (folder / "train.py").write_text(PLAIN)
+    content = {"name": "s", "workloads": {"mine": {"uses": "train.py", **entry}}, **keys}
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return load_sweep(path, sets)
+
+
+def test_a_file_without_a_workload_is_a_script(tmp_path: Path) -> None:
+    (cell,) = plan(tmp_path, {}).cells
+    assert cell.workload.arguments == []
+    assert cell.workload.code is not None
+    assert set(cell.workload.code.files) == {"train.py"}
+    assert cell.id.startswith("train-")
+    assert cell.label == "mine script×1 t1"
+    assert set(cell.levels) == {"world_size", "num_threads", "stack"}
+    assert cell.level("precision") is None, "what the script computes in is not known"
+
+
+def test_a_file_with_a_workload_is_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OWN_CLASS)
+    with pytest.raises(BadInput, match=r"found no build_model, splits in Mine"):
+        plan(tmp_path, {})
+
+
+def test_a_file_whose_module_has_the_workload_is_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import mine_of_it\n")
+    (tmp_path / "mine_of_it.py").write_text(OWN_CLASS)
+    with pytest.raises(BadInput, match="found no workload; allowed: a class that derives"):
+        plan(tmp_path, {})
+
+
+def test_options_and_axes_reach_the_arguments(tmp_path: Path) -> None:
+    sweep = plan(
+        tmp_path,
+        {"arguments": "--lr={lr} --batch {rank_batch_size} --out '{folder}'", "options": {"lr": 1}},
+        axes={"world_size": 2},
+        matrix={"batch_size": [32, 64]},
+    )
+    first, second = sweep.cells
+    assert first.workload.arguments == [
+        "--lr={lr}",
+        "--batch",
+        "{rank_batch_size}",
+        "--out",
+        "{folder}",
+    ]
+    assert first.id != second.id
+    assert first.label == "mine script×2 t1 batch_size=32"
+    assert (first.level("batch_size"), first.level("lr")) == (32, None)
+    assert first.workload.options == {"lr": 1}
+
+
+def test_an_option_may_be_an_axis(tmp_path: Path) -> None:
+    sweep = plan(tmp_path, {"arguments": ["--dim", "{dim}"]}, matrix={"options.dim": [8, 16]})
+    assert [cell.workload.options for cell in sweep.cells] == [{"dim": 8}, {"dim": 16}]
+    (cell,) = plan(tmp_path, {"arguments": ["{dim}"]}, ("options.dim=4",)).cells
+    assert cell.label == "mine script×1 t1 dim=4"
+
+
+def test_only_what_changes_a_run_changes_its_cell(tmp_path: Path) -> None:
+    entry = {"arguments": ["{lr}"], "options": {"lr": 0.1}}
+    (cell,) = plan(tmp_path, entry).cells
+    (tmp_path / "train.py").write_text("# why\n" + PLAIN)
+    assert plan(tmp_path, entry).cells[0].id == cell.id
+    (tmp_path / "train.py").write_text(PLAIN + "x = 1\n")
+    assert plan(tmp_path, entry).cells[0].id != cell.id
+    assert plan(tmp_path, entry).cells[0].settings_id == cell.settings_id
+    changed = plan(tmp_path, entry | {"target": "accuracy"}).cells[0]
+    assert changed.settings_id != cell.settings_id
+
+
+def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
+    entry = {
+        "arguments": "{lr} {dim}",
+        "options": {"dim": 3},
+        "axes": {"lr": 0.1, "world_size": 2},
+        "target": {"name": "fid", "higher_is_better": False},
+    }
+    (cell,) = plan(tmp_path, entry).cells
+    assert rebuild_cell(cell, tmp_path, (), None).id == cell.id
+
+
+REPORTING = "import harness\nharness.report(loss=1.0, samples=2)\nharness.report(accuracy=0.5)\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "keys", "message"),
+    [
+        (
+            {},
+            {"axes": {"precision": "bf16"}},
+            "precision bf16: train.py is a script, which does what",
+        ),
+        ({}, {"axes": {"batch_size": 8}}, r"batch_size 8: .*; hand it over as {batch_size}"),
+        ({"arguments": "{lr}"}, {}, r"{lr} has no value; set the axis lr or `options: {lr: …}`"),
+        (
+            {"arguments": "{dim}"},
+            {},
+            r"mine.arguments: found {dim} without a value; set `options: ",
+        ),
+        (
+            {"options": {"lr": 1}},
+            {},
+            r"options.lr: found an option that no argument names; write {lr}",
+        ),
+        ({"arguments": "'"}, {}, 'mine.arguments: found "\'": No closing quotation; allowed: '),
+        (
+            {"data": {"path": "x"}},
+            {},
+            "mine.data: found data of train.py, a script, which reads them",
+        ),
+        ({}, {"stop": {"patience": 2}}, "stop: found it with train.py, a script: the script ends"),
+        ({}, {"fingerprints": {}}, "fingerprints: found it with train.py, a script"),
+        (
+            {},
+            {"checkpoint": "best"},
+            "checkpoint: found it with train.py, a script: the script saves",
+        ),
+        (
+            {},
+            {"length": "5 epochs"},
+            r"length: found 5 epochs of train.py, .*`arguments: --epochs 5`",
+        ),
+        ({}, {"warmup": 0}, "warmup: found 0; allowed with train.py, a script: 1 or more"),
+        ({"uses": "trian.py"}, {}, r"trian.py: found no such file \(did you mean 'train.py'\?\)"),
+        ({"uses": "mlp", "arguments": "x"}, {}, "mine.arguments: found it with a workload class; "),
+        (
+            {"arguments": "{rank_batch_size}"},
+            {"axes": {"batch_size": 5, "world_size": 2}},
+            "batch_size 5 can't be shared out evenly among 2",
+        ),
+    ],
+)
+def test_what_a_script_cannot_do_is_refused(
+    tmp_path: Path, entry: dict[str, Any], keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        plan(tmp_path, entry, **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_metric_that_is_reported_needs_a_direction(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTING)
+    with pytest.raises(BadInput, match=r"mine.target: missing; train.py:3 reports accuracy: if it"):
+        plan(tmp_path, {})
+    (cell,) = plan(tmp_path, {"target": "accuracy"}).cells
+    assert cell.workload.target is not None
+    assert cell.workload.target.higher_is_better
+
+
+def test_invalid_python_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nfor x in\n")
+    with pytest.raises(BadInput, match=r"uses: train.py:2: found invalid syntax; allowed: valid"):
+        plan(tmp_path, {})

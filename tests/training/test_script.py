@@ -1,0 +1,189 @@
+"""Watching the steps of a loop that is not the harness's own, in this process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import harness
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
+from harness.core.paths import TrialFolder
+from harness.records.assignment import Assignment
+from harness.spec.cell import Length, ReportedTarget
+from harness.training import script
+from harness.training.script import ScriptObserver, StepReports, observe
+from harness.training.state import TrainingState
+from tests.support.training import SINGLE_RANK, make_assignment
+
+
+def watched_cell(length: Length, target: str | None = None) -> Assignment:
+    """Return a trial of a script of a length, without any file."""
+    assignment = replace(make_assignment(steps=1, batch_size=1), device="cpu")
+    workload = replace(
+        assignment.trial.cell.workload,
+        uses="train.py",
+        arguments=["--seed", "{seed}", "--to={folder}", "{dim}", "{lr}"],
+        options={"dim": 4, "lr": 0.5},
+        target=None if target is None else ReportedTarget(name=target),
+    )
+    cell = replace(assignment.trial.cell, workload=workload, length=length, warmup=2)
+    return replace(assignment, trial=replace(assignment.trial, cell=cell))
+
+
+def train(
+    observer: ScriptObserver,
+    steps: int,
+    *,
+    before: bool = True,
+    scale: float = 1.0,
+    second: bool = False,
+) -> None:
+    """Take steps as a script does, which reports its loss before its optimizer or after it."""
+    torch.manual_seed(0)
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizers = [SGD(model.parameters(), lr=0.1)]
+    if second:
+        optimizers.append(SGD(other.parameters(), lr=0.1))
+    for step in range(steps):
+        loss = (model(torch.ones(3, 2)) + other(torch.ones(3, 2))).square().mean() * scale
+        if before:
+            harness.report(loss=float(step), samples=3)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if not before:
+            harness.report(loss=torch.tensor(float(step)), samples=3)
+
+
+EPOCH = Length(epochs=1)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave this process the GPUs that the script must not see."""
+    monkeypatch.setenv(script.VISIBLE_GPUS, "")
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_steps_losses_and_samples(tmp_path: Path, *, before: bool, second: bool) -> None:
+    state = TrainingState()
+    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        train(observer, 9, before=before, second=second)
+        observer.finish()
+    observer.check()
+    assert state.step == len(state.step_seconds) == 9
+    assert state.losses == [float(step) for step in range(9)]
+    assert observer.reports.samples_per_step == 3
+    assert len(state.step_phases["optimizer"]) == 9
+    assert set(state.step_phases) == {"optimizer"}, "nothing else of a step is seen"
+    assert all(
+        part <= whole
+        for part, whole in zip(state.step_phases["optimizer"], state.step_seconds, strict=True)
+    )
+    assert len(observer.optimizers) == 1 + second
+
+
+def test_nothing_is_watched_before_or_after(tmp_path: Path) -> None:
+    state = TrainingState()
+    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        train(observer, 3)
+        observer.finish()
+    train(observer, 4)
+    assert state.step == 3
+    harness.report(loss=1.0, anything="outside of a trial")
+
+
+def test_a_length_ends_the_script(tmp_path: Path) -> None:
+    state = TrainingState()
+    with observe(
+        watched_cell(Length(steps=5)), TrialFolder(tmp_path), SINGLE_RANK, state
+    ) as observer:
+        with pytest.raises(script._LengthReached):
+            train(observer, 9)
+        observer.finish()
+    observer.check()
+    assert len(state.losses) == state.step == 5
+
+
+def test_too_few_steps_and_none_are_refused(tmp_path: Path) -> None:
+    with observe(
+        watched_cell(Length(steps=5)), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
+    ) as observer:
+        with pytest.raises(NotApplied, match="ended without a step of an optimizer"):
+            observer.check()
+        train(observer, 3)
+        observer.finish()
+    with pytest.raises(
+        NotApplied, match=r"length=5 steps had no effect: train.py ended after step 3"
+    ):
+        observer.check()
+
+
+def test_a_loss_of_nan_fails(tmp_path: Path) -> None:
+    with observe(
+        watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
+    ) as observer:
+        train(observer, 2, before=False)
+        harness.report(loss=math.nan)
+        observer.finish()
+    with pytest.raises(NonFiniteLoss, match="at step 2 of 2"):
+        observer.check()
+
+
+def test_an_interruption_says_that_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "is_requested", lambda: True)
+    message = "stopped after step 1; the next attempt starts from step 0"
+    observed = observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState())
+    with observed as observer, pytest.raises(Interrupted, match=message):
+        train(observer, 3)
+
+
+def test_the_target_makes_an_evaluation_of_the_newest_metrics(tmp_path: Path) -> None:
+    state = TrainingState()
+    assignment = watched_cell(EPOCH, target="accuracy")
+    with observe(assignment, TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        train(observer, 2)
+        harness.report(lr=0.1)
+        harness.report(accuracy=torch.tensor(0.5))
+        observer.finish()
+    (evaluation,) = state.evaluations
+    assert (evaluation.step, evaluation.metrics) == (2, {"lr": 0.1, "accuracy": 0.5})
+
+
+def test_placeholders_get_their_values(tmp_path: Path) -> None:
+    assignment = watched_cell(EPOCH)
+    arguments = script.script_arguments(assignment, TrialFolder(tmp_path))
+    assert arguments == ["--seed", "0", f"--to={tmp_path}", "4", "0.5"]
+
+
+def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:
+    reports = StepReports()
+    for steps_done, loss in ((0, 1.0), (0, 2.0), (2, 5.0)):
+        reports.add(steps_done, loss, 4)
+    reports.settle()
+    losses = reports.mean_losses(0, 3)
+    assert (losses[0], losses[2]) == (1.5, 5.0)
+    assert math.isnan(losses[1])
+    assert reports.samples_per_step == 6
+
+
+def test_the_digest_is_of_the_parameters(tmp_path: Path) -> None:
+    digests = []
+    for scale in (1.0, 1.0, 2.0):
+        with observe(
+            watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
+        ) as observer:
+            train(observer, 3, scale=scale)
+            observer.finish()
+        digests.append(observer.digest_parameters())
+    assert digests[0] == digests[1] != digests[2]
