@@ -42,7 +42,7 @@ def import_module(name: str) -> ModuleType:
             f"{name}: found no such module{detail}; allowed: a module that is installed or next to the"
             " sweep file, or path/to/file.py:Class"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _error_in_module(error) from error
 
 
@@ -67,7 +67,9 @@ def import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, Exception) and not isinstance(error, SyntaxError):
+        # A script that ends with sys.exit() would end the command.
+        is_error = isinstance(error, Exception | SystemExit)
+        if is_error and not isinstance(error, SyntaxError):
             raise _error_in_module(error) from error
         raise
     return module
@@ -174,7 +176,7 @@ def _is_users(file: str) -> bool:
     return file.startswith(tuple(folder + os.sep for folder in _user_folders))
 
 
-def _error_in_module(error: Exception) -> ValueError:
+def _error_in_module(error: BaseException) -> ValueError:
     """Return the one-line error for what a user's module raised when it was imported.
 
     It names the last line of the user's own code that was running, else of any code.

@@ -160,7 +160,11 @@ def gate(
     from harness.render.console import spinner
 
     if bool(against) == bool(against_stack):
-        raise BadInput("--against and --against-stack: found both or neither; allowed: one of them")
+        found = "both" if against else "neither"
+        raise BadInput(
+            f"--against and --against-stack: found {found}; needed: one of them, as in"
+            f" harness gate {sweep} --against main"
+        )
     loaded, profile = load_sweep(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
     options = GateOptions(

@@ -91,6 +91,27 @@ class MainGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class SubGroup(TyperGroup):
+    """A group that is no command itself: without arguments, it shows its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments that are left, those of `--help` for none."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command that `args` begin with; raises BadInput for one outside of the group."""
+        name = args[0]
+        if name not in self.commands and not ctx.resilient_parsing:
+            elsewhere = name in ctx.parent.command.commands
+            command = name if elsewhere else COMMANDS.get(name)
+            if command is not None:
+                where = f"harness {command}"
+                raise BadInput(
+                    f"{ctx.command_path} {name}: no such command; did you mean `{where}`?"
+                )
+        return super().resolve_command(ctx, args)
+
+
 class DefaultGroup(TyperGroup):
     """A group that is a command too, such as `harness gate SWEEP` and `harness gate bisect`.
 

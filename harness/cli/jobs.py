@@ -97,7 +97,7 @@ def submit(
 
     settings = with_flags(settings, seeds, epochs, steps)
     loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
-    check_launcher(cluster, profile, "slurm")
+    check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     profile = with_parallel(profile, parallel)
     # There is no --force: finished trials are never queued again, only failed ones.
     redo: Redo = "failed" if retry_failed else "missing"

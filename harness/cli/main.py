@@ -34,7 +34,8 @@ from harness.cli import (
     serving,
     stored,
 )
-from harness.cli.groups import DefaultGroup, MainGroup
+from harness.cli.groups import DefaultGroup, MainGroup, SubGroup
+from harness.cli.hints import usage_hint
 from harness.core.errors import (
     MAX_MESSAGE,
     BadInput,
@@ -64,14 +65,14 @@ app = typer.Typer(
 for commands in (run, jobs, results, serving, reproduce):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 stored.app.add_typer(results.stored_app)
-gate.app.add_typer(gate.baseline_app, name="baseline")
+gate.app.add_typer(gate.baseline_app, name="baseline", cls=SubGroup)
 app.add_typer(guide.app, name="guide", cls=DefaultGroup)
 app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
 app.add_typer(jobs.status_app, name="status", cls=DefaultGroup)
-app.add_typer(stored.app, name="results")
+app.add_typer(stored.app, name="results", cls=SubGroup)
 app.add_typer(gate.app, name="gate", cls=DefaultGroup)
 app.add_typer(reproduce.diff_app, name="diff", cls=DefaultGroup)
-app.add_typer(machine.app, name="machine")
+app.add_typer(machine.app, name="machine", cls=SubGroup)
 
 
 def _print_version(is_asked_for: bool) -> None:
@@ -123,8 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
     except TyperException as error:
-        help_command = f"{_command_path(error)} --help"
-        code = _fail(f"{error.format_message()} (see {help_command})", BadInput.exit_code)
+        message = error.format_message()
+        hint = usage_hint(message, arguments_or_help) or f"see {_command_path(error)} --help"
+        code = _fail(f"{message} ({hint})", BadInput.exit_code)
     except BrokenPipeError:  # what read our output is gone
         _drop_output()
         code = BROKEN_PIPE

@@ -21,7 +21,16 @@ SYNONYMS: Mapping[str, str] = {
     "inductor": "compile",
     "fsdp": "fsdp2",
     "dp": "ddp",
+    "compiled": "compile",
+    "mnist": "idx",
+    "fashion-mnist": "idx",
     # axes
+    "compile": "execution",
+    "mixed_precision": "precision",
+    "bs": "batch_size",
+    "wd": "weight_decay",
+    "seed": "seeds",
+    "nproc": "world_size",
     "dtype": "precision",
     "amp": "precision",
     "learning_rate": "lr",
@@ -51,6 +60,9 @@ SYNONYMS: Mapping[str, str] = {
     "num_steps": "length.steps",
     "max_steps": "length.steps",
 }
+
+# What true means for an axis whose values are words.
+TRUE: Mapping[str, str] = {"execution": "compile", "precision": "bf16"}
 
 # What to write for a key at the top level of a sweep file, and in one of its workloads. Axes and
 # lengths need no line here: `harness.spec.shorthand` knows where they belong.

@@ -10,6 +10,7 @@ from harness.analysis.rungs import MAX_ULP
 from harness.analysis.selection import BASELINE, best_record, find, recorded_results
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
+from harness.core.text import counted
 from harness.gate.tax import Tax, measure_tax
 from harness.hardware.machine import machine_key
 from harness.interface.folders import run_folder
@@ -234,7 +235,7 @@ def choose_trials(
         first, second = sweep.cells
     else:
         raise BadInput(
-            f"{sweep.source}: found {len(sweep.cells)} cells; allowed: two, or the names of two"
+            f"{sweep.source}: found {counted(len(sweep.cells), 'cell')}; allowed: two, or the names of two"
             " (harness plan lists them)"
         )
     seed_of_both = sweep.seeds[0] if seed is None else seed

@@ -271,6 +271,8 @@ def _yaml_error(keys: _KeySources, error: Exception) -> BadInput:
     problem = one_line(getattr(error, "problem", None) or error)
     if isinstance(error, _OutOfBounds):
         return BadInput(f"{location}: {problem}")
+    if "'\\t'" in problem:
+        problem += "; allowed: blanks before a key, no tabs"
     return BadInput(f"{location}: no valid YAML: {problem}")
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from harness.core.errors import did_you_mean, one_line
-from harness.core.synonyms import SWEEP_LINES, SYNONYMS, WORKLOAD_LINES
+from harness.core.synonyms import SWEEP_LINES, SYNONYMS, TRUE, WORKLOAD_LINES
+from harness.core.text import parse_duration
 from harness.core.validation import LONGEST_VALUE, Key, shown
 from harness.spec.axes import AXIS_TYPES
 from harness.spec.document import MAX_NODES, Document
@@ -21,11 +23,14 @@ from harness.spec.saving import NEVER
 from harness.spec.workload import WorkloadEntry
 
 WORKLOAD_KEYS = [key.name for key in fields(WorkloadEntry)]
+# The keys that a sweep file must have, with a line for each.
+REQUIRED = {"name": "name: my sweep", "workloads": "workloads: {mlp: {}}"}
 LENGTHS = ("length", "evaluate")  # the keys whose value is a length
 # What the words stand for that may be in place of the keys of `checkpoint`.
 CHECKPOINTS: Mapping[str, Mapping[str, Any]] = {"best": {"best": True}, "none": {"every": NEVER}}
 DOTTED_AXIS = "checkpoint.every"
 # Of so few digits that Python reads it whatever it is; the bound of a length is checked later.
+DURATION = re.compile(r"[0-9]+(\.[0-9]+)?(ms|s|m|h)")
 LENGTH = re.compile(r"(?P<count>[0-9]{1,18}) *(?P<unit>epoch|step)s?")
 
 
@@ -37,6 +42,10 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     """
     content = document.content
     _refuse_misplaced(document, (), content, sweep_keys)
+    _refuse_other_shapes(document, (), content)
+    for name, line in REQUIRED.items():
+        if name not in content and not set(content) - set(sweep_keys):
+            raise document.error((name,), f"missing; write `{line}`")
     _expand(document, (), content)
     if "checkpoint" in content:
         content["checkpoint"] = _expand_checkpoint(document, content["checkpoint"])
@@ -48,6 +57,7 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     for label, entry in workloads.items():
         if isinstance(entry, dict):
             _refuse_misplaced(document, ("workloads", label), entry, WORKLOAD_KEYS)
+            _refuse_other_shapes(document, ("workloads", label), entry)
             _expand(document, ("workloads", label), entry)
             _rename_axis(entry.get("axes"))
 
@@ -64,7 +74,10 @@ def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
 
 
 def _expand_seeds(document: Document, key: Key, value: Any) -> Any:
-    """Return [0, 1, 2] for 3, any other value as it is; raises BadInput for a number of no seeds."""
+    """Return [0, 1, 2] for 3, a list as it is; raises BadInput for a number of no seeds, and for text."""
+    if isinstance(value, str):
+        allowed = "allowed: how many seeds (3: seeds 0, 1 and 2), or a list of them ([0, 5])"
+        raise document.error(key, f"found {shown(value)}; {allowed}")
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if not 1 <= value <= MAX_NODES:
@@ -135,12 +148,44 @@ def _refuse_misplaced(
             raise document.error((*key, name), problem)
 
 
+def _refuse_other_shapes(document: Document, key: Key, content: Mapping[str, Any]) -> None:
+    """Raise BadInput for a value whose meaning is clear though it has another shape, with the line to write.
+
+    `content` is that of the sweep, or of a workload, which is at `key`.
+    """
+    for name, value in content.items():
+        line = _line_in_shape(name, value)
+        if line is not None:
+            problem = f"found {shown(value)}; did you mean `{line}`?"
+            raise document.error((*key, name), problem)
+
+
+def _line_in_shape(name: str, value: Any) -> str | None:
+    """Return the line that says what a value was meant to say, None if its shape is right or unclear."""
+    match name, value:
+        case "workloads", str():
+            return f"workloads: {{{_written(value)}: {{}}}}"
+        case "workloads", list():
+            return f"workloads: {{{', '.join(f'{_written(label)}: {{}}' for label in value)}}}"
+        case "matrix", list():
+            return "matrix: {precision: [fp32, bf16]}"
+        case "zip", dict():
+            return f"zip: [{shown(value)}]"
+        case "data", str():
+            return f"data: {{source: {_written(value)}}}"
+        case "timeout", str() if DURATION.fullmatch(value.strip()):
+            return f"timeout: {parse_duration(value, name):g}"
+    return None
+
+
 def _line_instead(name: str, value: Any, *, is_workload: bool) -> str | None:
     """Return the line that says what an unknown key was meant to say, None if that is not known.
 
     It is for the same place. Of several values of an axis, a workload has no such line.
     """
     meant = SYNONYMS.get(name, name)
+    if value is True:
+        value = TRUE.get(meant, value)
     if meant in AXIS_TYPES and not isinstance(value, list):
         return f"axes: {{{meant}: {_written(value)}}}"
     if meant in AXIS_TYPES and not is_workload:
@@ -151,6 +196,8 @@ def _line_instead(name: str, value: Any, *, is_workload: bool) -> str | None:
     lines = WORKLOAD_LINES if is_workload else SWEEP_LINES
     if name in lines:
         return lines[name].format(value=_written(value))
+    if is_workload and not get_close_matches(name, WORKLOAD_KEYS):
+        return f"options: {{{name}: {shown(value)}}}"
     return None
 
 

@@ -177,17 +177,24 @@ def ready_sweeps() -> dict[str, Path]:
 def find_sweep_file(name: str) -> Path:
     """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput.
 
-    A path that ends in .yaml or .yml need not exist: reading it reports the error.
+    A path with another ending than .yaml or .yml is a sweep file all the same, unless it is Python.
     """
     if find_control_character(name):
         raise BadInput(f"{name!r}: found a control character; allowed: a path without any")
     path = Path(name)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
+    if path.suffix == ".py":
+        line = f"workloads: {{{path.stem}: {{uses: {name}}}}}"
+        raise BadInput(f"{name}: found Python; allowed: a sweep file, with the line `{line}`")
+    if path.exists() and not path.is_dir():
         return path
     ready = ready_sweeps()
     if name in ready:
         return ready[name]
-    raise BadInput(f"{name}: no such sweep file or ready sweep; {did_you_mean(name, ready)}")
+    folder = path if path.is_dir() else path.parent
+    files = sorted(str(file) for file in folder.glob("*") if file.suffix in (".yaml", ".yml"))
+    meant = [file for file in files if path.is_dir() or Path(file).stem == path.stem] or [name]
+    problem = "found a folder" if path.is_dir() else "no such sweep file or ready sweep"
+    raise BadInput(f"{name}: {problem}; {did_you_mean(meant[0], [*ready, *files], ready)}")
 
 
 def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
@@ -345,6 +352,8 @@ def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]
             reasons[f"by {point.rule}"] += 1
     listed = [f"{count} left out {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
     problem = f"found no cell to run: {', '.join(listed)}; allowed: at least one cell"
+    if any("strategy single is one rank" in reason for reason in listed):
+        problem += ", as with `strategy: ddp`"
     return document.error((), problem)
 
 

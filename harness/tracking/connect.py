@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 WEB_SCHEMES = ("http", "https")
 SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+HOST_AND_PORT = re.compile(r"[\w.-]+:[0-9]+/?")
 SQLITE_PREFIX = "sqlite:///"
 SQLITE_DISK_ERROR = re.compile(r"database or disk is full|disk I/O error")
 SQLITE_LOCK = re.compile(r"database (table )?is locked")
@@ -66,7 +67,10 @@ def check_uri(uri: str) -> None:
     plugins = metadata.entry_points(group="mlflow.tracking_store").names
     if scheme not in {*SERVERS, *DATABASES, *plugins}:
         allowed = ", ".join(f"{name}://" for name in (*WEB_SCHEMES, *DATABASES))
-        raise BadInput(f"tracking URI: found {shown_uri(uri)!r}; allowed: {allowed}, databricks")
+        hint = f"did you mean 'http://{uri}'? " if HOST_AND_PORT.fullmatch(uri) else ""
+        raise BadInput(
+            f"tracking URI: found {shown_uri(uri)!r}; {hint}allowed: {allowed}, databricks"
+        )
     if scheme in WEB_SCHEMES and not urlsplit(uri).hostname:
         raise BadInput(
             f"tracking URI: found {shown_uri(uri)!r}, which names no host;"

@@ -120,7 +120,7 @@ def test_command_line(arguments: list[str], contains: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["run"], "harness: Missing argument 'SWEEP'. (see harness run --help)\n"),
+        (["run"], "harness: Missing argument 'SWEEP'. (needed: a sweep file, or the name of "),
         (
             ["run", "sweep.yaml"],
             "harness: sweep.yaml:5: matrix.precision[1]: found \"bf61\"; did you mean 'bf16'? allowed: bf16, ",

@@ -151,8 +151,12 @@ VALUES = [
         GOOD.replace("demo", "'  '"),
         "sweep.yaml:1: name: found an empty name; allowed: any text",
     ),
-    param("no-name", "workloads: {mlp: }\n", "sweep.yaml: name: missing; it has no default"),
-    param("no-workloads", "name: demo\n", "sweep.yaml: workloads: missing; it has no default"),
+    param("no-name", "workloads: {mlp: }\n", "sweep.yaml: name: missing; write `name: my sweep`"),
+    param(
+        "no-workloads",
+        "name: demo\n",
+        "sweep.yaml: workloads: missing; write `workloads: {mlp: {}}`",
+    ),
     param(
         "none",
         "name: demo\nworkloads: {}\n",
@@ -161,7 +165,7 @@ VALUES = [
     param(
         "workload-list",
         "name: demo\nworkloads: [mlp]\n",
-        'sweep.yaml:2: workloads: found ["mlp"]; allowed: keys with values',
+        'sweep.yaml:2: workloads: found ["mlp"]; did you mean `workloads: {mlp: {}}`?',
     ),
     param(
         "workload-text",
@@ -242,7 +246,9 @@ VALUES = [
         'sweep.yaml:4: seeds: found {"a": 1}; allowed: a list',
     ),
     param(
-        "seeds-text", GOOD + "seeds: three\n", 'sweep.yaml:4: seeds: found "three"; allowed: a list'
+        "seeds-text",
+        GOOD + "seeds: three\n",
+        'sweep.yaml:4: seeds: found "three"; allowed: how many',
     ),
     param(
         "length-number",

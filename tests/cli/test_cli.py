@@ -188,7 +188,7 @@ class TestGroupWithADefault:
         assert "logs: no records of such a sweep" in harness("status", *results, "--", "logs").err
         assert "no sweeps in" in harness("status", *results).out
         assert "Missing argument 'TRIAL'. (see harness status logs" in harness("status", "logs").err
-        assert "Missing argument 'SWEEP'. (see harness gate --help)" in harness("gate").err
+        assert "Missing argument 'SWEEP'. (needed: a sweep file" in harness("gate").err
 
     def test_shows_the_help_of_both(self) -> None:
         shown = harness("gate", "--help").out

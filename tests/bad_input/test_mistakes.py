@@ -1,0 +1,190 @@
+"""Fifty natural mistakes: each is answered by one line that says what to write instead."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness.core.paths import Results
+from tests.factories import make_cell, make_record, write_sweep
+from tests.support.commands import harness
+
+GOOD = "name: demo\nworkloads:\n  mlp: {data: {source: digits}}\n"
+OWN = "name: demo\nworkloads: {lm: {uses: lm.py}}\n"
+LM = """\
+import torch
+from torch import nn
+from workloads import Classifier, Splits, TensorSamples
+
+
+class LM(Classifier):
+    batch_size = 32
+
+    def splits(self):
+        x = torch.randn(640, 8)
+        y = (x.sum(1) > 0).long()
+        return Splits(TensorSamples((x[:512], y[:512])), TensorSamples((x[512:], y[512:])))
+
+    def build_model(self):
+        return nn.Linear(8, 2)
+"""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command with its files, and what the answer must have."""
+
+    command: str
+    answer: str
+    spec: str = GOOD  # the content of demo.yaml
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def in_file(line: str, answer: str) -> Mistake:
+    """Return the mistake of a line at the end of a sweep file."""
+    return Mistake("plan demo.yaml", answer, f"{GOOD}{line}\n")
+
+
+def in_code(before: str, after: str, answer: str) -> Mistake:
+    """Return the mistake of a change to a workload of one's own."""
+    assert before in LM
+    return Mistake("plan demo.yaml", answer, OWN, {"lm.py": LM.replace(before, after, 1)})
+
+
+MISTAKES = {
+    # wrong keys
+    "epochs as an axis": Mistake("plan demo.yaml --set epochs=3", "did you mean 'length.epochs'?"),
+    "dtype": Mistake("plan demo.yaml --set dtype=bf16", "did you mean 'precision'?"),
+    "compile": Mistake("plan demo.yaml --set compile=true", "did you mean 'execution'?"),
+    "grid": in_file("grid: {precision: [bf16]}", "grid: unknown key; did you mean 'matrix'?"),
+    "workload": Mistake(
+        "plan demo.yaml", "did you mean 'workloads'?", GOOD.replace("workloads", "workload")
+    ),
+    "seed": in_file("seed: 3", "did you mean 'seeds'?"),
+    "epochs": in_file("epochs: 3", "did you mean `length: 3 epochs`?"),
+    "lr": in_file("lr: 0.1", "did you mean `axes: {lr: 0.1}`?"),
+    "several batch sizes": in_file(
+        "batch_size: [32, 64]", "did you mean `matrix: {batch_size: [32, 64]}`?"
+    ),
+    "amp": in_file("amp: true", "did you mean `axes: {precision: bf16}`?"),
+    "gpus": in_file("matrix: {gpus: [1, 2]}", "did you mean 'world_size'?"),
+    "an option outside options": Mistake(
+        "plan demo.yaml",
+        "did you mean `options: {hidden: [64]}`?",
+        "name: demo\nworkloads: {mlp: {hidden: [64]}}\n",
+    ),
+    "model": Mistake(
+        "plan demo.yaml",
+        "did you mean `uses: mlp`?",
+        "name: demo\nworkloads: {mine: {model: mlp}}\n",
+    ),
+    "no name": Mistake("plan demo.yaml", "name: missing; write `name: my sweep`", "workloads: {mlp: {}}\n"),
+    "no workloads": Mistake(
+        "plan demo.yaml", "workloads: missing; write `workloads: {mlp: {}}`", "name: demo\n"
+    ),
+    # wrong values
+    "float16": Mistake("plan demo.yaml --set precision=float16", "did you mean 'fp16'?"),
+    "fsdp": Mistake("plan demo.yaml --set strategy=fsdp", "did you mean 'fsdp2'?"),
+    "compiled": Mistake("plan demo.yaml --set execution=compiled", "did you mean 'compile'?"),
+    "deepspeed": in_file(
+        "matrix: {strategy: [ddp, deepspeed]}", "allowed: ddp, fsdp2, hsdp, single, tp"
+    ),
+    "several ranks of one": in_file("matrix: {world_size: [2]}", "as with `strategy: ddp`"),
+    "a range of seeds": Mistake("plan demo.yaml --seeds 1-3", "or a list of them ([0, 5])"),
+    "zip as a mapping": in_file(
+        "zip: {strategy: [single, ddp]}", 'did you mean `zip: [{"strategy": ["single", "ddp"]}]`?'
+    ),
+    "zip of unequal lists": in_file(
+        "zip: [{strategy: [single, ddp], world_size: [1]}]", "allowed: equal lengths"
+    ),
+    "matrix as a list": in_file("matrix: [precision]", "`matrix: {precision: [fp32, bf16]}`?"),
+    "a list of workloads": Mistake(
+        "plan demo.yaml", "did you mean `workloads: {mlp: {}}`?", "name: demo\nworkloads: [mlp]\n"
+    ),
+    "data as a word": Mistake(
+        "plan demo.yaml",
+        "did you mean `data: {source: digits}`?",
+        "name: demo\nworkloads: {mlp: {data: digits}}\n",
+    ),
+    "mnist as a source": Mistake("plan demo.yaml --set data.source=mnist", "did you mean 'idx'?"),
+    "a misspelt workload": Mistake(
+        "plan demo.yaml", "did you mean 'mlp'?", "name: demo\nworkloads: {mpl: {}}\n"
+    ),
+    # wrong units
+    "a length without a unit": in_file("length: 5", "allowed: 5 epochs or 5 steps"),
+    "a timeout with a unit": in_file("timeout: 10m", "did you mean `timeout: 600`?"),
+    "a fraction for a percentage": Mistake("run demo.yaml --until 0.05", "did you mean '5%' or '0.05%'?"),
+    "a budget without --until": Mistake("run demo.yaml --budget 30m", "allowed: --until PERCENT"),
+    # wrong commands
+    "list": Mistake("list", "did you mean `harness results list`?"),
+    "train": Mistake("train demo.yaml", "did you mean `harness run`?"),
+    "a misspelt command of a group": Mistake("gate bisetc", "did you mean `harness gate bisect`?"),
+    "a command of another group": Mistake("results export x", "did you mean `harness export`?"),
+    "an axis as an option": Mistake(
+        "plan demo.yaml --batch-size 32", "did you mean `--set batch_size=32`?"
+    ),
+    "an axis as an argument": Mistake(
+        "plan demo.yaml precision=bf16", "did you mean `--set precision=bf16`?"
+    ),
+    "a blank for =": Mistake("plan demo.yaml --set lr 0.1", "did you mean `--set lr=0.1`?"),
+    "--dry-run": Mistake("run demo.yaml --dry-run", "did you mean `harness plan SWEEP`?"),
+    "no sweep": Mistake("run", "a sweep file, or the name of a sweep such as quickstart"),
+    "a gate against nothing": Mistake(
+        "gate demo.yaml", "as in harness gate demo.yaml --against main"
+    ),
+    "a server without http": Mistake(
+        "run demo.yaml --tracking-uri localhost:5000", "did you mean 'http://localhost:5000'?"
+    ),
+    "several trials to export": Mistake("export recorded --to onnx", "allowed: one: --best"),
+    # wrong files
+    "a file without its ending": Mistake("run demo", "did you mean 'demo.yaml'?"),
+    "another ending": Mistake("run demo.yml", "did you mean 'demo.yaml'?"),
+    "code for a sweep": Mistake("run lm.py", "with the line `workloads: {lm: {uses: lm.py}}`"),
+    "a tab": Mistake("plan demo.yaml", "allowed: blanks before a key, no tabs", "name: demo\nworkloads:\n\tmlp: {}\n"),
+    "a misspelt sweep": Mistake("show recordde", "did you mean 'recorded'?"),
+    # wrong Python
+    "a package that is not there": in_code(
+        "import torch\n", "import torhc\n", "lm.py:1: ModuleNotFoundError: No module named 'torhc'"
+    ),
+    "invalid syntax": in_code("class LM(", "class LM((", "lm.py:6: found invalid syntax"),
+    "no workload": in_code(
+        "class LM(Classifier)", "class LM", "allowed: a class that derives from workloads.Workload"
+    ),
+    "no model": in_code("def build_model", "def model", "found no build_model in LM"),
+    "a script that exits": in_code("class LM", "raise SystemExit(3)\n\n\nclass LM", "SystemExit: 3"),
+    "a file that is not there": Mistake(
+        "plan demo.yaml",
+        "lm.py: found no such file (did you mean 'ml.py'?)",
+        OWN,
+        {"ml.py": LM},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=list(MISTAKES))
+def test_a_natural_mistake_is_answered_by_the_line_that_mends_it(mistake: Mistake) -> None:
+    for name, text in ({"demo.yaml": mistake.spec} | dict(mistake.files)).items():
+        Path(name).write_text(text, encoding="utf-8")
+    if "record" in mistake.command:
+        records = [make_record(make_cell(), seed=seed, sweep="recorded") for seed in (0, 1)]
+        write_sweep(Results(Path("results")).sweep_folder("recorded"), records)
+    ended = harness(*shlex.split(mistake.command))
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert mistake.answer in ended.err
+
+
+def test_there_are_fifty_mistakes_and_more() -> None:
+    assert len(MISTAKES) >= 50
+
+
+@pytest.mark.parametrize("group", ["machine", "results", "gate baseline"])
+def test_a_group_without_a_command_shows_its_help(group: str) -> None:
+    ended = harness(*group.split())
+    assert (ended.code, ended.err) == (0, "")
+    assert re.match(f"Usage: harness {group}", ended.out)
