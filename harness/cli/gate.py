@@ -83,7 +83,15 @@ def gate(
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
-    min_effect: MinEffectOption = "1%",
+    min_effect: Annotated[
+        str,
+        typer.Option(
+            "--min-effect",
+            metavar="PERCENT",
+            help="The smallest slowdown that matters, in percent: 5% or 5. Default: the smallest that"
+            " can be seen within the budget, by this machine's certificate; 1% without one.",
+        ),
+    ] = "",
     budget: BudgetOption = "30s",
     bits: Annotated[
         bool, typer.Option("--bits", help="Also fail if the losses are not bitwise identical.")
@@ -143,17 +151,18 @@ def gate(
     """Measure this working tree, or a stack, against another.
 
     Every cell of the sweep trains in pairs of fresh processes, one for each revision, which take
-    turns until the difference is certain or the budget is spent. The other revision is checked out
-    in a temporary worktree; the working tree is measured as it is, uncommitted changes included.
+    turns until a slowdown is certain, one that matters is excluded, or the budget is spent. The
+    other revision is checked out in a temporary worktree; the working tree is measured as it is,
+    uncommitted changes included.
     With --against-stack, the files are the same, and each cell trains under its own stack and under
     that one.
 
-    Exit code 1 if the working tree is slower, learns less or its sweep lost cells, 3 if the
+    Exit code 1 if the working tree is certainly slower, learns less or its sweep lost cells, 3 if the
     measurement is inconclusive.
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from harness.core.paths import Results, write_atomically
-    from harness.gate.against import GateOptions
+    from harness.gate.against import MIN_EFFECT, GateOptions
     from harness.gate.limits import Policy
     from harness.interface.gating import gate_sweep
     from harness.render import gate as view
@@ -170,7 +179,7 @@ def gate(
     options = GateOptions(
         revision=against,
         stack=against_stack,
-        min_effect=parse_percentage(min_effect, "--min-effect"),
+        min_effect=parse_percentage(min_effect, "--min-effect") if min_effect else MIN_EFFECT,
         budget_seconds=parse_duration(budget, "--budget", at_least=1.0),
         compare_bits=bits,
         control=control,
@@ -189,6 +198,7 @@ def gate(
             profile,
             Results(results),
             options,
+            by_certificate=not min_effect,
             wait=not no_wait,
             on_message=print_message,
             on_progress=on_progress,

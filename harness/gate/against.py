@@ -30,6 +30,7 @@ from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
+MIN_EFFECT = 0.01
 WORKING_TREE = "the working tree"
 EXIT_CODES: Mapping[Policy, int] = {"ignore": 0, "warn": 3, "fail": 1}  # of inconclusive cells
 
@@ -40,7 +41,10 @@ class GateOptions:
 
     revision: str = ""  # to measure against
     stack: str = ""  # to measure against instead, by its name in the sweep
-    min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
+    min_effect: float = MIN_EFFECT  # smallest slowdown that matters, a fraction of throughput
+    min_effect_source: str = (
+        ""  # where `min_effect` comes from, if not from the user or the default
+    )
     budget_seconds: float = 30.0  # of measuring, for each cell
     compare_bits: bool = False  # whether other losses fail a cell
     control: bool = False  # whether the revision is measured against itself too
@@ -52,6 +56,16 @@ class GateOptions:
     accept_sweep_changes: bool = False  # whether cells that the sweep has lost pass
     settings: Sequence[str] = ()  # `--set`, for the revision's sweep
     data: Sequence[str] = ()  # `--data`, likewise
+
+    def budget(self, cells: int) -> Budget:
+        """Return the budget of each of so many cells, which share the allowed chance of a false alarm."""
+        return Budget(
+            min_effect=self.min_effect,
+            seconds=self.budget_seconds,
+            alpha=ALPHA / max(1, cells),
+            pairs=FRESH_PAIRS_PER_BUDGET if self.stack else PAIRS_PER_BUDGET,
+            one_sided=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,16 +206,10 @@ def measure_cells(
 ) -> list[CellOutcome]:
     """Measure each cell's tree against its reference, and compare their accuracy if that is asked for.
 
-    Each cell has an equal share of the allowed chance of a false alarm. If an arm fails, its cell has
-    the failure instead of a measurement.
+    If an arm fails, its cell has the failure instead of a measurement.
     """
     rng = np.random.default_rng(options.order_seed)
-    budget = Budget(
-        min_effect=options.min_effect,
-        seconds=options.budget_seconds,
-        alpha=ALPHA / max(1, len(arms)),
-        pairs=FRESH_PAIRS_PER_BUDGET if options.stack else PAIRS_PER_BUDGET,
-    )
+    budget = options.budget(len(arms))
 
     def measure_tree(cell: Cell, a: Tree, b: Tree, activity: str) -> PairedResult:
         """Measure a cell in two trees; `activity` is the prefix of progress messages."""

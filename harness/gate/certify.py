@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -12,8 +13,8 @@ import numpy as np
 
 from harness.core.paths import Results
 from harness.core.worktree import Tree
-from harness.gate.against import Conditions
-from harness.gate.paired import Budget, PairedResult, run_paired
+from harness.gate.against import Conditions, GateOptions
+from harness.gate.paired import Budget, PairedResult, run_paired, visible_effect
 from harness.gate.pairs import PairStarter
 from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
@@ -23,6 +24,8 @@ from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
+
+MAX_VISIBLE_EFFECT = 0.9  # a machine that can't even see that has another problem
 
 
 def settings(cell: Cell, seconds: float, min_effect: float) -> CertifySettings:
@@ -79,6 +82,28 @@ def describe_conditions(results: Results, profile: Profile) -> Conditions:
     key = machine_key(machine.hardware, machine.device)
     (citation,) = certificates.citation_lines(results, [key])
     return Conditions(hardware=key, torch=describe_software().torch, certificate=citation)
+
+
+def with_visible_effect(
+    options: GateOptions, results: Results, conditions: Conditions, cells: int
+) -> GateOptions:
+    """Return the options of a gate of so many cells with the smallest slowdown that it can see here.
+
+    That is what the machine's certificate says can be told from none within the budget, rounded up to
+    a tenth of a percent. Without a certificate, or with one of too few comparisons, it stays as it
+    is.
+    """
+    certificate = certificates.read(results, conditions.hardware)
+    if certificate is None or certificate.noise is None:
+        return options
+    seen = visible_effect(certificate.noise, certificate.mean_seconds, options.budget(cells))
+    return replace(
+        options,
+        min_effect=min(math.ceil(1000 * seen) / 1000, MAX_VISIBLE_EFFECT),
+        min_effect_source=(
+            f"what the certificate of this machine says can be seen in {options.budget_seconds:g} s"
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +166,7 @@ def _comparison(measured: PairedResult) -> SelfComparison:
     The rate is the mean of both arms, which run the same code, disturbances included, because the
     trials that are compared by it were disturbed too. The load shows how busy the machine was.
     """
+    assert measured.verdict != "not slower"  # the budget asks in both directions
     return SelfComparison(
         verdict=measured.verdict,
         log_ratio=float(np.mean(measured.log_ratios)),

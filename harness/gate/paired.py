@@ -25,8 +25,10 @@ from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import (
     FEWEST_VALUES,
+    Decision,
     confidence_sequence,
     decide,
+    half_width_after,
     log_ratio,
     stop,
 )
@@ -57,14 +59,17 @@ SHORTEST_TURN = 0.1  # of what its steps usually take
 # the other arm leaves out. With more, its report is false.
 MAX_UNREPORTED_SECONDS = 0.02
 LARGEST_LOG_RATIO = 100.0  # of a bound; a larger one says nothing
-MAX_PAIRS_ESTIMATED = 10_000  # among which the one that makes it certain is looked for
+NORMAL_QUANTILE = 1.645  # which a normal value exceeds in 5% of cases
+MAX_PAIRS_ESTIMATED = 3000  # among which the one that makes it certain is looked for
 
-SpeedVerdict = Literal["faster", "slower", "same", "inconclusive"]
+# `not slower`: a slowdown that matters is excluded, a speed-up is neither excluded nor certain.
+SpeedVerdict = Literal["faster", "slower", "same", "not slower", "inconclusive"]
 # The verdict on arm B for each decision of a confidence sequence on log ratios.
 VERDICTS: dict[str, SpeedVerdict] = {
     "up": "faster",
     "down": "slower",
     "same": "same",
+    "not down": "not slower",
     "undecided": "inconclusive",
 }
 # Starts the arms with the given keys, in their order, for as long as the context lasts.
@@ -85,6 +90,9 @@ class Budget:
     # at the first certain loss overestimates it; with a share above 0 its size is known.
     certain_share: float = 0.0
     pairs: int = PAIRS_PER_BUDGET
+    # Whether the only question is if B is slower by `min_effect` or more. Then measuring ends as soon
+    # as so large a slowdown is excluded, or any is certain; see `sequential.signs`.
+    one_sided: bool = False
 
     @property
     def seconds_per_pair(self) -> float:
@@ -257,7 +265,7 @@ def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
     the whole turns rule out a slowdown of `WHOLE_MARGIN`.
     """
     fast, whole = _log_ratios(samples)
-    decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
+    decision = _decide(fast, budget)
     whole_decision = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
     if "down" in (decision, whole_decision):
         return "slower"
@@ -265,6 +273,12 @@ def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
     if lows[-1] < _whole_margin(budget):
         return "inconclusive"
     return VERDICTS[decision]
+
+
+def _decide(fast: NDArray[np.float64], budget: Budget) -> Decision:
+    """Return the decision of the undisturbed steps, whose log ratios are `fast`."""
+    alpha = (1 - WHOLE_ALPHA) * budget.alpha
+    return decide(fast, budget.min_effect, alpha, one_sided=budget.one_sided)
 
 
 def _log_ratios(samples: Sequence[PairSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -288,7 +302,8 @@ def estimate_seconds_needed(samples: Sequence[PairSample], budget: Budget) -> fl
         return None
     signs = np.resize([1.0, -1.0], MAX_PAIRS_ESTIMATED)
     fast, whole = (values.mean() + values.std(ddof=1) * signs for values in _log_ratios(samples))
-    decided = stop(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
+    alpha = (1 - WHOLE_ALPHA) * budget.alpha
+    decided = stop(fast, budget.min_effect, alpha, one_sided=budget.one_sided)
     lows, _ = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
     excludes_slowdown = lows > _whole_margin(budget)
     if math.isnan(float(decided.sign)):
@@ -300,6 +315,19 @@ def estimate_seconds_needed(samples: Sequence[PairSample], budget: Budget) -> fl
         pairs = max(pairs, int(excludes_slowdown.argmax()) + 1)
     seconds_per_pair = fmean(sample.seconds for sample in samples)
     return max(pairs, len(samples) + 1) * seconds_per_pair
+
+
+def visible_effect(noise: float, seconds: float, budget: Budget) -> float:
+    """Return the smallest slowdown that the budget can tell from none, a fraction of throughput.
+
+    `noise` is the standard deviation of the log ratio of equal arms after `seconds` of measuring. The
+    budget's pairs are taken to have the noise of as many seconds, which it averages out. Equal arms
+    are then shown not to be slower by so much in nine of ten cases; the others are inconclusive.
+    """
+    alpha = (1 - WHOLE_ALPHA) * budget.alpha
+    deviation = noise * math.sqrt(seconds / budget.seconds_per_pair)
+    chance = NORMAL_QUANTILE * deviation / math.sqrt(budget.pairs)
+    return -math.expm1(-half_width_after(budget.pairs, deviation, alpha) - chance)
 
 
 def warm_up(arms: Mapping[str, TrainingArm]) -> int:
@@ -449,7 +477,7 @@ def summarize_pairs(
     fast, whole = _log_ratios(samples)
     low, high = _ratio_bounds(fast, (1 - WHOLE_ALPHA) * budget.alpha)
     whole_low, whole_high = _ratio_bounds(whole, WHOLE_ALPHA * budget.alpha)
-    decision = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha)
+    decision = _decide(fast, budget)
     a_seconds = [sample.a_fast_seconds for sample in samples]
     b_seconds = [sample.b_fast_seconds for sample in samples]
     mean_seconds = [sample.mean_seconds for sample in samples]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Annotated, Literal
 
 from harness.core.paths import Results, write_atomically
@@ -40,6 +40,7 @@ CERTIFICATE_FORMAT = FileFormat(
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
 NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor
+FEWEST_OF_NOISE = 10  # comparisons below which their noise is not known well enough
 FALSE_ALARMS = ("faster", "slower")  # the verdicts that are wrong about identical code
 
 
@@ -110,6 +111,21 @@ class Certificate:
         changes = [math.expm1(abs(comparison.log_ratio)) for comparison in self.comparisons]
         rank = math.ceil(NOISE_FLOOR_QUANTILE * len(changes))
         return sorted(changes)[rank - 1]
+
+    @property
+    def noise(self) -> float | None:
+        """The standard deviation of a comparison's log ratio, None for too few comparisons.
+
+        The true ratio of identical code is known to be 1, so no mean is subtracted.
+        """
+        if len(self.comparisons) < FEWEST_OF_NOISE:
+            return None
+        return math.sqrt(fmean(comparison.log_ratio**2 for comparison in self.comparisons))
+
+    @property
+    def mean_seconds(self) -> float:
+        """The mean seconds of measuring that a comparison took."""
+        return fmean(comparison.seconds for comparison in self.comparisons)
 
     @property
     def drift(self) -> Drift | None:

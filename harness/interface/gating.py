@@ -11,7 +11,7 @@ from harness.core.paths import Results
 from harness.gate.against import GateOptions, GateOutcome, gate
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.bisect_stacks import StackBisectOutcome, bisect_stacks
-from harness.gate.certify import certify, describe_conditions, prepare
+from harness.gate.certify import certify, describe_conditions, prepare, with_visible_effect
 from harness.gate.stacks import gate_stacks
 from harness.hardware.certificate import Certificate, CertifySettings
 from harness.interface.machine import hold_machine
@@ -28,16 +28,20 @@ def gate_sweep(
     results: Results,
     options: GateOptions,
     *,
+    by_certificate: bool,
     wait: bool,
     on_message: Callable[[str], None],
     on_progress: Callable[[str], None],
 ) -> GateOutcome:
     """Measure the cells of a sweep against the revision or the stack that the options name.
 
-    `wait` and `on_message` are those of `hold_machine`. Raises BadInput for a certificate that can't
-    be read, before anything is measured.
+    `by_certificate`: the smallest slowdown that matters is the smallest that can be seen here, by
+    the machine's certificate. `wait` and `on_message` are those of `hold_machine`. Raises BadInput
+    for a certificate that can't be read, before anything is measured.
     """
     conditions = describe_conditions(results, profile)
+    if by_certificate:
+        options = with_visible_effect(options, results, conditions, len(sweep.cells))
 
     def report_progress(cell: Cell, text: str) -> None:
         """Report which cell is being measured and how far that is."""

@@ -19,7 +19,7 @@ from rich.markup import escape
 from harness.core.errors import one_line
 from harness.core.text import counted
 from harness.gate.accuracy import AccuracyResult
-from harness.gate.against import CellOutcome, GateOutcome
+from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
 from harness.render.console import TerminalConsole, show_table
@@ -88,11 +88,17 @@ def _caption(outcome: GateOutcome) -> str:
     return (
         f"samples/s of {_describe_revision(outcome)} and of {measured},"
         f" measured in turn on {conditions.hardware} with torch {conditions.torch};"
-        f" smallest change that matters: {outcome.options.min_effect:.1%};"
+        f" smallest change that matters: {_min_effect(outcome.options)};"
         f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
         " however often they are looked at"
         f"{_whole_turns_caption(outcome)}"
     )
+
+
+def _min_effect(options: GateOptions) -> str:
+    """Return the smallest slowdown that matters, and where it comes from if that is a certificate."""
+    source = f" ({options.min_effect_source})" if options.min_effect_source else ""
+    return f"{options.min_effect:.1%}{source}"
 
 
 def _whole_turns_caption(outcome: GateOutcome) -> str:
@@ -241,6 +247,9 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
         return _describe_change(paired, revision)
     if paired.verdict == "same":
         return f"trains as fast as {revision}, to within {outcome.options.min_effect:.1%}"
+    if paired.verdict == "not slower":
+        interval = _describe_interval(paired, revision)
+        return f"is not slower by {outcome.options.min_effect:.1%}: {interval}"
     measured = "whole turns are " if paired.by_whole_turns else ""
     seconds = paired.seconds_until_certain
     remedy = "a larger --budget or a quieter machine narrows the interval"

@@ -17,7 +17,12 @@ Numbers = NDArray[np.float64]
 
 PRIOR = 0.5  # pseudo-observations of the mixture: tight from about 5 values to some hundred
 FEWEST_VALUES = 3  # below that nothing is decided
-Decision = Literal["up", "down", "same", "undecided"]
+# The part of the allowed error for noise that is normal. The remainder is for what a few values don't
+# show: a tail or a correlation that they can't tell yet.
+NORMAL_SHARE = 0.6
+SKEWNESS_FACTOR = 1.5  # the skewness of a few values is smaller than that of their distribution
+HIGHEST_CORRELATION = 0.9  # of neighbors; estimates are clipped to it
+Decision = Literal["up", "down", "same", "not down", "undecided"]
 
 
 def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
@@ -42,10 +47,44 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
     """Return lower and upper bounds of the mean after each value, both of shape (…, n).
 
     With probability 1 - alpha all of them hold at once, so they may be checked after every value.
-    For independent normal values with an unknown deviation this is exact: it is the t-test
-    martingale under a normal mixture over effect sizes and the right Haar prior over the deviation
-    (Wang and Ramdas 2025, arXiv:2310.03722, after Lai 1976, doi:10.1214/aos/1176343406). With n
-    values of mean m, squared deviations S from it, and c = `PRIOR`, the martingale at mu is
+    They begin as those of `normal_half_width` at `NORMAL_SHARE` of alpha, for which n independent
+    normal values would be enough, and are widened by what the values themselves show. With their
+    deviation s, skewness g and lag-1 correlation p, both taken to be worse than they look, and a half
+    width h, first for correlated neighbors,
+
+        h <- h sqrt((1 + p) / (1 - p)),    p >= 0,
+
+    then on the side of the longer tail, where a mean of few values is too near to the others, by
+    Johnson's correction of the t statistic (1978, doi:10.1080/01621459.1978.10480051),
+
+        h <- h + |g| (s / (6 n) + h^2 / (3 s)).
+
+    No bound of a mean holds for every distribution; how often these do is measured by
+    `make bench-statistics` (`harness/guide/statistics.md`).
+    """
+    n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
+    moments = running_moments(values)
+    half_width = normal_half_width(n, moments.squares, NORMAL_SHARE * alpha)
+    p = _cautious_correlation(n, moments)
+    half_width = half_width * np.sqrt((1 + p) / (1 - p))
+    deviation = np.sqrt(moments.squares / np.maximum(n - 1, 1))
+    is_known = np.isfinite(half_width) & (deviation > 0)
+    scale = np.where(is_known, deviation, 1.0)
+    skewness = SKEWNESS_FACTOR * moments.cubes / n / scale**3
+    tail = scale / (6 * n) + np.where(is_known, half_width, 0.0) ** 2 / (3 * scale)
+    allowance = np.where(is_known, skewness * tail, 0.0)
+    low = moments.mean - half_width + np.minimum(allowance, 0.0)
+    high = moments.mean + half_width + np.maximum(allowance, 0.0)
+    return low, high
+
+
+def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
+    """Return half the width of a confidence sequence for independent normal values, (…, n).
+
+    Exact for an unknown deviation: it is the t-test martingale under a normal mixture over effect
+    sizes and the right Haar prior over the deviation (Wang and Ramdas 2025, arXiv:2310.03722, after
+    Lai 1976, doi:10.1214/aos/1176343406). With n values of mean m, squared deviations S from it
+    (`squares`), and c = `PRIOR`, the martingale at mu is
 
         sqrt(c / (n + c)) ((S + n (m - mu)^2) / (S + n (m - mu)^2 c / (n + c)))^(n/2),
 
@@ -56,19 +95,65 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
 
     infinite where b c / (n + c) is 1 or more, as few values rule nothing out.
     """
-    n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
-    origin = values[..., :1]
-    shifted = values - origin  # against cancellation in S
-    mean = np.cumsum(shifted, axis=-1) / n
-    squares = np.maximum(np.cumsum(shifted**2, axis=-1) - n * mean**2, 0.0)
     b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n)
     room = 1 - b * PRIOR / (n + PRIOR)
     is_finite = room > 0
     squared_half_width = squares * (b - 1) / (n * np.where(is_finite, room, 1.0))
-    half_width = np.full(values.shape, np.inf)
+    half_width = np.full(squares.shape, np.inf)
     np.sqrt(squared_half_width, out=half_width, where=is_finite)
-    center = mean + origin
-    return center - half_width, center + half_width
+    return half_width
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the first 1, 2, … n values of each row; all of shape (…, n)."""
+
+    mean: Numbers
+    squares: Numbers  # the sum of squared deviations from the mean
+    cubes: Numbers  # the sum of cubed ones
+    products: Numbers  # the sum of products of neighbors' deviations
+
+
+def running_moments(values: Numbers) -> Moments:
+    """Return the moments after each value, for rows of values (…, n)."""
+    n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
+    origin = values[..., :1]
+    shifted = values - origin  # against cancellation
+    squared = shifted * shifted
+    total = np.cumsum(shifted, axis=-1)
+    total_squares = np.cumsum(squared, axis=-1)
+    total_cubes = np.cumsum(squared * shifted, axis=-1)
+    mean = total / n
+    neighbors = np.zeros_like(shifted)
+    neighbors[..., 1:] = shifted[..., 1:] * shifted[..., :-1]
+    ends = 2 * total - shifted  # the first of the shifted values is 0
+    return Moments(
+        mean=mean + origin,
+        squares=np.maximum(total_squares - n * mean**2, 0.0),
+        cubes=total_cubes - 3 * mean * total_squares + 2 * n * mean**2 * mean,
+        products=np.cumsum(neighbors, axis=-1) - mean * ends + (n - 1) * mean**2,
+    )
+
+
+def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
+    """Return the lag-1 correlation after each value, 0 or more, without the estimate's bias.
+
+    Where a mean is fitted, the estimate r of p is biased by about -(1 + 3 p) / n (Kendall 1954,
+    doi:10.1093/biomet/41.3-4.403). Solved for p that is (r n + 1) / (n - 3).
+    """
+    squares = np.maximum(moments.squares, np.finfo(float).tiny)
+    unbiased = (moments.products / squares * n + 1) / np.maximum(n - 3, 1)
+    p: Numbers = np.where(n > 4, np.clip(unbiased, 0.0, HIGHEST_CORRELATION), 0.0)
+    return p
+
+
+def half_width_after(count: int, deviation: float, alpha: float) -> float:
+    """Return half the width of the interval after so many values, of a usual sample.
+
+    Its values are `deviation` above and below their mean, neither skewed nor correlated.
+    """
+    low, high = confidence_sequence(deviation * np.resize([1.0, 1.0, -1.0, -1.0], count), alpha)
+    return float(high[-1] - low[-1]) / 2
 
 
 @dataclass(frozen=True)
@@ -79,40 +164,61 @@ class Stop:
     sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
 
 
-def signs(values: Numbers, min_effect: float, alpha: float = 0.05) -> Numbers:
+def signs(
+    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
+) -> Numbers:
     """Return the decision of the sequence after each value, for rows of log ratios, both (…, n).
 
     +1 for up, -1 for down, 0 for the same, NaN for undecided. `min_effect` is the smallest effect of
     interest, a fraction. A change: the interval leaves out 0 and the mean is a ratio of at most 1 -
     `min_effect`, or of at least 1 + `min_effect`. The same: the interval is between these. Fewer
     than three values decide nothing.
+
+    `one_sided` asks only whether the ratio is down by `min_effect` or more. Then 0 says that the
+    interval leaves out so low a ratio, however high it may be, and -1 that it leaves out 0 before
+    that: the ratio is certainly down, by half of `min_effect` at least where the interval is
+    symmetric.
     """
     lower_margin, upper_margin = math.log1p(-min_effect), math.log1p(min_effect)
     low, high = confidence_sequence(values, alpha)
     number = np.arange(1, values.shape[-1] + 1)
     mean = np.cumsum(values, axis=-1) / number
-    is_significant = (low > 0) | (high < 0)
-    is_large = (mean <= lower_margin) | (mean >= upper_margin)
-    is_changed = is_significant & is_large
-    is_same = (low > lower_margin) & (high < upper_margin)
-    is_decided = (is_changed | is_same) & (number >= FEWEST_VALUES)
-    return np.where(is_decided, np.where(is_changed, np.sign(mean), 0.0), np.nan)
+    is_up = (low > 0) & (mean >= upper_margin)
+    if one_sided:
+        is_same = low > lower_margin
+        is_down = (high < 0) & ~is_same
+    else:
+        is_same = (low > lower_margin) & (high < upper_margin)
+        is_down = (high < 0) & (mean <= lower_margin)
+    is_decided = (is_up | is_down | is_same) & (number >= FEWEST_VALUES)
+    sign = np.where(is_up, 1.0, np.where(is_down, -1.0, 0.0))
+    return np.where(is_decided, sign, np.nan)
 
 
-def stop(values: Numbers, min_effect: float, alpha: float = 0.05) -> Stop:
+def stop(
+    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
+) -> Stop:
     """Return the first value after which the sequence decides, for rows of log ratios (…, n)."""
-    sign = signs(values, min_effect, alpha)
+    sign = signs(values, min_effect, alpha, one_sided=one_sided)
     is_decided = ~np.isnan(sign)
     # argmax of booleans is the index of the first True.
     index = np.where(is_decided.any(axis=-1), is_decided.argmax(axis=-1), values.shape[-1] - 1)
     return Stop(count=index + 1, sign=np.take_along_axis(sign, index[..., None], -1)[..., 0])
 
 
-def decide(values: Numbers, min_effect: float, alpha: float = 0.05) -> Decision:
+def decide(
+    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
+) -> Decision:
     """Return the decision of `signs` for a single row of log ratios, by the last interval.
 
-    It may differ from that of the first interval that decided; the last one is reported.
+    It may differ from that of the first interval that decided; the last one is reported. Of a
+    one-sided question, `not down` says that the interval leaves out a ratio that is down by
+    `min_effect`, but not one that is up by as much.
     """
     decisions: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
-    sign = float(signs(values, min_effect, alpha)[-1])
+    sign = float(signs(values, min_effect, alpha, one_sided=one_sided)[-1])
+    if sign == 0 and one_sided:
+        _, high = confidence_sequence(values, alpha)
+        if high[-1] >= math.log1p(min_effect):
+            return "not down"
     return decisions.get(sign, "undecided")

@@ -60,6 +60,7 @@ def outcome(*found: PairedResult, control: PairedResult | None = None, **asked: 
     [
         (outcome(paired("same")), 0),
         (outcome(paired("faster", 1.1)), 0),
+        (outcome(paired("not slower", 1.01)), 0),
         (outcome(paired("same"), paired("slower", 0.9)), 1),
         (outcome(paired("inconclusive"), paired("slower", 0.9)), 1),
         (outcome(paired("same"), paired("inconclusive")), 3),
@@ -101,6 +102,26 @@ def test_words_for_a_tired_engineer() -> None:
     assert line.endswith("main measured against itself came out faster")
     (line,) = view.lines(outcome(paired("slower", 0.9), revision=COMMIT))
     assert "slower than f8fea52 (" in line
+    passing = outcome(paired("not slower", low=0.996, high=1.021))
+    assert view.lines(passing) == []
+    assert view.sentence(passing, passing.cells[0]) == (
+        f"{CELL.label}: is not slower by 1.0%: between 0.4% slower and 2.1% faster than main"
+    )
+
+
+def test_the_smallest_change_is_named_with_the_certificate_that_it_comes_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = "what the certificate of this machine says can be seen in 30 s"
+    found = outcome(paired("same"), min_effect=0.023, min_effect_source=source)
+    view.show_outcome(found)
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"smallest change that matters: 2.3% ({source});" in out
+    assert f"smallest change that matters: 2.3% ({source});" in view.markdown(
+        found, "sweep"
+    ).replace("\\", "")
+    view.show_outcome(outcome(paired("same")))
+    assert "smallest change that matters: 1.0%;" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_interval_beside_a_verdict_is_that_of_the_measurement_it_rests_on(

@@ -19,6 +19,7 @@ from harness.core.errors import HarnessError
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.paired import (
     WARM_UP_STEPS,
+    WHOLE_ALPHA,
     Budget,
     PairedResult,
     PairSample,
@@ -26,6 +27,7 @@ from harness.gate.paired import (
     judge_pairs,
     run_paired,
     summarize_pairs,
+    visible_effect,
 )
 from harness.statistics.sequential import stop
 from tests.factories import make_cell
@@ -314,6 +316,44 @@ def test_it_is_told_how_long_certainty_takes(mean: float, deviation: float) -> N
     assert judge_pairs(enough[: int(0.8 * seconds)], budget) == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("mean", "deviation", "verdict"),
+    [(0.01, 0.012, "not slower"), (0.0, 0.003, "same"), (-0.03, 0.012, "slower")],
+)
+def test_one_side_passes_once_a_slowdown_is_excluded(
+    mean: float, deviation: float, verdict: str
+) -> None:
+    budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05, one_sided=True)
+    pairs = samples(12, mean, deviation)
+    assert judge_pairs(pairs, budget) == verdict
+    result = summarize_pairs(pairs, judge_pairs(pairs, budget), budget)
+    assert result.verdict == verdict
+    assert not result.by_whole_turns
+    if verdict == "not slower":
+        assert judge_pairs(pairs, replace(budget, one_sided=False)) == "inconclusive"
+        seconds = estimate_seconds_needed(samples(6, mean, deviation), budget)
+        assert seconds is not None
+        assert seconds < 12
+
+
+def test_a_slowdown_of_the_visible_effect_is_excluded_between_equal_sides() -> None:
+    """The noise of a certificate says what a gate's pairs can tell apart."""
+    rng = np.random.default_rng(10)
+    seconds_of_pair, noise_of_pair = 0.5, 0.02
+    budget = Budget(min_effect=0.01, seconds=15.0, alpha=0.05, one_sided=True)
+    assert budget.seconds_per_pair == seconds_of_pair
+    # Comparisons of 5 pairs of 0.1 s each: the same noise a second.
+    noise = noise_of_pair * math.sqrt(seconds_of_pair / 0.5)
+    seen = visible_effect(noise, 0.5, budget)
+    ratios = rng.normal(0, noise_of_pair, (1000, budget.pairs))
+    alpha = (1 - WHOLE_ALPHA) * budget.alpha
+    signs = stop(ratios, seen, alpha, one_sided=True).sign
+    assert np.mean(np.isnan(signs)) < 0.13
+    assert np.mean(signs == -1) < 0.02
+    assert np.mean(np.isnan(stop(ratios, seen / 2, alpha, one_sided=True).sign)) > 0.3
+    assert visible_effect(noise, 0.5, replace(budget, seconds=60.0)) < 0.6 * seen
+
+
 def test_two_pairs_do_not_tell_how_long_certainty_takes() -> None:
     budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
     assert estimate_seconds_needed(samples(2, 0.0, 0.01), budget) is None
@@ -330,6 +370,8 @@ def contradicts(result: PairedResult, min_effect: float) -> bool:
     lies_within = 1 - min_effect < low and high < 1 + min_effect
     if result.verdict == "same":
         return not lies_within
+    if result.verdict == "not slower":
+        return not 1 - min_effect < low
     return lies_within
 
 
@@ -338,7 +380,10 @@ def test_a_verdict_never_contradicts_its_interval() -> None:
     rng = np.random.default_rng(21)
     seen: Counter[tuple[str, bool]] = Counter()
     for _ in range(100):
-        budget = Budget(min_effect=0.02, seconds=30.0, alpha=0.05, certain_share=0.5)
+        one_sided = bool(rng.random() < 0.5)
+        budget = Budget(
+            min_effect=0.02, seconds=30.0, alpha=0.05, certain_share=0.5, one_sided=one_sided
+        )
         pairs: list[PairSample] = []
         fast, whole = rng.choice([0.0, -0.05, 0.05], 2) + rng.normal(0, 0.01, 2)
         noise = 10 ** rng.uniform(-3, -1)
@@ -354,6 +399,7 @@ def test_a_verdict_never_contradicts_its_interval() -> None:
         ("slower", True),
         ("faster", False),
         ("same", False),
+        ("not slower", False),
         ("inconclusive", False),
         ("inconclusive", True),
     }

@@ -14,7 +14,8 @@ import pytest
 from harness.analysis import baseline
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.gate.certify import prepare
+from harness.gate.against import Conditions, GateOptions
+from harness.gate.certify import prepare, with_visible_effect
 from harness.hardware import certificate
 from harness.hardware.certificate import (
     Certificate,
@@ -64,6 +65,36 @@ def test_in_words() -> None:
     assert made(3, 200).description.startswith(
         "3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-09-"
     )
+
+
+def test_a_gate_asks_for_no_less_than_can_be_seen_here(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    options = GateOptions(revision="main")
+    key = made(0, of=20).key
+    conditions = Conditions(hardware=key, torch="2.13", certificate="")
+    assert with_visible_effect(options, results, conditions, 1) == options
+    certificate.write(results, made(0, of=9, changes=[0.02] * 9))
+    assert with_visible_effect(options, results, conditions, 1) == options, "too few to tell"
+    seen = {}
+    for noise, seconds, cells in (
+        (0.02, 30.0, 1),
+        (0.02, 120.0, 1),
+        (0.02, 30.0, 8),
+        (0.1, 30.0, 1),
+    ):
+        # Comparisons of 1.1 s whose log ratios have this deviation from 0.
+        certificate.write(results, made(0, of=20, changes=[noise, -noise] * 10))
+        asked = replace(options, budget_seconds=seconds)
+        seen[noise, seconds, cells] = with_visible_effect(asked, results, conditions, cells)
+    usual = seen[0.02, 30.0, 1]
+    assert usual.min_effect_source == (
+        "what the certificate of this machine says can be seen in 30 s"
+    )
+    assert 0.015 < usual.min_effect < 0.025
+    assert usual.min_effect == pytest.approx(round(usual.min_effect, 3)), "a tenth of a percent"
+    assert seen[0.02, 120.0, 1].min_effect < 0.6 * usual.min_effect
+    assert seen[0.02, 30.0, 8].min_effect > usual.min_effect
+    assert seen[0.1, 30.0, 1].min_effect > 4 * usual.min_effect
 
 
 def test_the_noise_floor_is_what_all_but_a_twentieth_stay_below() -> None:

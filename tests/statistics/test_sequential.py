@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from harness.statistics.sequential import PRIOR, confidence_sequence, decide, log_ratio, stop
-from tests.statistics.traces import Numbers
+from harness.statistics.sequential import (
+    NORMAL_SHARE,
+    PRIOR,
+    SKEWNESS_FACTOR,
+    confidence_sequence,
+    decide,
+    half_width_after,
+    log_ratio,
+    normal_half_width,
+    running_moments,
+    stop,
+)
+from tests.statistics.traces import DIFFERENCES, Numbers
 
 ROWS = 2000
 
@@ -57,13 +68,63 @@ def test_bounds_hold_for_noise_that_is_not_normal(kind: str) -> None:
     assert ever_out(values) <= bound()
 
 
-def test_bounds_invert_the_martingale() -> None:
+LOOKS = 60
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_false_alarms_within_60_looks_are_rare_whatever_the_noise(kind: str) -> None:
+    values = DIFFERENCES[kind](np.random.default_rng(11), ROWS, LOOKS)
+    assert ever_out(values) <= bound()
+
+
+def test_normal_bounds_alone_would_not_hold() -> None:
+    n = np.arange(1.0, LOOKS + 1)
+    for kind in ("more skewed ones (2)", "neighbors correlated, AR(1) 0.3"):
+        moments = running_moments(DIFFERENCES[kind](np.random.default_rng(11), ROWS, LOOKS))
+        is_out = np.abs(moments.mean) > normal_half_width(n, moments.squares, 0.05)
+        assert is_out.any(axis=1).mean() > 0.1
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.015, 0.02])
+def test_wider_bounds_need_half_as_many_pairs_more_at_most(noise: float) -> None:
+    """Median pairs until a slowdown of 2% is found, next to those that normal bounds would need."""
+    values = normal(12, 100, mean=math.log1p(-0.02), spread=noise)
+    moments = running_moments(values)
+    half_width = normal_half_width(np.arange(1.0, 101), moments.squares, 0.05)
+    is_found = (moments.mean + half_width < 0) & (moments.mean <= math.log1p(-0.01))
+    assert np.median(stop(values, 0.01).count) <= 1.5 * np.median(is_found.argmax(axis=1) + 1)
+
+
+def test_bounds_are_widened_by_skewness_and_correlation() -> None:
+    """By as much as loops over single values come to."""
+    values = np.array([0.2, 0.6, 0.1, 0.7, 0.2, 0.5, 0.3, 1.4, 2.6, 0.8, 0.4, 0.3, 0.1, 0.5, 0.2])
+    n, mean = len(values), sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    neighbors = sum((a - mean) * (b - mean) for a, b in zip(values[1:], values[:-1], strict=True))
+    p = (n * neighbors / squares + 1) / (n - 3)
+    deviation = math.sqrt(squares / (n - 1))
+    skewness = sum((value - mean) ** 3 for value in values) / n / deviation**3
+    assert skewness > 0
+    assert 0 < p < 0.9
+    plain = normal_half_width(np.array([15.0]), np.array([squares]), NORMAL_SHARE * 0.05)[0]
+    half_width = plain * math.sqrt((1 + p) / (1 - p))
+    tail = deviation / (6 * n) + half_width**2 / (3 * deviation)
+    low, high = confidence_sequence(values)
+    assert low[-1] == pytest.approx(mean - half_width)
+    assert high[-1] == pytest.approx(mean + half_width + SKEWNESS_FACTOR * skewness * tail)
+    mirrored_low, mirrored_high = confidence_sequence(-values)
+    assert mirrored_low[-1] == pytest.approx(-high[-1])
+    assert mirrored_high[-1] == pytest.approx(-low[-1])
+
+
+def test_normal_bounds_invert_the_martingale() -> None:
     """At its bounds the mixture likelihood ratio is 20, worked out by numbers rather than by the
     formula.
     """
     values = np.random.default_rng(4).normal(1, 2, 12)
-    _, high = confidence_sequence(values)
-    centered, n, prior = values - high[-1], 12, PRIOR
+    squares = ((values - values.mean()) ** 2).sum(keepdims=True)
+    bound = values.mean() + normal_half_width(np.array([12.0]), squares, 0.05)[0]
+    centered, n, prior = values - bound, 12, PRIOR
     covariance = np.eye(n) + np.ones((n, n)) / prior
     quadratic = centered @ np.linalg.solve(covariance, centered)
     ratio = np.linalg.det(covariance) ** -0.5 * (centered @ centered / quadratic) ** (n / 2)
@@ -71,8 +132,9 @@ def test_bounds_invert_the_martingale() -> None:
 
 
 def test_few_values_rule_out_nothing() -> None:
-    low, high = confidence_sequence(np.array([1.0, 1.1, 1.2, 1.3]))
-    assert np.isinf(low[:2]).all()
+    low, high = confidence_sequence(np.array([1.0, 1.1, 1.2, 1.3, 1.4]))
+    assert np.isinf(low[:3]).all()
+    assert np.isinf(high[:3]).all()
     assert np.isfinite([low[-1], high[-1]]).all()
     assert decide(np.array([1.0, 1.0]), 0.01) == "undecided"
 
@@ -110,6 +172,33 @@ def test_decisions_have_names() -> None:
     assert decide(rng.normal(-0.05, 0.01, 50), 0.01) == "down"
     assert decide(rng.normal(0, 0.001, 50), 0.01) == "same"
     assert decide(rng.normal(0, 0.1, 50), 0.01) == "undecided"
+
+
+def test_one_side_is_decided_as_soon_as_a_slowdown_is_excluded_or_certain() -> None:
+    rng = np.random.default_rng(14)
+    assert decide(rng.normal(0.01, 0.008, 12), 0.01, one_sided=True) == "not down"
+    assert decide(rng.normal(0, 0.001, 50), 0.01, one_sided=True) == "same"
+    assert decide(rng.normal(0.05, 0.01, 50), 0.01, one_sided=True) == "up"
+    lower = -0.02 + 0.02 * np.resize([1.0, -1.0], 20)
+    assert decide(lower, 0.03, one_sided=True) == "down"
+    assert decide(rng.normal(-0.005, 0.001, 50), 0.01, one_sided=True) == "same"
+    assert decide(rng.normal(0, 0.1, 50), 0.01, one_sided=True) == "undecided"
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.015])
+def test_one_side_takes_fewer_pairs_and_raises_no_more_alarms(noise: float) -> None:
+    values = normal(15, LOOKS, spread=noise)
+    one, two = stop(values, 0.01, one_sided=True), stop(values, 0.01)
+    assert np.mean(one.count) < 0.9 * np.mean(two.count)
+    assert np.mean(one.sign == -1) <= bound()
+    lost = stop(values + math.log1p(-0.01), 0.01, one_sided=True)
+    assert np.mean(lost.sign >= 0) <= bound()
+
+
+def test_half_width_after_so_many_values_is_that_of_usual_samples() -> None:
+    low, high = confidence_sequence(normal(16, 30, spread=0.02))
+    usual = np.median(high[:, -1] - low[:, -1]) / 2
+    assert half_width_after(30, 0.02, 0.05) == pytest.approx(usual, rel=0.1)
 
 
 def in_turn(windows: int, b_first: bool, slowdown: float, ramp: float) -> Numbers:
