@@ -325,6 +325,13 @@ class Workload(ABC):
         """Take back what `state_dict` returned, with all tensors unsharded and on the CPU."""
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
 
+    def tokens_per_sample(self) -> float | None:
+        """Return the tokens that a sample trains on in the mean, None where samples have none.
+
+        With it, tables and MLflow show tokens per second next to samples per second.
+        """
+        return None
+
     def flops_per_sample(self) -> float | None:
         """Return the floating-point operations of training on one sample, forward and backward.
 

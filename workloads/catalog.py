@@ -20,8 +20,8 @@ from workloads.importing import (
     make_importable,
     suggestion,
 )
-from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
-from workloads.sources import ImageData, TextData
+from workloads.options import CNNOptions, DistilBertOptions, GPTOptions, MLPOptions, Settings
+from workloads.sources import CorpusData, ImageData, TextData
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -58,6 +58,9 @@ BUILT_IN = {
         TextData,
         64,
         has_tensor_parallel_plan=True,
+    ),
+    "gpt": Declaration(
+        "workloads.gpt:GPT", GPTOptions, CorpusData, 32, has_tensor_parallel_plan=True
     ),
 }
 

@@ -321,6 +321,41 @@ class DistilBertOptions(Settings):
         return None
 
 
+# Decoders by size; the feed-forward width is 8/3 of the width, rounded up to a multiple of 32.
+DECODERS = {
+    "tiny": Architecture(layers=2, width=64, heads=4, feedforward=192, vocabulary=256),
+    "small": Architecture(layers=4, width=256, heads=8, feedforward=704, vocabulary=256),
+    "base": Architecture(layers=12, width=768, heads=12, feedforward=2048, vocabulary=256),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTOptions(Settings):
+    """The options of the decoder."""
+
+    size: Literal["tiny", "small", "base"] = "tiny"
+    lr: Rate = 3e-3  # the peak of the one-cycle schedule
+    weight_decay: Annotated[float, Between(0, 10)] = 0.1  # of matrices
+    warmup: Fraction = 0.1  # the fraction of the steps in which the learning rate rises
+
+    @property
+    def architecture(self) -> Architecture:
+        """The shape of the decoder."""
+        return DECODERS[self.size]
+
+    def conflict(self, axes: dict[str, Any]) -> str | None:
+        """Return why the tensor-parallel ranks can't share the heads of the size."""
+        ranks = axes["tensor_parallel"]
+        if axes["strategy"] == "tp":
+            ranks = axes["world_size"]
+        if self.architecture.heads % ranks == 0:
+            return None
+        return (
+            f"{ranks} tensor-parallel ranks can't share the {self.architecture.heads} heads of"
+            f" size {self.size} evenly"
+        )
+
+
 def _looks_like_hub_name(path: Path) -> bool:
     """Return whether a path has the form `model` or `owner/model`."""
     leaves_base = path.is_absolute() or path.parts[:1] == ("..",)

@@ -6,10 +6,12 @@ so that planning a sweep takes no noticeable time.
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from math import isqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +31,7 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]
 Row = tuple[str, str]  # a text and its label
 # The fraction of each class to test on where a source has no test set.
 HELD_OUT = 0.15
+PYTHON_TOPICS = "pydoc_data.topics"
 DIGITS_PER_CLASS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)  # of 0 to 9
 
 
@@ -429,8 +432,94 @@ class Tickets(Source):
         return super().conflict(axes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Corpus(Settings):
+    """Base of the settings of a running text: its beginning to train on, its end to test on."""
+
+    sequence: Annotated[int, Between(1, 2**20)] = 128  # tokens of a sample
+    validation: Fraction = 0.0  # of what is not for testing, its end; 0: no validation set
+
+    def content(self) -> bytes:
+        """Return the text."""
+        raise NotImplementedError
+
+    @cached_property  # cells of a sweep ask again and again
+    def lengths(self) -> tuple[int, int, int]:
+        """Return the bytes to train on, to validate with and to test on."""
+        size = len(self.content())
+        test = round(HELD_OUT * size)
+        validation = round(self.validation * (size - test))
+        return size - test - validation, validation, test
+
+    def parts(self) -> tuple[bytes, bytes, bytes]:
+        """Return the text to train on, to validate with and to test on, in its order."""
+        train, validation, _ = self.lengths
+        content = self.content()
+        end = train + validation
+        return content[:train], content[train:end], content[end:]
+
+    @property
+    def training_samples(self) -> int:
+        """Return the number of sequences to train on."""
+        return max(0, self.lengths[0] - 1) // self.sequence
+
+    def check(self) -> None:
+        """Raise ValueError unless each part has a sequence with a byte after it."""
+        _, validation, test = self.lengths
+        smallest = min([length for length in (validation, test) if length], default=0)
+        if smallest <= self.sequence:
+            raise ValueError(
+                f"sequence: found {self.sequence}; allowed: less than the {smallest} bytes of the"
+                " smallest part of the text"
+            )
+
+    def conflict(self, axes: dict[str, Any]) -> str | None:
+        """Return a conflict if no batch of the size that the axes ask for can be filled."""
+        return _unfilled_batch(axes["batch_size"], self.training_samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonTopics(Corpus):
+    """The reference of the language that comes with Python: half a megabyte of English.
+
+    Another version of Python has another text, and so other cells.
+    """
+
+    source: Literal["python"] = "python"
+
+    def content(self) -> bytes:
+        """Return the topics of Python's `help`, in alphabetical order."""
+        topics: dict[str, str] = importlib.import_module(PYTHON_TOPICS).topics
+        return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+
+    def files(self) -> list[Path]:
+        """Return the module that has the text."""
+        spec = find_spec(PYTHON_TOPICS)
+        return [Path(spec.origin)] if spec is not None and spec.origin else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFile(Corpus):
+    """A file of text, of any encoding."""
+
+    source: Literal["file"] = "file"
+    path: Path
+
+    def content(self) -> bytes:
+        """Return the content of the file."""
+        return self.path.read_bytes()
+
+    def check(self) -> None:
+        """Raise ValueError unless the file can be read and is long enough."""
+        with errors_naming("path"):
+            if not self.path.is_file():
+                raise ValueError(f"{self.path}: found no such file; allowed: a file of text")
+        super().check()
+
+
 ImageData = Digits | Idx | Mapped
 TextData = Csv | Tickets
+CorpusData = PythonTopics | TextFile
 
 
 def _format_size(size: tuple[int, ...]) -> str:

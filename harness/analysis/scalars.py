@@ -32,6 +32,7 @@ UNITS: Mapping[str, Callable[[float], float]] = {
     "°C": float,
     "cores": float,
     "samples/s": float,
+    "tokens/s": float,
     "FLOP/byte": float,
 }
 
@@ -149,6 +150,15 @@ def intensity(record: Record) -> float | None:
     return record.rank0.flops_per_sample / record.rank0.bytes_per_sample
 
 
+def tokens_per_second(record: Record) -> float | None:
+    """Return the tokens of all ranks a second, None for samples that are no sequences of tokens."""
+    if record.summary is None or record.summary.throughput is None or record.rank0 is None:
+        return None
+    if record.rank0.tokens_per_sample is None:
+        return None
+    return record.summary.throughput * record.rank0.tokens_per_sample
+
+
 def sent_bytes(record: Record) -> float | None:
     """Return the bytes that rank 0 sends in a step in a ring, None where ranks don't communicate."""
     if record.rank0 is None or record.rank0.collectives is None:
@@ -232,6 +242,8 @@ SCALARS: tuple[Scalar, ...] = (
     # Speed, in the steady state of the trial.
     Scalar(RATE, "samples/s", "samples of all ranks a second, in the measured window",
            of_summary(lambda summary: summary.throughput), with_range=True),
+    Scalar("throughput_tokens_per_s", "tokens/s", "the same in tokens, of workloads that state them",
+           tokens_per_second),
     Scalar("step_time_p50_ms", "ms", "median time of a step of the window, at the slowest rank",
            of_summary(lambda summary: summary.step_p50)),
     Scalar("step_time_p90_ms", "ms", "90th percentile of the same",

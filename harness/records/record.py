@@ -34,8 +34,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
 # without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
-# 6.7 scripts, with the samples that they report.
-SCHEMA = "6.7"
+# 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample.
+SCHEMA = "6.8"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -225,6 +225,8 @@ class Rank0Report:
     environment: Environment
     # Of the best evaluation; path relative to the trial's folder. None where none was saved.
     checkpoint: str | None = None
+    # As the workload states it; None where samples are no sequences of tokens.
+    tokens_per_sample: Amount | None = None
     # Memory traffic as `harness.measure.traffic` counts it; None where it can't be counted.
     bytes_per_sample: Amount | None = None
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping

@@ -160,7 +160,7 @@ VALUES = [
     param(
         "none",
         "name: demo\nworkloads: {}\n",
-        "sweep.yaml:2: workloads: found none; allowed: cnn, distilbert, mlp",
+        "sweep.yaml:2: workloads: found none; allowed: cnn, distilbert, gpt, mlp",
     ),
     param(
         "workload-list",
@@ -176,7 +176,7 @@ VALUES = [
         "workload",
         "name: demo\nworkloads:\n  mpl: {}\n",
         "sweep.yaml:3: workloads.mpl: found no workload 'mpl' (did you mean 'mlp'?)",
-        "allowed: cnn, distilbert, mlp, ",
+        "allowed: cnn, distilbert, gpt, mlp, ",
     ),
     param(
         "float",

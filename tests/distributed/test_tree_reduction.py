@@ -23,6 +23,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "options": {"sequence": 64},  # more than any text has: the longest of a batch is its width
         "length": {"steps": 3},
     },
+    "gpt": {"data": {"source": "python", "sequence": 16}, "length": {"steps": 3}},
     "line": {"uses": LINE, "options": {"noise": 0.1, "dropout": 0.2}, "axes": {"num_workers": 2}},
 }
 # Strategy, ranks, DDP's bucket size in MiB, and what FSDP2 shards.
@@ -89,6 +90,7 @@ def test_all_arrangements_compute_the_same_bits(tmp_path: Path) -> None:
         "mlp": 1,
         "cnn": 1,
         "distilbert": 1,
+        "gpt": 1,
         "line": 1,
     }
 

@@ -88,7 +88,7 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_class("theirs").__name__ == "Mine"
     with pytest.raises(
-        ValueError, match=r"did you mean 'theirs'.*; allowed: cnn, distilbert, mlp, theirs, "
+        ValueError, match=r"did you mean 'theirs'.*; allowed: cnn, distilbert, gpt, mlp, theirs, "
     ):
         load_class("their")
 
@@ -98,7 +98,7 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (
             "mpl",
-            "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, mlp, package.module:Class",
+            "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, gpt, mlp, package.module:Class",
         ),
         ("workloads.mpl:MLP", "workloads.mpl: found no such module"),
         ("code.mine:Mine", "found no such module .'code' is not a package.; allowed: "),
