@@ -24,6 +24,7 @@ ALIKE = 0.75  # how similar a misspelt command is at least, from 0 to 1
 PANELS: Mapping[str, Mapping[str, str]] = {
     "Run": {
         "guide": "Read the manual, one topic a page.",
+        "init": "Begin: a first sweep, of your script or of an example.",
         "axes": "Look up what a sweep can vary.",
         "workloads": "Look up what can be trained, and fetch its data.",
         "plan": "Before a run: see its cells, trials and duration.",

@@ -112,6 +112,46 @@ def plan(
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
 
 
+@app.command(
+    epilog=examples("harness init train.py", "harness init train.py --data DIR", "harness init"),
+    context_settings={"ignore_unknown_options": True},
+)
+def init(
+    script: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[SCRIPT]", help="A training script with its own loop.", show_default=False
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ARGUMENT]...", help="The script's own command line.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Write a first sweep, and try it.
+
+    For a script, the sweep runs it as it is: what is found of its model, data, loss and options is
+    listed. Without one, it writes a small workload to change, workload.py, and sweep.yaml. A short
+    trial shows that it runs. No file is ever overwritten.
+
+    Exit code 1 if the trial fails.
+    """
+    from harness.interface.starting import start_from_example, start_from_script
+    from harness.render.console import spinner
+    from harness.render.starting import show_first_sweep
+
+    with spinner("trying") as on_progress:
+        if script is None:
+            first = start_from_example(Path(), on_progress)
+        else:
+            first = start_from_script(script, arguments or (), on_progress)
+    show_first_sweep(
+        first.facts, first.written, first.record, trials=first.trials, seconds=first.seconds
+    )
+
+
 @app.command(epilog=examples("harness axes"))
 def axes() -> None:
     """List the axes that a sweep can vary.

@@ -38,6 +38,7 @@ COMMANDS = commands(cli.command_tree())
 OPTIONS = {
     "guide": "",
     "guide search": "",
+    "init": "",
     "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --json --all",
     "axes": "",
     "run": (

@@ -1,0 +1,215 @@
+"""Reads a training script without running it: what it says of its model, data, loss and options.
+
+Only what stands in the script, or in modules of its user's that it imports, is found, by the names that
+torch's users give such things. Whatever is not found is None, and never guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.spec.script import reported_metrics
+
+MODEL_NAMES = ("model", "net", "network", "module")  # that scripts give their model
+DATA_NAMES = ("Dataset", "DataLoader", "memmap", "load_dataset", "ImageFolder")  # ends of names
+OPTIMIZERS = (
+    "SGD", "Adam", "AdamW", "Adafactor", "RMSprop", "Adagrad", "NAdam", "RAdam", "LBFGS", "Muon",
+)  # fmt: skip
+WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "compile")
+DISTRIBUTED = ("init_process_group", "DistributedDataParallel", "DDP", "fully_shard")
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "ppl", "bpb")  # ends of metrics' names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Something that was found in a file."""
+
+    what: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.what}, {self.file}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOption:
+    """An option of a script's command line, as its argparse declares it."""
+
+    flag: str  # as in --lr
+    default: object = None
+    is_required: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the name as a placeholder has it: `batch_size` for `--batch-size`."""
+        return self.flag.lstrip("-").replace("-", "_").replace(".", "_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptFacts:
+    """What a script says of itself."""
+
+    parts: Mapping[str, Found | None]  # model, data, loss and optimizer
+    options: Sequence[ScriptOption] = ()
+    is_distributed: bool = False  # whether it can have several ranks
+    metrics: Sequence[str] = ()  # that it reports to the harness
+    reports: bool = False  # whether it calls harness.report at all
+
+
+@dataclass
+class _Reader:
+    """Collects the facts of one file after another; the first of a kind counts."""
+
+    parts: dict[str, Found | None] = field(
+        default_factory=lambda: dict.fromkeys(("model", "data", "loss", "optimizer"))
+    )
+    model_class: Found | None = None
+    options: dict[str, ScriptOption] = field(default_factory=dict)
+    is_distributed: bool = False
+
+    def read(self, path: Path) -> None:
+        """Add what a file says; one that is no Python says nothing."""
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            return
+        finders: Mapping[str, Callable[[ast.AST], str | None]] = {
+            "model": _model,
+            "data": _data,
+            "loss": _loss,
+            "optimizer": _optimizer,
+        }
+        for node in _in_order(tree):
+            for kind, find in finders.items():
+                what = find(node)
+                if what is not None and self.parts[kind] is None:
+                    self.parts[kind] = Found(what=what, file=path.name, line=node.lineno)
+            name = _model_class(node)
+            if name is not None:  # the last class of a file is made of those before it
+                self.model_class = Found(what=name, file=path.name, line=node.lineno)
+            option = _option(node)
+            if option is not None:
+                self.options.setdefault(option.flag, option)
+            if isinstance(node, ast.Call) and _last_name(node.func) in DISTRIBUTED:
+                self.is_distributed = True
+
+
+def read_script(path: Path, files: Sequence[Path]) -> ScriptFacts:
+    """Return the facts of the script `path`; `files` are those of its user's that it consists of."""
+    reader = _Reader()
+    reader.read(path)
+    metrics: list[str] = []
+    for file in [path, *(other for other in files if other != path)]:
+        if file != path:
+            reader.read(file)
+        metrics += [name for _, name in reported_metrics(file)]
+    return ScriptFacts(
+        parts={**reader.parts, "model": reader.parts["model"] or reader.model_class},
+        options=list(reader.options.values()),
+        is_distributed=reader.is_distributed,
+        metrics=list(dict.fromkeys(metrics)),
+        reports=any(_calls_report(file) for file in (path, *files)),
+    )
+
+
+def _calls_report(path: Path) -> bool:
+    """Return whether a file has the call, or imports it."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return "harness.report" in text or "from harness import report" in text
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether a metric's name says that lower values are better."""
+    return metric.lower().endswith(LOWER_IS_BETTER)
+
+
+def _in_order(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
+    """Yield the statements and expressions of a file, by their lines."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
+    yield from sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return `DataLoader` for `torch.utils.data.DataLoader`, nothing for what is no name."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _assigned_call(node: ast.AST, names: Sequence[str]) -> ast.Call | None:
+    """Return the call whose result a statement assigns to one of these names, None if it does not."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+        return None
+    targets = [_last_name(target) for target in node.targets]
+    return node.value if any(target in names for target in targets) else None
+
+
+def _model(node: ast.AST) -> str | None:
+    """Return what a statement makes the model of, None if it makes none."""
+    call = _assigned_call(node, MODEL_NAMES)
+    if call is not None and _last_name(call.func) in WRAPPERS:
+        inner = call.args[0] if call.args else None
+        call = inner if isinstance(inner, ast.Call) else None
+    if call is None or _last_name(call.func) in ("to", "cuda"):
+        return None
+    return _last_name(call.func) or None
+
+
+def _model_class(node: ast.AST) -> str | None:
+    """Return the name of a class that derives from nn.Module, None of any other node."""
+    if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Module" for base in node.bases):
+        return node.name
+    return None
+
+
+def _data(node: ast.AST) -> str | None:
+    """Return the class of a data set or loader that an expression makes, None of any other."""
+    if isinstance(node, ast.Call) and _last_name(node.func).endswith(DATA_NAMES):
+        return _last_name(node.func)
+    return None
+
+
+def _loss(node: ast.AST) -> str | None:
+    """Return what a statement computes the loss by, None of any other.
+
+    That is a function of torch whose name says so, a class such as CrossEntropyLoss, or whatever is
+    assigned to `loss`.
+    """
+    call = node if isinstance(node, ast.Call) else _assigned_call(node, ("loss",))
+    if call is None:
+        return None
+    name = _last_name(call.func)
+    if name == "cross_entropy" or name.endswith(("_loss", "Loss")):
+        return name
+    return None if call is node else f"loss = {name}(…)"
+
+
+def _optimizer(node: ast.AST) -> str | None:
+    """Return the optimizer that an expression makes, None of any other."""
+    if isinstance(node, ast.Call) and _last_name(node.func) in OPTIMIZERS:
+        return _last_name(node.func)
+    return None
+
+
+def _option(node: ast.AST) -> ScriptOption | None:
+    """Return the option that a call of `add_argument` declares, None of any other node."""
+    if not isinstance(node, ast.Call) or _last_name(node.func) != "add_argument" or not node.args:
+        return None
+    names = [value.value for value in node.args if isinstance(value, ast.Constant)]
+    flags = [name for name in names if isinstance(name, str)]
+    if not flags:
+        return None
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    default = keywords.get("default")
+    required = keywords.get("required")
+    is_positional = not flags[0].startswith("-") and "nargs" not in keywords
+    return ScriptOption(
+        flag=max(flags, key=len),
+        default=default.value if isinstance(default, ast.Constant) else None,
+        is_required=is_positional
+        or (isinstance(required, ast.Constant) and required.value is True),
+    )

@@ -1,0 +1,107 @@
+"""`harness init`: a first sweep of a script, or of a workload to change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.spec.sweep import load_sweep
+from tests.support.commands import harness
+from tests.support.running import USER_SCRIPTS
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def files_here() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def test_a_script_gets_a_sweep_that_runs() -> None:
+    shutil.copy(USER_SCRIPTS / "plain.py", "plain.py")
+    done = harness("init", "plain.py")
+    assert (done.code, done.err) == (0, "")
+    for text in (
+        "model      Sequential, plain.py:16",
+        "data       not found, and not needed",
+        "options    --lr, --steps, --out",
+        "wrote plain.yaml",
+        "tried it: 40 steps in",
+        "harness run plain.yaml    ",
+    ):
+        assert text in done.out
+    sweep = load_sweep(Path("plain.yaml"))
+    assert sweep.cells[0].workload.arguments == ["--lr", "{lr}"]
+    assert sweep.cells[0].workload.options == {"lr": 0.01}
+    assert sweep.cells[0].length.steps is None, "it ends after 40 steps by itself"
+    assert sweep.all_seeds == [0, 1, 2, 3, 4]
+    assert files_here() == ["plain.py", "plain.yaml"]
+
+    again = harness("init", "plain.py")
+    assert again.code == 2
+    assert again.err.startswith("harness: plain.yaml: exists, and is not overwritten; ")
+
+
+def test_the_command_line_of_a_script_comes_after_it() -> None:
+    shutil.copy(USER_SCRIPTS / "plain.py", "plain.py")
+    done = harness("init", "plain.py", "--steps", "5000", "--lr=0.5")
+    assert done.code == 0, done.err
+    (cell, *_) = load_sweep(Path("plain.yaml")).cells
+    assert cell.workload.arguments == ["--steps", "5000", "--lr=0.5"]
+    assert (cell.length.steps or 0) >= 60, "a length that the script reaches"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "code", "message"),
+    [
+        ("raise ValueError('no data')", (), 1, "the trial failed: train.py:1: rank 0 on "),
+        (
+            "import argparse\np.add_argument('--data', required=True)",
+            (),
+            2,
+            "found no --data, which it",
+        ),
+        (
+            "from workloads import Workload",
+            (),
+            2,
+            "found a file with a workload; allowed: a script",
+        ),
+        ("x = = 1", (), 2, "found invalid syntax"),
+    ],
+)
+def test_what_does_not_run_leaves_no_file(
+    text: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    Path("train.py").write_text(text + "\n")
+    done = harness("init", "train.py", *arguments)
+    assert done.code == code
+    assert message in done.err
+    assert "\n" not in done.err.strip()
+    assert files_here() == ["train.py"]
+
+
+def test_a_script_that_is_missing_is_named() -> None:
+    Path("train.py").write_text("")
+    assert (
+        "trian.py: found no such file (did you mean 'train.py'?)" in harness("init", "trian.py").err
+    )
+
+
+def test_without_a_script_a_workload_to_change_is_written() -> None:
+    done = harness("init")
+    assert (done.code, done.err) == (0, "")
+    assert "wrote workload.py" in done.out
+    assert "tried it: 60 steps in" in done.out
+    assert "harness run sweep.yaml    10 trials" in done.out
+    assert len(load_sweep(Path("sweep.yaml")).cells) == 2
+    assert (
+        "workload.py: exists, and is not" in harness("init").err
+        or "sweep.yaml" in harness("init").err
+    )

@@ -1,0 +1,81 @@
+"""What is read of a training script without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.preflight.script_facts import Found, ScriptFacts, lower_is_better, read_script
+from tests.support.running import USER_SCRIPTS
+
+
+def facts(path: Path) -> ScriptFacts:
+    return read_script(path, [path])
+
+
+def found(path: Path) -> dict[str, str | None]:
+    """Return what was found of each part, without its place."""
+    parts = facts(path).parts
+    return {kind: None if part is None else part.what for kind, part in parts.items()}
+
+
+def test_the_parts_of_scripts() -> None:
+    assert found(USER_SCRIPTS / "plain.py") == {
+        "model": "Sequential",
+        "data": None,
+        "loss": "mse_loss",
+        "optimizer": "AdamW",
+    }
+    assert found(USER_SCRIPTS / "ddp.py") == {
+        "model": "Sequential",
+        "data": "TensorDataset",
+        "loss": "cross_entropy",
+        "optimizer": "SGD",
+    }
+    assert found(USER_SCRIPTS / "chat.py")["model"] == "Model"
+
+
+def test_options_ranks_and_metrics() -> None:
+    plain = facts(USER_SCRIPTS / "plain.py")
+    assert [(option.flag, option.default) for option in plain.options] == [
+        ("--lr", 0.01),
+        ("--steps", 40),
+        ("--out", None),
+    ]
+    assert (plain.is_distributed, plain.metrics, plain.reports) == (False, [], False)
+    ddp = facts(USER_SCRIPTS / "ddp.py")
+    assert (ddp.is_distributed, ddp.metrics, ddp.reports) == (True, ["accuracy"], True)
+    assert [option.name for option in ddp.options] == ["batch_size", "epochs"]
+
+
+def test_a_part_has_its_place_in_the_file_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import nets\n\nmodel = nets.build()\n")
+    (tmp_path / "nets.py").write_text("from torch import nn, optim\n\nx = optim.SGD([], 1)\n")
+    read = read_script(tmp_path / "train.py", [tmp_path / "train.py", tmp_path / "nets.py"])
+    assert read.parts["model"] == Found(what="build", file="train.py", line=3)
+    assert read.parts["optimizer"] == Found(what="SGD", file="nets.py", line=3)
+    assert read.parts["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "required"),
+    [
+        ("'--data', required=True", True),
+        ("'--data'", False),
+        ("'data'", True),
+        ("'data', nargs='?'", False),
+    ],
+)
+def test_required_options(tmp_path: Path, declared: str, required: bool) -> None:
+    (tmp_path / "train.py").write_text(f"parser.add_argument({declared})\n")
+    (option,) = facts(tmp_path / "train.py").options
+    assert option.is_required == required
+
+
+def test_directions_of_metrics() -> None:
+    assert [lower_is_better(name) for name in ("val_loss", "val_bpb", "accuracy")] == [
+        True,
+        True,
+        False,
+    ]
