@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from statistics import fmean
 
 from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
+from harness.records.goodput import goodput
 from harness.records.record import Compiled, LossScale, Record, Summary
 
 KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
@@ -238,6 +239,18 @@ def joules_per_sample(record: Record) -> float | None:
     return telemetry.joules_per_step / record.trial.cell.axes.batch_size
 
 
+def trained_share(record: Record) -> float | None:
+    """Return the share of a trial's wall time that trained, None unless it has come to its end."""
+    spent = goodput(record)
+    return None if spent is None else spent.share
+
+
+def wall_time_parts(record: Record) -> Mapping[str, float | None] | None:
+    """Return where a trial's wall time went, None unless it has come to its end."""
+    spent = goodput(record)
+    return None if spent is None else asdict(spent)
+
+
 SCALARS: tuple[Scalar, ...] = (
     # Speed, in the steady state of the trial.
     Scalar(RATE, "samples/s", "samples of all ranks a second, in the measured window",
@@ -276,6 +289,8 @@ SCALARS: tuple[Scalar, ...] = (
            interruptions_lost, summed=True),
     Scalar("phase_*_s", "s", "time of this phase of the trial, at the rank that took longest",
                  lambda record: record.phases),
+    Scalar("ettr", "", "share of the wall time over all attempts that trained", trained_share),
+    Scalar("ettr_*_s", "s", "wall time over all attempts that went there", wall_time_parts),
     # What torch.compile and fp16's loss scaling did.
     Scalar("compile_graphs", "", "graphs that were compiled, at the rank with most",
            most_compiled(lambda compiled: compiled.graphs)),

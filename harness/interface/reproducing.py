@@ -117,9 +117,9 @@ def sweep_parity(
 ) -> SweepParity:
     """Measure the parity of a sweep, and write it into the sweep's folder.
 
-    The parity of a part of the sweep is not written. `on_cell` gets each cell as soon as it was
-    compared. Raises BadInput for a record of the sweep that can't be read, and HarnessError if a
-    reference fails; logs that errors name stay.
+    The parity of a part of the sweep is not written, nor that of resumed trials. `on_cell` gets each
+    cell as soon as it was compared. Raises BadInput for a record of the sweep that can't be read, and
+    HarnessError if a reference fails; logs that errors name stay.
     """
     recorded = recorded_results(results, sweep.name)
     measured = _measure_parity(
@@ -133,7 +133,7 @@ def sweep_parity(
         on_cell=on_cell,
     )
     parity = with_seeds(measured, recorded)
-    if sweep.whole() is sweep:
+    if sweep.whole() is sweep and not plan.resume_at:
         write_parity(results.sweep_folder(sweep.name), parity)
     return parity
 

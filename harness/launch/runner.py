@@ -362,7 +362,9 @@ class Runner:
             company=company,
         )
         settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
-        return replace(_without_secrets(record, self.secrets), settings=settings)
+        first_started = _first_start(folder) if assignment.attempt > 1 else None
+        record = _without_secrets(record, self.secrets)
+        return replace(record, settings=settings, first_started=first_started)
 
     def save_plan(self, trial: Trial) -> SavePlan | None:
         """Return how a trial saves checkpoints to resume from, None if it does not."""
@@ -537,6 +539,17 @@ def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure |
     if traceback is not None:
         traceback = redact_text(traceback, secrets)
     return replace(failure, message=redact_text(failure.message, secrets), traceback=traceback)
+
+
+def _first_start(folder: TrialFolder) -> float | None:
+    """Return when the first of the attempts started that the coming record belongs to.
+
+    None after an attempt that has come to its end, and was only measured again.
+    """
+    record = read_record_if_exists(folder.record_path)
+    if record is None or record.status in COMPLETE:
+        return None
+    return record.first_started or record.started
 
 
 def _last_attempt(folder: TrialFolder) -> int | None:

@@ -34,8 +34,9 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
 # without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
-# 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample.
-SCHEMA = "6.8"
+# 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
+# 6.9 when the first attempt started.
+SCHEMA = "6.9"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -574,6 +575,8 @@ class Record:
     ranks: RankResults
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
+    # When the first of the attempts started that this one continues or repeats; None: it is the first.
+    first_started: Moment | None = None
     settings: RunSettings | None = None  # the runner adds them to the assembled record
     company: Company | None = None  # None: it ran alone, or in a group with a single lane
 

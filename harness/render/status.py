@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from harness.core.text import counted
+from harness.records.goodput import Goodput
 from harness.render.console import TerminalConsole, as_rich, print_json, show_table, styled
 from harness.render.format import STATUS_LOOKS, duration
 from harness.render.table import Content, Look, Styled, Table
@@ -41,6 +42,9 @@ PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks
 # Shows the states of sweeps, and why records were not delivered, if so.
 StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
 
+# Parts of the wall time whose names need more than a word.
+GOODPUT_WORDS: Mapping[str, str] = {"again": "work done twice", "checkpoint": "checkpoints"}
+LEAST_SHARE = 0.0005  # of the wall time, below which a part is not listed
 SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
 NUMBER_COLUMNS = ("seed", "repeat", "step", "samples/s", "left")  # aligned to the right
 
@@ -57,6 +61,7 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
             "sweep": status.sweep.name,
             "slurm_error": status.slurm_error,
             "bad_nodes": dict(status.bad_nodes),
+            "goodput": None if status.goodput is None else asdict(status.goodput),
             "trials": [asdict(trial) for trial in status.trials],
         }
         print_json(content)
@@ -74,6 +79,8 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
     if rows:
         show_table(console, trial_table(rows))
     console.print_markup(headline(status))
+    if status.goodput is not None:
+        console.print_markup(goodput_line(status.goodput))
 
 
 def show_summary(statuses: Sequence[SweepStatus]) -> None:
@@ -245,6 +252,18 @@ def cell_table(trials: Sequence[TrialState]) -> Table:
             row.append(Styled(f"{count:,}" if count else "", STATE_LOOKS[state]))
         table.add_row(*row)
     return table
+
+
+def goodput_line(spent: Goodput) -> str:
+    """Return how much of the wall time trained, and where the rest went, the largest part first."""
+    parts = asdict(spent)
+    del parts["trained"]
+    shares = []
+    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
+        if spent.wall and seconds / spent.wall >= LEAST_SHARE:
+            shares.append(f"{GOODPUT_WORDS.get(name, name)} {seconds / spent.wall:.1%}")
+    rest = f"; {', '.join(shares)}" if shares else ""
+    return f"{spent.share:.1%} of the wall time of finished trials trained (ETTR){rest}"
 
 
 def headline(status: SweepStatus) -> str:

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -28,6 +28,7 @@ from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
 from harness.records.files import RECORD_FORMAT, read_record
+from harness.records.goodput import Goodput, goodput, total
 from harness.records.record import Record
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
@@ -108,6 +109,7 @@ class SweepStatus:
     sweep: Sweep
     trials: Sequence[TrialState]
     bad_nodes: Mapping[str, int]  # by name of a node, the attempts that were lost with it
+    goodput: Goodput | None = None  # of the trials that have come to their end; None without any
     slurm_error: str | None  # why Slurm could not be asked; None where nothing depends on it
 
     def estimated_seconds_left(self) -> float | None:
@@ -401,7 +403,11 @@ def _read_status(
         sweep_folder=sweep_folder,
     )
     return SweepStatus(
-        sweep=sweep, trials=rows, bad_nodes=_count_bad_nodes(files.values()), slurm_error=None
+        sweep=sweep,
+        trials=rows,
+        bad_nodes=_count_bad_nodes(files.values()),
+        goodput=total(_goodputs(files.values())),
+        slurm_error=None,
     )
 
 
@@ -412,6 +418,13 @@ def _submitted_ids(submitted: Sequence[Submission]) -> set[str]:
         for job in submission.jobs():
             ids.update(job.trial_ids)
     return ids
+
+
+def _goodputs(files: Iterable[TrialFiles]) -> Iterator[Goodput]:
+    """Yield where the wall time of each trial went that has come to its end."""
+    for trial_files in files:
+        if trial_files.record is not None and trial_files.record.goodput is not None:
+            yield trial_files.record.goodput
 
 
 def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
@@ -498,6 +511,7 @@ def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
         seconds=record.ended - record.started,
         retried_kinds=retried_kinds(record, RETRIED_FAILURES),
         has_advanced=has_advanced(record, folder),
+        goodput=goodput(record),
     )
 
 

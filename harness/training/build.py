@@ -193,6 +193,7 @@ def build_trial(
         )
         checkpointer = Checkpointer(
             origin=describe_origin(assignment.trial.id),
+            resumes_from=describe_origin(assignment.continues or assignment.trial.id),
             folder=folder,
             mesh=mesh,
             strategy=strategy,

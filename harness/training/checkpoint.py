@@ -55,7 +55,7 @@ from harness.training.shards import (
     pack,
     write_part,
 )
-from harness.training.state import TrainingState
+from harness.training.state import TrainingState, join_states
 from harness.training.strategies.base import Strategy
 from harness.training.workload_state import WorkloadState
 
@@ -74,7 +74,10 @@ class Checkpointer:
     schedules: Sequence[LRScheduler | None]  # of each optimizer; None for a constant learning rate
     scaler: Scaler  # whose loss scale is saved too
     workload_state: WorkloadState
-    origin: CheckpointOrigin  # of what this process saves; it resumes from nothing else
+    origin: CheckpointOrigin  # of what this process saves
+    resumes_from: (
+        CheckpointOrigin  # the only one that it resumes from: its own, if not another trial's
+    )
 
     # Saving
 
@@ -239,7 +242,7 @@ class Checkpointer:
             folders = self.folder.best_checkpoints, self.folder.resume_checkpoints
             for folder in folders:
                 _remove_unfinished(folder)
-            path, faults = find_sound(self.origin, *folders)
+            path, faults = find_sound(self.resumes_from, *folders)
         # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
         name = self.mesh.broadcast_from_rank_0(None if path is None else str(path))
         for fault in faults:
@@ -295,10 +298,30 @@ class Checkpointer:
             module.training = content["modes"][name]
         self.workload_state.load(parts.with_values(content["workload"]))
 
+    def _content(self, parts: SavedParts) -> dict[str, Any]:
+        """Return what this rank has saved, or its share of what another number of ranks have.
+
+        Raises BadCheckpoint for a strategy with a state that can't be shared out in another way.
+        """
+        rank, saved_ranks = self.mesh.ranks.rank, parts.ranks
+        if saved_ranks == self.mesh.ranks.world_size:
+            return parts.content(rank)
+        contents = [parts.content(saved_rank) for saved_rank in range(saved_ranks)]
+        if any(content["strategy"] for content in contents):
+            raise BadCheckpoint(
+                f"{parts.folder}: ranks: found {saved_ranks}; allowed: {self.mesh.ranks.world_size}:"
+                " the strategy has a state of each rank"
+            )
+        # What a rank keeps for itself is rank 0's then, as a forward of DDP has all ranks take it.
+        shared = contents[0]
+        shared["state"] = join_states([content["state"] for content in contents], rank)
+        shared["random"] = contents[rank % saved_ranks]["random"]
+        return shared
+
     def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
         parts = open_checkpoint(path)
-        content = parts.content(self.mesh.ranks.rank)
+        content = self._content(parts)
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(content["step"], self.strategy.arranging_steps)):
             rehearse_step()

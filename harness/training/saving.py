@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ class IntervalSaver:
     def __init__(self, plan: SavePlan, checkpointer: Checkpointer, state: TrainingState) -> None:
         interval = parse_interval(plan.every)
         assert interval is not None, "a trial that never saves has no saver"
+        # What a save needs of torch takes a second to import, which is no part of its cost.
+        import_module("torch.distributed.checkpoint.state_dict")
         self._plan = plan
         self._interval = interval
         self._checkpointer = checkpointer

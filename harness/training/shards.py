@@ -250,6 +250,16 @@ class SavedParts:
         self._paths = paths
         self._whole = whole
 
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks have saved it."""
+        return len(self._paths)
+
+    @property
+    def folder(self) -> Path:
+        """Return the checkpoint's folder."""
+        return self._paths[0].parent
+
     def content(self, rank: int) -> dict[str, Any]:
         """Return what a rank has written; shared tensors are named, and have no values."""
         file = _open(self._paths[rank])
@@ -267,7 +277,7 @@ class SavedParts:
                 values[part.target] = part.values
                 missing -= part.values.numel()
         if missing:
-            raise BadCheckpoint(f"{self._paths[0].parent}: found {name} without some of its rows")
+            raise BadCheckpoint(f"{self.folder}: found {name} without some of its rows")
         return values
 
     def whole(self, name: str) -> Tensor:
@@ -292,7 +302,7 @@ class SavedParts:
     def _blocks_of(self, name: str) -> Sequence[_SavedBlock]:
         """Return the blocks of a shared tensor."""
         if name not in self._blocks:
-            raise BadCheckpoint(f"{self._paths[0].parent}: found no {name}")
+            raise BadCheckpoint(f"{self.folder}: found no {name}")
         return self._blocks[name]
 
     @cached_property

@@ -7,10 +7,12 @@ failed trial's record has what was in it when the trial failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from harness.records.record import (
     Compiled,
@@ -104,3 +106,17 @@ class TrainingState:
 
         yield elapsed
         self.add_seconds(phase, elapsed())
+
+
+def join_states(saved: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+    """Return the state of a rank that continues what another number of ranks have saved.
+
+    It has rank 0's measurements, the mean of the ranks' losses and, at rank 0, the order of all
+    samples: the digest of all ranks together stays what it was.
+    """
+    losses = np.mean([content["losses"] for content in saved], axis=0).tolist()
+    sums = (0, 0)
+    if rank == 0:
+        low, high = zip(*(content["order_digest"]["sums"] for content in saved), strict=True)
+        sums = (sum(low) % 2**64, sum(high) % 2**64)
+    return {**saved[0], "losses": losses, "order_digest": {"sums": sums}}

@@ -38,7 +38,14 @@ class InProcessTracer:
     runs: int = 0
     noise: float = 0.0  # by which each run begins with other parameters than the one before
 
-    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> TracedRun:
+    def trace(
+        self,
+        name: str,
+        traced: TracedTrial,
+        recording: Recording,
+        *,
+        continued: TracedRun | None = None,
+    ) -> TracedRun:
         """Train, and return the folder of the trial and its trace."""
         self.runs += 1
         cell = traced.trial.cell
@@ -61,7 +68,7 @@ class InProcessTracer:
         with SnapshotRecorder(parts, state, recording, path) as recorder:
             Trainer(parts, state, recorder).run()
         traces = read_traces(folder.path, 1)
-        return TracedRun(cell=traced.trial.cell, folder=folder.path, traces=traces)
+        return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)
 
 
 def line(folder: Path, *cells: dict[str, Any]) -> Sweep:

@@ -110,7 +110,7 @@ class InProcessTracer:
         with Recorder(parts, state, recording, trace_path(folder.path, 0)) as recorder:
             Trainer(parts, state, recorder).run(min(recording.last_step, 6))
         traces = read_traces(folder.path, 1)
-        return TracedRun(cell=traced.trial.cell, folder=folder.path, traces=traces)
+        return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)
 
 
 def part(folder: Path, **changes: Any) -> tuple[TraceDiff, str]:

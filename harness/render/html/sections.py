@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from markupsafe import Markup
 
@@ -24,6 +24,7 @@ from harness.analysis.scalars import joules_per_sample
 from harness.analysis.stopping import StopSummary, summarize_stops
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
+from harness.records.goodput import goodput
 from harness.records.record import Confusions, Record
 from harness.render import format as fmt
 from harness.render import parity as parity_texts
@@ -58,6 +59,15 @@ TRIAL_COLORS = {  # the phases of a trial in their order
     "checkpoint": COLORS[3],
     "fingerprint": INK,
     "profile": "#CCCCCC",
+}
+WALL_COLORS = {  # the parts of a trial's wall time
+    "trained": COLORS[0],
+    "start": COLORS[5],
+    "compile": COLORS[1],
+    "evaluate": COLORS[2],
+    "checkpoint": COLORS[3],
+    "again": COLORS[7],
+    "waiting": "#999999",
 }
 MIB = 2**20
 SCALING_TOP = 1.25  # the share of ideal scaling that a bar of full width stands for
@@ -178,6 +188,19 @@ def trial_phases(report: Report) -> list[RowGroup]:
         return f"{sum(seconds.values()):.1f} s"
 
     return _stacked(report, TRIAL_COLORS, lambda record: record.phases, describe)
+
+
+def wall_time(report: Report) -> list[RowGroup]:
+    """Return where the wall time of a trial went, over all of its attempts."""
+
+    def read(record: Record) -> Mapping[str, float]:
+        spent = goodput(record)
+        return {} if spent is None else asdict(spent)
+
+    def describe(seconds: Mapping[str, float]) -> str:
+        return f"{seconds['trained'] / sum(seconds.values()):.1%} trained (ETTR)"
+
+    return _stacked(report, WALL_COLORS, read, describe)
 
 
 def _stacked(

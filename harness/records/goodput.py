@@ -1,0 +1,88 @@
+"""Says how much of a trial's wall time trained, and where the rest went.
+
+The share is what Llama 3's report calls effective training time, and others goodput or ETTR. It goes
+from the start of the first attempt to the end of the last one, so what was lost to deaths counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from harness.records.record import Record
+
+TRAINING_PHASES = ("warmup", "train")
+STARTING_PHASES = ("startup", "data", "build", "loader")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """The wall time of trials in seconds, each second in one place."""
+
+    trained: float  # steps that the result rests on, those of the warm-up included
+    start: float  # from the launch of ranks to their first step, data and model included
+    compile: float
+    evaluate: float
+    checkpoint: float  # that training stood still for
+    again: float  # work after the last checkpoint before a death, which was done twice
+    # No rank was in any of these: in the queue between attempts, launching, ending.
+    waiting: float
+
+    @property
+    def wall(self) -> float:
+        """Return all of it."""
+        parts: dict[str, float] = asdict(self)
+        return sum(parts.values())
+
+    @property
+    def share(self) -> float:
+        """Return the share that trained."""
+        return self.trained / self.wall if self.wall else 0.0
+
+
+def goodput(record: Record) -> Goodput | None:
+    """Return where the wall time of a trial went, None unless it has come to its end.
+
+    What no phase and no death explains is `waiting`, so that all parts make up the wall time.
+    """
+    if record.summary is None:
+        return None
+    wall = record.ended - (record.first_started or record.started)
+    trained = sum(record.phases.get(name, 0.0) for name in TRAINING_PHASES)
+    start = sum(record.phases.get(name, 0.0) for name in STARTING_PHASES)
+    explained = {
+        name: record.phases.get(name, 0.0) for name in ("compile", "evaluate", "checkpoint")
+    }
+    again = min(work_done_twice(record), max(0.0, wall - trained))
+    known = trained + start + sum(explained.values()) + again
+    return Goodput(
+        trained=trained, start=start, again=again, waiting=max(0.0, wall - known), **explained
+    )
+
+
+def work_done_twice(record: Record) -> float:
+    """Return the seconds between a checkpoint and the death after it, over all deaths.
+
+    Before the first checkpoint that an attempt resumed from, that is from the first attempt's start.
+    """
+    deaths = sorted(failure.at for failure in record.previous_failures)
+    began = record.rank0.began_at if record.rank0 is not None else None
+    seconds = 0.0
+    if record.first_started is not None and began is not None:
+        for death in deaths:
+            if record.first_started < death <= began:
+                seconds = death - record.first_started
+    for interruption in record.ranks.across.interruptions:
+        later = [death for death in deaths if death >= interruption.at]
+        if interruption.signal is None and later:
+            seconds += later[0] - interruption.at
+    return seconds
+
+
+def total(trials: Iterable[Goodput]) -> Goodput | None:
+    """Return where the wall time of several trials went, None for none."""
+    sums: dict[str, float] = {}
+    for trial in trials:
+        for name, seconds in asdict(trial).items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return Goodput(**sums) if sums else None

@@ -1,0 +1,82 @@
+"""Where the wall time of trials went."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.records.across import in_memory_ranks
+from harness.records.goodput import Goodput, goodput, total
+from harness.records.record import Failure, Interruption, Record
+from tests.factories import make_record
+
+
+def undisturbed() -> Record:
+    """Return the record of a trial of 100 s, of which it trained 70."""
+    phases = {"startup": 2.0, "data": 3.0, "build": 5.0, "warmup": 10.0, "train": 60.0}
+    phases |= {"compile": 4.0, "evaluate": 6.0, "checkpoint": 1.0}
+    return replace(make_record(), phases=phases, started=1000.0, ended=1100.0)
+
+
+def test_every_second_of_the_wall_time_is_in_one_place() -> None:
+    spent = goodput(undisturbed())
+    assert spent == Goodput(
+        trained=70.0, start=10.0, compile=4.0, evaluate=6.0, checkpoint=1.0, again=0.0, waiting=9.0
+    )
+    assert spent.wall == 100.0
+    assert spent.share == 0.7
+
+
+def test_deaths_cost_work_and_waiting() -> None:
+    """Saved at 930 and killed at 950, then stopped by a signal, which costs no work."""
+    record = undisturbed()
+    deaths = [
+        Failure(kind="Killed", message="ended by SIGKILL", at=950.0),
+        Failure(kind="Interrupted", message="stopped", at=980.0),
+    ]
+    interruptions = [
+        Interruption(step=5, at=930.0, signal=None, lost_seconds=40.0),
+        Interruption(step=9, at=979.0, signal="SIGUSR2", lost_seconds=25.0),
+    ]
+    assert record.rank0 is not None
+    ranks = [replace(record.ranks[0], interruptions=interruptions), *record.ranks[1:]]
+    spent = goodput(
+        replace(
+            record,
+            first_started=900.0,
+            previous_failures=deaths,
+            ranks=in_memory_ranks(ranks),
+            rank0=replace(record.rank0, began_at=901.0),
+        )
+    )
+    assert spent is not None
+    assert spent.again == 20.0
+    assert spent.wall == 200.0
+    assert spent.share == pytest.approx(0.35)
+    assert spent.waiting == pytest.approx(89.0)
+
+
+def test_what_was_lost_before_the_first_save_was_done_twice() -> None:
+    record = undisturbed()
+    assert record.rank0 is not None
+    spent = goodput(
+        replace(
+            record,
+            first_started=900.0,
+            previous_failures=[Failure(kind="Killed", message="ended by SIGKILL", at=960.0)],
+            rank0=replace(record.rank0, began_at=1002.0),
+        )
+    )
+    assert spent is not None
+    assert spent.again == 60.0
+
+
+def test_a_trial_without_an_end_has_none() -> None:
+    assert goodput(replace(undisturbed(), summary=None)) is None
+    spent = goodput(undisturbed())
+    assert spent is not None
+    both = total([spent, spent])
+    assert both is not None
+    assert (both.wall, both.share) == (200.0, 0.7)
+    assert total([]) is None
