@@ -370,7 +370,7 @@ class Runner:
         """Return how a trial saves checkpoints to resume from, None if it does not."""
         return save_plan(
             self.sweep.saves,
-            trial.cell.axes.checkpoint_every,
+            trial.cell,
             self.profile.launcher,
             self.profile.mean_time_between_failures,
         )

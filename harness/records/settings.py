@@ -57,8 +57,7 @@ def saves_at_intervals(record: Record) -> bool:
     if record.settings is None:
         return False
     rules = SaveRules(every=record.settings.checkpoint_every)
-    axis = record.trial.cell.axes.checkpoint_every
-    return save_plan(rules, axis, record.settings.launcher) is not None
+    return save_plan(rules, record.trial.cell, record.settings.launcher) is not None
 
 
 def _recorded_value(name: str, value: str, key: bytes | None) -> str:

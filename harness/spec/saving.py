@@ -13,6 +13,7 @@ from typing import Annotated
 from harness.core.errors import BadInput
 from harness.core.text import parse_duration
 from harness.core.validation import shown
+from harness.spec.cell import Cell
 from workloads.options import Between
 
 AUTO, NEVER = "auto", "never"
@@ -100,12 +101,14 @@ def automatic_interval(cost: float, mean_seconds_between_failures: float) -> flo
 
 def save_plan(
     rules: SaveRules,
-    axis: str | None,
+    cell: Cell,
     launcher: str,
     mean_time_between_failures: str = DEFAULT_MEAN_TIME_BETWEEN_FAILURES,
 ) -> SavePlan | None:
-    """Return how a trial saves, None for never; `axis` is what its cell says, if it says anything."""
-    every = axis or rules.every or (AUTO if launcher == "slurm" else NEVER)
+    """Return how a trial of a cell saves, None for never; a script saves what it saves."""
+    if cell.workload.is_script:
+        return None
+    every = cell.axes.checkpoint_every or rules.every or (AUTO if launcher == "slurm" else NEVER)
     if every == NEVER:
         return None
     return SavePlan(

@@ -27,6 +27,7 @@ from harness.spec.saving import (
 from harness.training import checkpoint, saving, shards
 from harness.training.mesh import ParallelMesh
 from harness.training.shards import SavedParts, SharedTensor, Staging, pack, write_part
+from tests.factories import make_cell
 from tests.support.training import SINGLE_RANK
 from tests.training.test_interruption import (
     PLAIN,
@@ -251,14 +252,14 @@ def test_the_automatic_interval_is_that_of_young_and_daly() -> None:
 
 
 def test_trials_save_by_themselves_under_slurm_alone() -> None:
-    rules = SaveRules()
-    assert save_plan(rules, None, "torchrun") is None
-    plan = save_plan(rules, None, "slurm", "12h")
+    rules, cell = SaveRules(), make_cell()
+    assert save_plan(rules, cell, "torchrun") is None
+    plan = save_plan(rules, cell, "slurm", "12h")
     assert plan == SavePlan(every="auto", keep=2, mean_seconds_between_failures=43200.0)
-    assert save_plan(rules, "never", "slurm") is None
+    assert save_plan(rules, make_cell(checkpoint_every="never"), "slurm") is None
     never = SaveRules(every="never")
-    assert save_plan(never, None, "slurm") is None
-    plan = save_plan(never, "5 steps", "torchrun")
+    assert save_plan(never, cell, "slurm") is None
+    plan = save_plan(never, make_cell(checkpoint_every="5 steps"), "torchrun")
     assert plan is not None
     assert plan.every == "5 steps"
 

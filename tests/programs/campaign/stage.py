@@ -21,7 +21,7 @@ SWEEP_KEYS: Mapping[str, Any] = {
     "seeds": [0, 1],
     "length": {"steps": 12},
     "evaluate": {"steps": 4},
-    "checkpoint": "best",
+    "checkpoint": {"best": True, "every": "3 steps"},
     "timeout": 90,
 }
 OPTIONS = {"dropout": 0.3, "noise": 0.1}  # so that the state of every generator counts
