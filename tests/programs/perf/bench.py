@@ -82,6 +82,11 @@ PARTS = (
         title="Fingerprints beside the speed of memory and a step of DistilBERT",
         arguments=["-m", "tests.programs.perf.fingerprints"],
     ),
+    Part(
+        title="How long training stands still for a save",
+        arguments=["-m", "tests.programs.perf.saves"],
+        quick=["--size", "tiny", "--rounds", "1"],
+    ),
     Part(title="The start of the command line", arguments=["-m", "tests.programs.perf.startup"]),
 )
 
