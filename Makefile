@@ -7,6 +7,8 @@
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
+# make bench-statistics: how often intervals and sequential tests are wrong, by simulation, in a minute; tables are left in
+# results/bench and in the guide.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
@@ -27,7 +29,7 @@ DEVICE ?= cuda
 TESTS := not alone and not nightly
 BENCH_PACKAGES := build/bench/packages
 
-.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-gate bench-parallel gpu setup setup-test \
+.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate bench-parallel gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -88,6 +90,10 @@ $(BENCH_PACKAGES)/.installed: constraints.txt
 bench-scale: setup-test
 	@$(BIN)/python -m tests.programs.perf.scale $(if $(QUICK),--quick)
 	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables records)
+
+bench-statistics: setup-test
+	@$(BIN)/python -m tests.programs.perf.error_rates $(if $(QUICK),--quick)
+	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables measurement)
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.programs.perf.gate

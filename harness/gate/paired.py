@@ -53,7 +53,7 @@ FAST_SHARE = 0.05
 # The slowdown of whole turns that must be ruled out before a cell passes, or `min_effect` if that is
 # larger: fast steps say nothing about occasional slow ones.
 WHOLE_MARGIN = 0.05
-WHOLE_ALPHA = 0.2  # the part of the allowed error that goes to that question
+WHOLE_ALPHA = 0.2  # the part of the allowed error that goes to losses that whole turns show
 SHORTEST_TURN = 0.1  # of what its steps usually take
 # Seconds of its usual turn that a rank may leave out of its report, in addition to twice the time that
 # the other arm leaves out. With more, its report is false.
@@ -261,15 +261,16 @@ def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
 def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
     """Return the verdict of both measurements together.
 
-    It is slower if either of them shows it. Any other verdict is that of the undisturbed steps, if
-    the whole turns rule out a slowdown of `WHOLE_MARGIN`.
+    It is slower if either of them shows it, so they share the allowed error. Any other verdict is that
+    of the undisturbed steps, if the whole turns rule out a slowdown of `WHOLE_MARGIN`: a pass needs
+    both, so the whole turns may be wrong about it as often as both together about a loss.
     """
     fast, whole = _log_ratios(samples)
     decision = _decide(fast, budget)
     whole_decision = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
     if "down" in (decision, whole_decision):
         return "slower"
-    lows, _ = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
+    lows, _ = confidence_sequence(whole, budget.alpha)
     if lows[-1] < _whole_margin(budget):
         return "inconclusive"
     return VERDICTS[decision]
@@ -304,7 +305,7 @@ def estimate_seconds_needed(samples: Sequence[PairSample], budget: Budget) -> fl
     fast, whole = (values.mean() + values.std(ddof=1) * signs for values in _log_ratios(samples))
     alpha = (1 - WHOLE_ALPHA) * budget.alpha
     decided = stop(fast, budget.min_effect, alpha, one_sided=budget.one_sided)
-    lows, _ = confidence_sequence(whole, WHOLE_ALPHA * budget.alpha)
+    lows, _ = confidence_sequence(whole, budget.alpha)
     excludes_slowdown = lows > _whole_margin(budget)
     if math.isnan(float(decided.sign)):
         return None

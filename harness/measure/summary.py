@@ -19,6 +19,7 @@ from harness.records.record import (
     ThroughputUnit,
 )
 from harness.records.series import Numbers, Series, mean_over_ranks
+from harness.statistics.doubt import doubt_about_mean
 from harness.statistics.trace import relative_error, trial_batches
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
@@ -105,6 +106,7 @@ def _with_window(
         slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
         relative_error=relative_error(slowest_seconds),
         batch_seconds=list(trial_batches(slowest_seconds)),
+        mean_doubt=doubt_about_mean(slowest_seconds),
     )
 
 

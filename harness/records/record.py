@@ -35,8 +35,8 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
 # without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
 # 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
-# 6.9 when the first attempt started.
-SCHEMA = "6.9"
+# 6.9 when the first attempt started; 6.10 why a mean step time is not known.
+SCHEMA = "6.10"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -523,6 +523,9 @@ class Summary:
     # mean, and the means of consecutive equal batches of them, seconds. None before schema 6.0.
     relative_error: Amount | None = None
     batch_seconds: Sequence[Amount] | None = None
+    # Why the mean of those steps can't be known from them, as in `4 stragglers carry 30% of the time`;
+    # None if nothing in them says so, and before schema 6.10.
+    mean_doubt: str | None = None
     throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
     # Of all ranks, as a script reports them; None where they are the cell's batch size.
     samples_per_step: Amount | None = None

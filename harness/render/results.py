@@ -330,6 +330,7 @@ def show_results(
     remarks = _status_lines(records)
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
     remarks += _steady_state_lines(records, verbose=verbose)
+    remarks += _doubt_lines(records, verbose=verbose)
     if trouble:
         command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
@@ -439,6 +440,32 @@ def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str
             f" fewer than {MIN_STEPS_TO_SETTLE} steps after the warm-up"
         )
         lines += _label_lines(short)
+    return lines
+
+
+def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
+    """Return for how many trials the mean of their steps can't be known yet, and why.
+
+    The reason is that of the first of them; `verbose` adds every trial with its own.
+    """
+    doubts: list[tuple[Record, str]] = []
+    for record in records:
+        if record.status == "done" and record.summary and record.summary.mean_doubt:
+            doubts.append((record, record.summary.mean_doubt))
+    if not doubts:
+        return []
+    done = sum(record.status == "done" for record in records)
+    reason = f"of one, {doubts[0][1]}" if len(doubts) > 1 else doubts[0][1]
+    lines = [
+        f"{len(doubts)} of {counted(done, 'trial')}: the mean step time can't be known yet: {reason};"
+        " longer trials, more seeds or repeats show it"
+    ]
+    if verbose:
+        for record, doubt in doubts:
+            trial = record.trial
+            lines.append(
+                f"    {escape(trial.cell.label)} seed {trial.seed} repeat {trial.repeat}: {doubt}"
+            )
     return lines
 
 

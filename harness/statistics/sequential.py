@@ -19,8 +19,8 @@ PRIOR = 0.5  # pseudo-observations of the mixture: tight from about 5 values to 
 FEWEST_VALUES = 3  # below that nothing is decided
 # The part of the allowed error for noise that is normal. The remainder is for what a few values don't
 # show: a tail or a correlation that they can't tell yet.
-NORMAL_SHARE = 0.6
-SKEWNESS_FACTOR = 1.5  # the skewness of a few values is smaller than that of their distribution
+NORMAL_SHARE = 0.65
+SKEWNESS_FACTOR = 2.0  # the skewness of a few values is smaller than that of their distribution
 HIGHEST_CORRELATION = 0.9  # of neighbors; estimates are clipped to it
 Decision = Literal["up", "down", "same", "not down", "undecided"]
 
@@ -60,7 +60,7 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
         h <- h + |g| (s / (6 n) + h^2 / (3 s)).
 
     No bound of a mean holds for every distribution; how often these do is measured by
-    `make bench-statistics` (`harness/guide/statistics.md`).
+    `make bench-statistics` (`harness/guide/measurement.md`).
     """
     n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
     moments = running_moments(values)

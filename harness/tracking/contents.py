@@ -185,6 +185,7 @@ def _trial_tags(record: Record) -> dict[str, Any]:
         tags["harness.error"] = str(record.failure)
     if record.summary:
         tags["harness.settled"] = record.summary.settled
+        tags["harness.mean_doubt"] = record.summary.mean_doubt
         if record.summary.slowest:
             slowest = record.summary.slowest
             tags["harness.slowest_rank"] = f"rank {slowest.rank} on {slowest.host}"

@@ -60,6 +60,26 @@ def test_unsettled_trials_are_counted_once_at_the_end(
     assert "warmup" in line
 
 
+def test_means_that_cant_be_known_are_counted_with_a_reason(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, doubtful = records(sweep.cells[0]), []
+    for record in records(sweep.cells[1]):
+        assert record.summary is not None
+        summary = replace(record.summary, mean_doubt="4 stragglers carry 30% of the time")
+        doubtful.append(replace(record, summary=summary))
+    show_results(sweep, [*known, *doubtful], results)
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "5 of 10 trials: the mean step time can't be known yet: of one, 4 stragglers carry 30% of the"
+        " time;" in out
+    )
+    show_results(sweep, [*known, doubtful[0]], results, verbose=True)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 of 6 trials: the mean step time can't be known yet: 4 stragglers carry" in out
+    assert "seed 0 repeat 0: 4 stragglers carry 30% of the time" in out
+
+
 def test_a_trials_line_says_nothing_of_steady_states(sweep: Sweep, results: Results) -> None:
     record = unsettled(records(sweep.cells[0])[0], steps=100)
     folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -260,6 +261,9 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
     again = make_record(seed=1, attempt=2, started=1_700_000_200.0)
+    assert again.summary is not None
+    doubt = "4 stragglers carry 30% of the time"
+    again = replace(again, summary=replace(again.summary, mean_doubt=doubt))
     write_trial(folder, again)
     delivery = tracker.deliver(folder, [again.trial.id])
     runs = by_label(uri, "demo")
@@ -267,6 +271,7 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     assert len(runs) == 6
     trial_run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
     assert trial_run.data.tags["harness.attempt"] == "2"
+    assert trial_run.data.tags["harness.mean_doubt"] == doubt
     command = f"harness reproduce mlflow:{trial_run.info.run_id}"
     assert trial_run.data.tags["harness.reproduce"] == command
     assert runs["mlp eager fp32 single w0 b64 t1"].data.metrics["trials_failed"] == 0

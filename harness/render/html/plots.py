@@ -267,7 +267,7 @@ def step_times(cell: ReportCell) -> StepTimeDrawing | None:
         steady=_segments(traces[0].is_measured),
         distribution=_outline(measured, low, high),
         range=(_short(low), f"{_short(high)} ms"),
-        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}",
+        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_doubt(cell.summaries)}",
     )
 
 
@@ -279,6 +279,14 @@ def _steadiness(summaries: Sequence[Summary]) -> str:
     if None in settled:
         return "measured"
     return "steady"
+
+
+def _doubt(summaries: Sequence[Summary]) -> str:
+    """Return why the mean of a trial's steps can't be known yet, of the first for which that is so."""
+    for summary in summaries:
+        if summary.mean_doubt is not None:
+            return f"; mean not known yet: {summary.mean_doubt}"
+    return ""
 
 
 def _short(milliseconds: float) -> str:

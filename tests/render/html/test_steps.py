@@ -56,6 +56,12 @@ def test_a_straggling_step_is_visible_and_cut_off() -> None:
     assert sorted(heights)[1] > 60
 
 
+def test_a_mean_that_cant_be_known_is_said_with_the_reason() -> None:
+    steps = step_times(report_cell(record_of([0.01] * 500 + [1.0] + [0.01] * 499)))
+    assert steps is not None
+    assert steps.text.endswith("; mean not known yet: 1 straggler carries 9.1% of the time")
+
+
 def test_too_few_steps_are_not_drawn() -> None:
     assert step_times(report_cell(record_of([0.01] * 3))) is None
 
