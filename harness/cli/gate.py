@@ -345,9 +345,9 @@ def certify(
         typer.Option(
             "--budget",
             metavar="DURATION",
-            help="Measure each comparison for at most this long, as in 10s.",
+            help="Measure each comparison, of five pairs, for at most this long, as in 10s.",
         ),
-    ] = "500ms",
+    ] = "5s",
     min_effect: MinEffectOption = "1%",
     restart: Annotated[
         bool, typer.Option("--restart", help="Start again instead of resuming an earlier run.")

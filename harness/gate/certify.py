@@ -25,6 +25,9 @@ from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
+# Of a comparison. With the default of `--budget`, each is measured for as long as those of a gate.
+PAIRS_PER_COMPARISON = 5
+MAX_TIME_RATIO = 2.0  # of a certificate's pairs and a gate's, either way
 MAX_VISIBLE_EFFECT = 0.9  # a machine that can't even see that has another problem
 
 
@@ -90,13 +93,18 @@ def with_visible_effect(
     """Return the options of a gate of so many cells with the smallest slowdown that it can see here.
 
     That is what the machine's certificate says can be told from none within the budget, rounded up to
-    a tenth of a percent. Without a certificate, or with one of too few comparisons, it stays as it
-    is.
+    a tenth of a percent. It stays as it is without a certificate, with one of too few comparisons,
+    and with one of pairs that were measured for far less or far more time than the gate's: how their
+    noise depends on it is not known.
     """
     certificate = certificates.read(results, conditions.hardware)
-    if certificate is None or certificate.noise is None:
+    if certificate is None or certificate.pair_deviation is None:
         return options
-    seen = visible_effect(certificate.noise, certificate.mean_seconds, options.budget(cells))
+    budget = options.budget(cells)
+    ratio = certificate.pair_seconds / budget.seconds_per_pair
+    if not 1 / MAX_TIME_RATIO <= ratio <= MAX_TIME_RATIO:
+        return options
+    seen = visible_effect(certificate.pair_deviation, budget)
     return replace(
         options,
         min_effect=min(math.ceil(1000 * seen) / 1000, MAX_VISIBLE_EFFECT),
@@ -148,6 +156,7 @@ def certify(
         min_effect=certificate.settings.min_effect,
         seconds=certificate.settings.seconds,
         alpha=certificate.settings.alpha,
+        pairs=PAIRS_PER_COMPARISON,
     )
     rng = np.random.default_rng()
     with PairStarter(cell, sweep.seeds[0], trees, sweep.base_folder, profile) as starter:

@@ -318,15 +318,13 @@ def estimate_seconds_needed(samples: Sequence[PairSample], budget: Budget) -> fl
     return max(pairs, len(samples) + 1) * seconds_per_pair
 
 
-def visible_effect(noise: float, seconds: float, budget: Budget) -> float:
+def visible_effect(deviation: float, budget: Budget) -> float:
     """Return the smallest slowdown that the budget can tell from none, a fraction of throughput.
 
-    `noise` is the standard deviation of the log ratio of equal arms after `seconds` of measuring. The
-    budget's pairs are taken to have the noise of as many seconds, which it averages out. Equal arms
-    are then shown not to be slower by so much in nine of ten cases; the others are inconclusive.
+    `deviation` is that of the log ratio of a pair of equal arms. They are shown not to be slower by so
+    much in nine of ten cases; the others are inconclusive.
     """
     alpha = (1 - WHOLE_ALPHA) * budget.alpha
-    deviation = noise * math.sqrt(seconds / budget.seconds_per_pair)
     chance = NORMAL_QUANTILE * deviation / math.sqrt(budget.pairs)
     return -math.expm1(-half_width_after(budget.pairs, deviation, alpha) - chance)
 

@@ -40,7 +40,7 @@ CERTIFICATE_FORMAT = FileFormat(
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
 NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor
-FEWEST_OF_NOISE = 10  # comparisons below which their noise is not known well enough
+FEWEST_OF_DEVIATION = 10  # comparisons below which the deviation is not known well enough
 FALSE_ALARMS = ("faster", "slower")  # the verdicts that are wrong about identical code
 
 
@@ -113,19 +113,21 @@ class Certificate:
         return sorted(changes)[rank - 1]
 
     @property
-    def noise(self) -> float | None:
-        """The standard deviation of a comparison's log ratio, None for too few comparisons.
+    def pair_deviation(self) -> float | None:
+        """The standard deviation of a pair's log ratio, None for too few comparisons.
 
         The true ratio of identical code is known to be 1, so no mean is subtracted.
         """
-        if len(self.comparisons) < FEWEST_OF_NOISE:
+        if len(self.comparisons) < FEWEST_OF_DEVIATION:
             return None
-        return math.sqrt(fmean(comparison.log_ratio**2 for comparison in self.comparisons))
+        squares = [comparison.pairs * comparison.log_ratio**2 for comparison in self.comparisons]
+        return math.sqrt(fmean(squares))
 
     @property
-    def mean_seconds(self) -> float:
-        """The mean seconds of measuring that a comparison took."""
-        return fmean(comparison.seconds for comparison in self.comparisons)
+    def pair_seconds(self) -> float:
+        """The mean seconds of measuring with a pair."""
+        pairs = sum(comparison.pairs for comparison in self.comparisons)
+        return math.fsum(comparison.seconds for comparison in self.comparisons) / pairs
 
     @property
     def drift(self) -> Drift | None:

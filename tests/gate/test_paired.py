@@ -339,19 +339,15 @@ def test_one_side_passes_once_a_slowdown_is_excluded(
 def test_a_slowdown_of_the_visible_effect_is_excluded_between_equal_sides() -> None:
     """The noise of a certificate says what a gate's pairs can tell apart."""
     rng = np.random.default_rng(10)
-    seconds_of_pair, noise_of_pair = 0.5, 0.02
     budget = Budget(min_effect=0.01, seconds=15.0, alpha=0.05, one_sided=True)
-    assert budget.seconds_per_pair == seconds_of_pair
-    # Comparisons of 5 pairs of 0.1 s each: the same noise a second.
-    noise = noise_of_pair * math.sqrt(seconds_of_pair / 0.5)
-    seen = visible_effect(noise, 0.5, budget)
-    ratios = rng.normal(0, noise_of_pair, (1000, budget.pairs))
+    seen = visible_effect(0.02, budget)
+    ratios = rng.normal(0, 0.02, (1000, budget.pairs))
     alpha = (1 - WHOLE_ALPHA) * budget.alpha
     signs = stop(ratios, seen, alpha, one_sided=True).sign
     assert np.mean(np.isnan(signs)) < 0.13
     assert np.mean(signs == -1) < 0.02
     assert np.mean(np.isnan(stop(ratios, seen / 2, alpha, one_sided=True).sign)) > 0.3
-    assert visible_effect(noise, 0.5, replace(budget, seconds=60.0)) < 0.6 * seen
+    assert visible_effect(0.02, replace(budget, pairs=120)) < 0.6 * seen
 
 
 def test_two_pairs_do_not_tell_how_long_certainty_takes() -> None:

@@ -76,25 +76,18 @@ def test_a_gate_asks_for_no_less_than_can_be_seen_here(tmp_path: Path) -> None:
     certificate.write(results, made(0, of=9, changes=[0.02] * 9))
     assert with_visible_effect(options, results, conditions, 1) == options, "too few to tell"
     seen = {}
-    for noise, seconds, cells in (
-        (0.02, 30.0, 1),
-        (0.02, 120.0, 1),
-        (0.02, 30.0, 8),
-        (0.1, 30.0, 1),
-    ):
-        # Comparisons of 1.1 s whose log ratios have this deviation from 0.
+    for noise, seconds, cells in ((0.01, 8.0, 1), (0.01, 30.0, 1), (0.01, 8.0, 8), (0.05, 8.0, 1)):
+        # Of 5 pairs of 0.22 s each, whose mean log ratio has this deviation from 0.
         certificate.write(results, made(0, of=20, changes=[noise, -noise] * 10))
         asked = replace(options, budget_seconds=seconds)
         seen[noise, seconds, cells] = with_visible_effect(asked, results, conditions, cells)
-    usual = seen[0.02, 30.0, 1]
-    assert usual.min_effect_source == (
-        "what the certificate of this machine says can be seen in 30 s"
-    )
-    assert 0.015 < usual.min_effect < 0.025
+    usual = seen[0.01, 8.0, 1]
+    assert usual.min_effect_source == "what the certificate of this machine says can be seen in 8 s"
+    assert 0.015 < usual.min_effect < 0.03
     assert usual.min_effect == pytest.approx(round(usual.min_effect, 3)), "a tenth of a percent"
-    assert seen[0.02, 120.0, 1].min_effect < 0.6 * usual.min_effect
-    assert seen[0.02, 30.0, 8].min_effect > usual.min_effect
-    assert seen[0.1, 30.0, 1].min_effect > 4 * usual.min_effect
+    assert seen[0.01, 30.0, 1] == replace(options, budget_seconds=30.0), "other pairs, of 1 s each"
+    assert seen[0.01, 8.0, 8].min_effect > usual.min_effect
+    assert seen[0.05, 8.0, 1].min_effect > 3 * usual.min_effect
 
 
 def test_the_noise_floor_is_what_all_but_a_twentieth_stay_below() -> None:
