@@ -109,6 +109,7 @@ def write_lines(console: TerminalConsole, lines: Iterable[str]) -> None:
 
 
 COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
+WIDEST_COMMAND = 60  # columns; what a longer command shows is not aligned with the others
 
 
 def next_lines(purposes: Mapping[str, str]) -> list[str]:
@@ -116,7 +117,7 @@ def next_lines(purposes: Mapping[str, str]) -> list[str]:
 
     Each command can be pasted: it is complete, and two blanks are between it and the rest.
     """
-    width = max(map(len, purposes), default=0)
+    width = min(max(map(len, purposes), default=0), WIDEST_COMMAND)
     lines: list[str] = []
     for command, purpose in purposes.items():
         heading = "" if lines else "next"

@@ -139,28 +139,28 @@ def text_digest(text: str) -> str:
 def trial_contents(record: Record, *, cell_name: str = "", repeats: int) -> RunContents:
     """Return what the run of one trial shows: its params, numbers and curves.
 
-    `repeats` is the sweep's number of repeats. A run is named after its cell, `cell_name`, and its
-    seed, and after its repeat only where there are several. Without a name, the cell has its label.
+    `repeats` is the sweep's number of repeats. A run is named after its seed, its repeat where there are
+    several, and its cell, `cell_name` or else its label: pages cut long names at their end.
     """
     from mlflow.entities import Metric
 
     trial = record.trial
-    suffix = f"seed {trial.seed}"
+    number = f"seed {trial.seed}"
     if repeats > 1 or trial.repeat:
-        suffix += f" repeat {trial.repeat}"
+        number += f" repeat {trial.repeat}"
     ended = _milliseconds(record.ended)
     metrics = []
-    for number, value in scalars(record).items():
-        metrics.append(Metric(number, value, ended, 0))
+    for metric, value in scalars(record).items():
+        metrics.append(Metric(metric, value, ended, 0))
     metrics += curves(record)
     return RunContents(
-        name=f"{cell_name or trial.cell.label} {suffix}",
+        name=f"{number} {cell_name or trial.cell.label}",
         kind="trial",
         key=trial.id,
         started=_milliseconds(record.started),
         ended=ended,
         status=MLFLOW_STATUS[record.status],
-        tags=_texts({LABEL_TAG: f"{trial.cell.label} {suffix}", **_trial_tags(record)}),
+        tags=_texts({LABEL_TAG: f"{trial.cell.label} {number}", **_trial_tags(record)}),
         params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
         metrics=metrics,
     )

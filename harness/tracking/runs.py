@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
+NUMBER = re.compile(r"seed \d+ (repeat \d+ )?")  # what a trial's name begins with
 MAX_QUERIES = 100  # cells that are asked for one by one, before all runs are asked for at once
 
 
@@ -527,7 +529,8 @@ class SweepRuns:
             if run.tags.get(RECORD_TAG) == outline.digest and run.status != "RUNNING":
                 if run.tags.get(PARENT_TAG) != cell_run.id:
                     self._set_tag(run, PARENT_TAG, cell_run.id)
-                name = f"{cell_run.name} seed {run.name.rpartition(' seed ')[2]}"
+                number = NUMBER.match(run.name)
+                name = f"{number[0] if number else ''}{cell_run.name}"
                 if run.name != name:
                     self.client.update_run(run.id, name=name)
                     run.name = name

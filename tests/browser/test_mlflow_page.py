@@ -140,7 +140,7 @@ def test_a_click_on_a_cell_stays_with_model_training(cells: Page) -> None:
 def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
     browser: Browser, mlflow_server: str, delivery: Delivery
 ) -> None:
-    nested = ["pages", *NAMES, *(f"{NAMES[-1]} seed {seed}" for seed in (1, 0))]
+    nested = ["pages", *NAMES, *(f"seed {seed} {NAMES[-1]}" for seed in (1, 0))]
     with new_window(browser) as shown:  # the other one keeps its view of the cells
         shown.goto(f"{mlflow_server}/#/experiments/{delivery.experiment_id}/runs")
         wait_for_rows(shown, ["pages"])
@@ -189,8 +189,8 @@ def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(cells: Page)
     box = cells.get_by_test_id("search-box")
     box.fill("tags.`harness.status` = 'failed'")
     box.press("Enter")
-    wait_for_rows(cells, ["cnn bf16 ddp×2 seed 1"])
-    cells.get_by_text("cnn bf16 ddp×2 seed 1").click()
+    wait_for_rows(cells, ["seed 1 cnn bf16 ddp×2"])
+    cells.get_by_text("seed 1 cnn bf16 ddp×2").click()
     cells.get_by_text("ValueError: no such thing").first.wait_for()
     screenshot(cells, "failed")
     cells.get_by_role("tab", name="Artifacts").click()

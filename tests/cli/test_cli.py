@@ -98,7 +98,7 @@ OPTIONS = {
     "gate baseline prune": "--results --dry-run",
     "diff": "--set --data --cluster --seed --plot --results --json",
     "diff parity": (
-        "--reference --at-least --max-ulp --accuracy-margin --seed --set --data --only --cell "
+        "--reference --at-least --max-ulp --accuracy-margin --resume-at --seed --set --data --only --cell "
         "--cluster --results --json"
     ),
     "diff audit": "--workload --operations --all --budget --set --data --cluster --json",
