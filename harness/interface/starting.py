@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from harness.core.cores import usable_cores
@@ -27,7 +28,7 @@ from workloads.catalog import find_source, is_script
 EXAMPLE = Path(__file__).parent.parent / "guide" / "examples" / "first"
 FIRST_STEPS = 20  # of the trial that shows how long a step takes
 WARMUP = 3  # steps of it that are not measured
-TRIAL_SECONDS = 4.0  # that the trials of the sweep should train
+TRIAL_SECONDS = 4.0  # that the slowest trial of the sweep should train
 MIN_STEPS, MAX_STEPS = 60, 2000  # of them
 ENDED_EARLY = "had no effect"  # of a length that the script does not reach
 LR_NAMES = ("lr", "learning_rate")
@@ -82,7 +83,7 @@ def start_from_example(folder: Path, on_progress: Callable[[str], None]) -> Firs
     on_progress("one short trial")
     sweep = load_sweep(folder / "sweep.yaml")
     settings = (f"length.steps={MIN_STEPS}", "seeds=1")
-    record = _try(load_sweep(folder / "sweep.yaml", settings))
+    (record,) = _try(load_sweep(folder / "sweep.yaml", settings))
     seconds = 0.0
     for cell in sweep.cells:
         assert record.rank0 is not None
@@ -119,12 +120,12 @@ def start_from_script(
     facts = read_script(script, list(files))
     _check_required(script, facts, arguments)
     on_progress(f"{FIRST_STEPS} steps")
-    steps, record = _find_length(script, facts, arguments, on_progress)
+    steps, records = _find_length(script, facts, arguments, on_progress)
     _write(path, sweep_text(script.name, facts, arguments, steps))
     sweep = load_sweep(path)
-    seconds = record.ended - record.started
+    mean_seconds = fmean(record.ended - record.started for record in records)
     count = sum(map(sweep.count_trials, sweep.cells))
-    return _first_sweep(facts, [path], record, sweep, count * seconds)
+    return _first_sweep(facts, [path], records[0], sweep, count * mean_seconds)
 
 
 def _first_sweep(
@@ -137,35 +138,45 @@ def _first_sweep(
 
 def _find_length(
     script: Path, facts: ScriptFacts, arguments: Sequence[str], on_progress: Callable[[str], None]
-) -> tuple[int | None, Record]:
-    """Return how many steps the trials should train, and the record of one of them.
+) -> tuple[int | None, list[Record]]:
+    """Return how many steps the trials should train, and the records of one of each cell.
 
     None for a script that ends earlier: it is left to end itself.
     """
-    record = _try_script(script, facts, arguments, FIRST_STEPS)
-    if record is None:
+    records = _try_script(script, facts, arguments, FIRST_STEPS, all_cells=True)
+    if records is None:
         return None, _needed(_try_script(script, facts, arguments, None))
-    assert record.ranks[0].step_seconds is not None
-    seconds = record.ranks[0].step_seconds.unpack()[WARMUP:]
-    wanted = TRIAL_SECONDS / max(float(seconds.mean()), 1e-6)
-    steps = 10 * round(min(MAX_STEPS, max(MIN_STEPS, wanted)) / 10)
+    seconds = max(_seconds_of_step(record) for record in records)
+    steps = 10 * round(min(MAX_STEPS, max(MIN_STEPS, TRIAL_SECONDS / seconds)) / 10)
     on_progress(f"{steps} steps")
-    whole = _try_script(script, facts, arguments, steps)
+    whole = _try_script(script, facts, arguments, steps, all_cells=True)
     if whole is not None:
         return steps, whole
     return None, _needed(_try_script(script, facts, arguments, None))
 
 
-def _needed(record: Record | None) -> Record:
-    """Return a record of a trial that had no length to miss."""
-    assert record is not None
-    return record
+def _seconds_of_step(record: Record) -> float:
+    """Return the mean seconds of the steps after the first few."""
+    steps = record.ranks[0].step_seconds
+    assert steps is not None
+    return max(float(steps.unpack()[WARMUP:].mean()), 1e-6)
+
+
+def _needed(records: list[Record] | None) -> list[Record]:
+    """Return the records of trials that had no length to miss."""
+    assert records is not None
+    return records
 
 
 def _try_script(
-    script: Path, facts: ScriptFacts, arguments: Sequence[str], steps: int | None
-) -> Record | None:
-    """Train the first cell for so many steps; None if the script ends earlier.
+    script: Path,
+    facts: ScriptFacts,
+    arguments: Sequence[str],
+    steps: int | None,
+    *,
+    all_cells: bool = False,
+) -> list[Record] | None:
+    """Train each cell, or the first, for so many steps; None if the script ends earlier.
 
     The sweep is a temporary file next to the script, as paths are relative to it.
     """
@@ -177,7 +188,7 @@ def _try_script(
         file.flush()
         settings = ("seeds=1", f"warmup={WARMUP}")
         try:
-            return _try(load_sweep(Path(file.name), settings))
+            return _try(load_sweep(Path(file.name), settings), all_cells=all_cells)
         except _EndedEarly:
             return None
 
@@ -186,24 +197,26 @@ class _EndedEarly(HarnessError):
     """A script that took fewer steps than it was to take."""
 
 
-def _try(sweep: Sweep) -> Record:
-    """Train one trial of the first cell, in a temporary folder, and return its record.
+def _try(sweep: Sweep, *, all_cells: bool = False) -> list[Record]:
+    """Train one trial of each cell, or of the first, in a temporary folder; return the records.
 
     Raises HarnessError with the failure and the log if it fails.
     """
     profile = replace(load_profile("local"), validity=ANY_SPEED)
-    first = replace(sweep, cells=sweep.cells[:1], timeout=min(sweep.timeout, MAX_TRIAL_SECONDS))
+    cells = sweep.cells if all_cells else sweep.cells[:1]
+    tried = replace(sweep, cells=cells, timeout=min(sweep.timeout, MAX_TRIAL_SECONDS))
     with run_folder("init") as scratch:
         folder = Results(scratch.path).sweep_folder(sweep.name)
         listener = _Silent()
-        runner.run(first, profile, folder, listener, redo="all", fail_fast=True)
-        (record,) = listener.records
-        if record.failure is None:
-            return record
-        if record.failure.kind == "NotApplied" and ENDED_EARLY in record.failure.message:
-            raise _EndedEarly(record.failure.message)
-        log = folder.trial_folder(record.trial.id).path / (record.failure.log or "")
-        raise HarnessError(f"the trial failed: {record.failure}; log: {log}")
+        runner.run(tried, profile, folder, listener, redo="all", fail_fast=True)
+        for record in listener.records:
+            if record.failure is None:
+                continue
+            if record.failure.kind == "NotApplied" and ENDED_EARLY in record.failure.message:
+                raise _EndedEarly(record.failure.message)
+            log = folder.trial_folder(record.trial.id).path / (record.failure.log or "")
+            raise HarnessError(f"the trial failed: {record.failure}; log: {log}")
+        return listener.records
 
 
 def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps: int | None) -> str:

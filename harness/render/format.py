@@ -400,6 +400,8 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
 def _label_part(cell: Cell, axis: str) -> str:
     """Return the value of one axis as a cell's label spells it."""
     if axis in ("strategy", "world_size"):
+        if cell.workload.is_script:
+            return f"script×{cell.axes.world_size}"
         if cell.axes.strategy == "single":
             return "single"
         return f"{cell.axes.strategy}×{cell.axes.world_size}"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from harness.core.errors import BadInput
+from harness.render.format import cell_name
 from harness.reproduce.rebuild import rebuild_cell
 from harness.spec.sweep import Sweep, load_sweep
 
@@ -67,6 +68,7 @@ def test_options_and_axes_reach_the_arguments(tmp_path: Path) -> None:
     ]
     assert first.id != second.id
     assert first.label == "mine script×2 t1 batch_size=32"
+    assert cell_name(first, ["world_size", "batch_size"]) == "script×2 b32"
     assert (first.level("batch_size"), first.level("lr")) == (32, None)
     assert first.workload.options == {"lr": 1}
 
