@@ -60,6 +60,12 @@ def _stragglers(values: Numbers) -> str | None:
     squares = distances**2
     if squares[is_straggler].sum() < STRAGGLER_SHARE * squares.sum():
         return None
+    return _describe_stragglers(values, is_straggler)
+
+
+def _describe_stragglers(values: Numbers, is_straggler: NDArray[np.bool_]) -> str:
+    """Return how many values are stragglers, and their part of the sum of all values."""
+    count = int(is_straggler.sum())
     noun, verb = ("straggler", "carries") if count == 1 else ("stragglers", "carry")
     share = values[is_straggler].sum() / values.sum()
     return f"{count} {noun} {verb} {_percent(share)} of the time"
@@ -67,6 +73,8 @@ def _stragglers(values: Numbers) -> str | None:
 
 def _two_speeds(values: Numbers) -> str | None:
     """Return the doubt about a mean of two speeds between which a trace has seldom changed.
+
+    Few slow values are stragglers, far above others that are more frequent.
 
     The values are cut where that explains most of their variance (Otsu 1979,
     doi:10.1109/TSMC.1979.4310076): with a share w below the cut, and means m_0 below and m_1 above
@@ -89,6 +97,8 @@ def _two_speeds(values: Numbers) -> str | None:
     changes = int((is_slow[1:] != is_slow[:-1]).sum())
     if changes >= FEWEST_EVENTS:
         return None
+    if is_slow.sum() <= MOST_STRAGGLERS * count:
+        return _describe_stragglers(values, is_slow)
     times = {1: "once", 2: "twice"}.get(changes, f"{changes} times")
     ratio = high_means[cut] / low_means[cut] - 1
     return f"it had two speeds, {_percent(ratio)} apart, and changed between them {times}"

@@ -58,6 +58,9 @@ def test_stragglers_are_counted_with_their_part_of_the_time() -> None:
     values = steady()
     values[-1] = 0.1
     assert doubt_about_mean(values) == "1 straggler carries 1.0% of the time"
+    values[::30] *= 1.5
+    values[[100, 400, 700]] = 1.0
+    assert doubt_about_mean(values) == "3 stragglers carry 23% of the time", "not of the others"
     many = steady()
     many[::30] *= 1.5
     assert doubt_about_mean(many) is None, "enough of them to know how many there are"
