@@ -71,7 +71,7 @@ def test_an_edit_is_seen_at_once(tree: Path) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_workload_is_its_own_module_and_not_its_neighbors(name: str) -> None:
     files = set(find_source(name).files)
-    assert {f"workloads/{name}.py", "workloads/base.py", "workloads/data.py"} <= files
+    assert {f"workloads/{name}.py", "workloads/base.py", "workloads/sources.py"} <= files
     others = {f"workloads/{other}.py" for other in BUILT_IN if other != name}
     assert files & others == set()
     assert files & {"workloads/catalog.py", "workloads/code.py"} == set()
