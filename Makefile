@@ -11,7 +11,7 @@
 # results/bench and in the guide.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
-# make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about half an hour.
+# make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
 # DEVICE=cpu SMALL=1 tries the same code on a CPU. A page and all records lie in build/gpu.
 PYTHON ?= python3
@@ -97,7 +97,7 @@ bench-statistics: setup-test
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.programs.perf.gate
-	@$(BIN)/harness gate certify --anew
+	@$(BIN)/harness gate certify --restart
 
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
