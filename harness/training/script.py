@@ -140,6 +140,10 @@ class ScriptObserver:
             self.target = TargetMetric(name=chosen.name, higher_is_better=chosen.higher_is_better)
         self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.is_rank_0)
         self._stack = stack
+        # Of the script, once it has stepped. If a model were its last owner, torch could wait for ever:
+        # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
+        # dropping the tensors of the last collective.
+        self._process_group: dist.ProcessGroup | None = None
         self._clock: StepClock | None = None
         self._telemetry: TelemetrySampler | None = None
         self._steps_seen = 0  # of the leading optimizer, skipped ones too
@@ -204,6 +208,7 @@ class ScriptObserver:
         """Make what depends on the device, which the parameters of the first optimizer are on."""
         parameters: Sequence[Tensor] = optimizer.param_groups[0]["params"]
         self.device = parameters[0].device
+        self._process_group = dist.group.WORLD
         self._clock = step_clock(self.device)
         cores = self.assignment.lane.cores
         self._telemetry = telemetry_for(self.device, warmup=self.warmup, cores=cores)

@@ -69,9 +69,10 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("install", "forkserver"),
-    [("wheel", False), pytest.param("editable", True, marks=pytest.mark.nightly)],
+    [("wheel", False), ("editable", True)],
 )
 def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
     project: Path, from_wheel: Path, install: str, forkserver: bool

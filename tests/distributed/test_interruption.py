@@ -73,7 +73,11 @@ def assert_same_bits(record: Record, other: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["ddp", pytest.param("compiled", marks=pytest.mark.nightly), "fsdp2, workers"]
+    "variant",
+    [
+        "ddp",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("compiled", "fsdp2, workers")),
+    ],
 )
 def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
     """In the first step (which compiles), in an evaluation, and in a step after that."""

@@ -22,6 +22,7 @@ def reproduce(run: Path, bundle: Path, *options: str) -> tuple[CommandResult, di
     return result, json.loads(result.out)
 
 
+@pytest.mark.nightly
 def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

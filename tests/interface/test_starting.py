@@ -48,6 +48,7 @@ def test_a_script_gets_a_sweep_that_runs() -> None:
     assert again.err.startswith("harness: plain.yaml: exists, and is not overwritten; ")
 
 
+@pytest.mark.nightly
 def test_the_command_line_of_a_script_comes_after_it() -> None:
     shutil.copy(USER_SCRIPTS / "plain.py", "plain.py")
     done = harness("init", "plain.py", "--steps", "5000", "--lr=0.5")

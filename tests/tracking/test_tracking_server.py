@@ -35,6 +35,7 @@ def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: 
     assert everything(mlflow_server, "same") == everything(f"sqlite:///{results.database}", "same")
 
 
+@pytest.mark.nightly
 def test_delivering_again_adds_nothing(
     results: Results, mlflow_server: str, tmp_path: Path
 ) -> None:
