@@ -17,6 +17,7 @@ CAPABILITY = "env.ATEN_CPU_CAPABILITY"
 BEST = torch.backends.cpu.get_cpu_capability()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(BEST not in ("AVX2", "AVX512"), reason="torch has one set of kernels here")
 def test_each_value_is_seen_and_takes_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

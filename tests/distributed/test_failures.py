@@ -46,6 +46,7 @@ def failure(records: dict[str, Record], label: str) -> Any:
     return records[label].failure
 
 
+@pytest.mark.nightly
 def test_one_failed_trial_does_not_stop_the_others(records: dict[str, Record]) -> None:
     assert set(records) == set(VARIANTS)
     assert records["fine"].status == "done"

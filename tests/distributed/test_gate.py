@@ -72,6 +72,7 @@ def test_the_same_code_passes_with_the_same_bits_its_control_and_its_accuracy(
     assert cell["accuracy"]["outcome"] == "same"
 
 
+@pytest.mark.nightly
 def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
     repository = Repository(tmp_path, axes={"strategy": "ddp", "world_size": 2})
     repository.write(

@@ -84,6 +84,7 @@ class BusyProgram(RecordCollector):
             program.wait()
 
 
+@pytest.mark.nightly
 def test_a_trial_beside_programs_that_have_the_cores_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

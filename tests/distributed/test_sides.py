@@ -161,6 +161,7 @@ with line_starter(Path(sys.argv[1]), num_workers=1) as starter, starter.pair("ab
 """
 
 
+@pytest.mark.nightly
 def test_nothing_that_stands_still_outlives_a_gate_that_is_killed(tmp_path: Path) -> None:
     gate = subprocess.Popen(
         [sys.executable, "-c", PAIR, str(tmp_path)],

@@ -62,6 +62,7 @@ def test_numbers_are_those_of_the_disk(
         assert marked.cells == bare.cells
 
 
+@pytest.mark.nightly
 def test_a_run_is_compared_with_anything(
     results: Results, mlflow_server: str, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

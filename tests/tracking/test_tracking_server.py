@@ -28,6 +28,7 @@ def small_sweep(results: Results, name: str) -> None:
     write_sweep(results.sweep_folder(name), records)
 
 
+@pytest.mark.nightly
 def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: str) -> None:
     small_sweep(results, "same")
     Tracker(results).deliver(results.sweep_folder("same"))
