@@ -58,22 +58,22 @@ class SavePlan:
 
 
 @dataclass(frozen=True)
-class Interval:
+class SaveInterval:
     """A number of steps, or of seconds; neither is set where the costs of saving decide."""
 
     steps: int | None = None
     seconds: float | None = None
 
 
-def parse_interval(text: str) -> Interval | None:
+def parse_interval(text: str) -> SaveInterval | None:
     """Return the interval that a text stands for, None for never; raises ValueError."""
     if text in (AUTO, NEVER):
-        return Interval() if text == AUTO else None
+        return SaveInterval() if text == AUTO else None
     steps = STEPS.fullmatch(text)
     if steps is not None:
-        return Interval(steps=int(steps[1]))
+        return SaveInterval(steps=int(steps[1]))
     try:
-        return Interval(seconds=parse_duration(text, "", at_least=1.0))
+        return SaveInterval(seconds=parse_duration(text, "", at_least=1.0))
     except BadInput:
         raise ValueError(
             f"found {shown(text)}; allowed: a time such as 10m, steps such as 500 steps,"

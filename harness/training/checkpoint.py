@@ -47,7 +47,7 @@ from harness.training.manifest import (
 from harness.training.mesh import ParallelMesh
 from harness.training.precision import Scaler
 from harness.training.shards import (
-    Part,
+    CheckpointPart,
     SavedParts,
     SharedTensor,
     Staging,
@@ -122,7 +122,7 @@ class Checkpointer:
 
     def capture(
         self, state: TrainingState, interrupted_by: str | None = None, with_weights: bool = False
-    ) -> Part:
+    ) -> CheckpointPart:
         """Return this rank's part of a checkpoint of now, whose tensors training goes on to change.
 
         It has no parameters `with_weights`, as another file has them then.
@@ -167,7 +167,7 @@ class Checkpointer:
         }
 
     def write(
-        self, aside: Path, part: Part, is_cancelled: Callable[[], bool] = lambda: False
+        self, aside: Path, part: CheckpointPart, is_cancelled: Callable[[], bool] = lambda: False
     ) -> SealedFile:
         """Write this rank's part to a folder aside, and return its size and digest.
 

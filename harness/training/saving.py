@@ -22,7 +22,7 @@ from harness.core.errors import StorageError
 from harness.records.record import Saves
 from harness.spec.saving import SavePlan, automatic_interval, parse_interval
 from harness.training.checkpoint import Checkpointer, folder_aside
-from harness.training.shards import Part, SavingCancelled, Staging
+from harness.training.shards import CheckpointPart, SavingCancelled, Staging
 from harness.training.state import TrainingState
 
 END_SECONDS = 60.0  # that a part of a file which is being written has to end
@@ -114,7 +114,7 @@ class IntervalSaver:
         self._task = _Task(lambda task: self._write(aside, part, task))
         self._stage = "writing"
 
-    def _write(self, aside: Path, part: Part, task: _Task) -> dict[str, Any] | str:
+    def _write(self, aside: Path, part: CheckpointPart, task: _Task) -> dict[str, Any] | str:
         """Write this rank's part; return its size and digest, or why it could not be written."""
         try:
             return asdict(self._checkpointer.write(aside, part, task.is_cancelled))

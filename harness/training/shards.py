@@ -62,7 +62,7 @@ class SharedTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CheckpointPart:
     """What one rank writes: tensors by their keys in the file, and JSON that refers to them."""
 
     content: str
@@ -111,7 +111,7 @@ def _own_share(tensor: Tensor, mesh: ParallelMesh) -> tuple[Tensor, Offsets]:
     return block[start:stop], (offsets[0] + start, *offsets[1:])
 
 
-def pack(content: Mapping[str, Any], mesh: ParallelMesh) -> Part:
+def pack(content: Mapping[str, Any], mesh: ParallelMesh) -> CheckpointPart:
     """Return a rank's part with this content: plain values, tensors and shared tensors.
 
     The tensors share their memory with those of the content. Raises NotApplied for a tensor of a
@@ -120,7 +120,7 @@ def pack(content: Mapping[str, Any], mesh: ParallelMesh) -> Part:
     packer = _Packer(mesh)
     packed = packer.pack(content, "")
     text = json.dumps({"content": packed, "blocks": packer.blocks})
-    return Part(content=text, tensors=packer.tensors)
+    return CheckpointPart(content=text, tensors=packer.tensors)
 
 
 class _Packer:
@@ -183,7 +183,7 @@ class Staging:
         self._is_pinned = device.type == "cuda"
         self._copies: dict[str, Tensor] = {}
 
-    def copy(self, part: Part) -> Part:
+    def copy(self, part: CheckpointPart) -> CheckpointPart:
         """Return a copy of a part, which overwrites the one before it."""
         copies = {}
         for key, tensor in part.tensors.items():
@@ -194,11 +194,11 @@ class Staging:
         if self._is_pinned:
             torch.cuda.synchronize()
         self._copies = copies
-        return Part(content=part.content, tensors=copies)
+        return CheckpointPart(content=part.content, tensors=copies)
 
 
 def write_part(
-    path: Path, part: Part, is_cancelled: Callable[[], bool] = lambda: False
+    path: Path, part: CheckpointPart, is_cancelled: Callable[[], bool] = lambda: False
 ) -> SealedFile:
     """Write a rank's part, flushed to the disk, and return its size and digest.
 
@@ -218,7 +218,7 @@ def write_part(
     return SealedFile(size=size, sha256=digest.hexdigest())
 
 
-def _bytes_of(part: Part) -> Iterator[memoryview]:
+def _bytes_of(part: CheckpointPart) -> Iterator[memoryview]:
     """Yield the bytes of a safetensors file, some at a time: the header, then all tensors."""
     header: dict[str, Any] = {"__metadata__": {"content": part.content}}
     end = 0

@@ -118,6 +118,7 @@ def stand_still(process_id: int) -> bool:
     return {member.status() for member in family} == {psutil.STATUS_STOPPED}
 
 
+@pytest.mark.nightly
 def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_path: Path) -> None:
     usable = os.sched_getaffinity(0)
     with line_starter(tmp_path, strategy="ddp", world_size=2) as starter:
@@ -208,6 +209,7 @@ def test_a_rank_that_sleeps_and_lies_fails_by_name(tmp_path: Path) -> None:
         measured_against(SLEEPS_AND_LIES, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", [WORKS_IN_THE_UNCOUNTED_STEP, WORKS_IN_THE_IDLE_TURN])
 def test_work_can_be_hidden_neither_in_the_uncounted_step_nor_in_the_idle_turn(
     mutant: str, tmp_path: Path
