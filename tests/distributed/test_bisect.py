@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1800)]
 
 # Differences that stand out from whatever else the machine does, so that a few short pairs of
 # processes suffice.
-LOUD = ("--min-effect", "50%", "--budget", "3s")
+LOUD = ("--min-effect", "50%", "--budget", "10s")
 OTHER = (
     "\n\nMLP.optimizer, _adam = lambda self, model: _sgd(model), MLP.optimizer\n"
     "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
