@@ -22,7 +22,6 @@ from workloads.sources import CorpusData
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-VOCABULARY = 256  # every value of a byte is a token
 ROTARY_BASE = 10_000.0  # of the wavelengths of positions (Su et al. 2021)
 INITIAL_STD = 0.02  # of weights, as in GPT-2
 BETAS = (0.9, 0.95)  # of AdamW, usual for decoders (Touvron et al. 2023, arXiv:2302.13971)
@@ -96,7 +95,7 @@ class Decoder(nn.Module):
     def __init__(self, options: GPTOptions, sequence: int) -> None:
         super().__init__()
         shape = options.architecture
-        self.embedding = nn.Embedding(VOCABULARY, shape.width)
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Layer(options) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)
         cosines, sines = rotations(sequence, shape.width // shape.heads)
@@ -268,6 +267,6 @@ class GPT(Workload):
         of the model.
         """
         shape, t = self.options.architecture, self.data.sequence
-        d, f = shape.width, shape.feedforward
+        d, f, v = shape.width, shape.feedforward, shape.vocabulary
         layer = 8 * t * d**2 + 2 * d * t * (t + 1) + 6 * t * d * f
-        return 3.0 * (shape.layers * layer + 2 * t * d * VOCABULARY)
+        return 3.0 * (shape.layers * layer + 2 * t * d * v)

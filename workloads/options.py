@@ -304,15 +304,11 @@ class DistilBertOptions(Settings):
 
         Or why the tensor-parallel ranks can't share the heads of an architecture.
         """
-        ranks = axes["tensor_parallel"]
-        if axes["strategy"] == "tp":
-            ranks = axes["world_size"]
         is_pretrained = self.pretrained is not None or self.hub is not None
-        if not is_pretrained and self.architecture.heads % ranks:
-            return (
-                f"{ranks} tensor-parallel ranks can't share the {self.architecture.heads} heads of"
-                f" size {self.size or 'tiny'} evenly"
-            )
+        if not is_pretrained:
+            conflict = _heads_conflict(self.architecture, self.size or "tiny", axes)
+            if conflict is not None:
+                return conflict
         if self.padding == "longest" and axes["execution"] != "eager":
             return (
                 f"execution {axes['execution']} would compile again for every length of a batch:"
@@ -321,7 +317,7 @@ class DistilBertOptions(Settings):
         return None
 
 
-# Decoders by size; the feed-forward width is 8/3 of the width, rounded up to a multiple of 32.
+# Decoders by size, whose tokens are bytes; the feed-forward width is 8/3 of the width, rounded up to a multiple of 32.
 DECODERS = {
     "tiny": Architecture(layers=2, width=64, heads=4, feedforward=192, vocabulary=256),
     "small": Architecture(layers=4, width=256, heads=8, feedforward=704, vocabulary=256),
@@ -345,15 +341,15 @@ class GPTOptions(Settings):
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return why the tensor-parallel ranks can't share the heads of the size."""
-        ranks = axes["tensor_parallel"]
-        if axes["strategy"] == "tp":
-            ranks = axes["world_size"]
-        if self.architecture.heads % ranks == 0:
-            return None
-        return (
-            f"{ranks} tensor-parallel ranks can't share the {self.architecture.heads} heads of"
-            f" size {self.size} evenly"
-        )
+        return _heads_conflict(self.architecture, self.size, axes)
+
+
+def _heads_conflict(architecture: Architecture, size: str, axes: dict[str, Any]) -> str | None:
+    """Return why the tensor-parallel ranks of a cell can't share the heads evenly, None if they can."""
+    ranks = axes["world_size"] if axes["strategy"] == "tp" else axes["tensor_parallel"]
+    if architecture.heads % ranks == 0:
+        return None
+    return f"{ranks} tensor-parallel ranks can't share the {architecture.heads} heads of size {size} evenly"
 
 
 def _looks_like_hub_name(path: Path) -> bool:

@@ -480,6 +480,9 @@ def summarize_pairs(
     a_seconds = [sample.a_fast_seconds for sample in samples]
     b_seconds = [sample.b_fast_seconds for sample in samples]
     mean_seconds = [sample.mean_seconds for sample in samples]
+    windows = sum(len(sample.turn_seconds) for sample in samples)
+    seconds = sum(sample.seconds for sample in samples)
+    same_bits = all(sample.same_bits for sample in samples)
     return PairedResult(
         verdict=verdict,
         by_whole_turns=VERDICTS[decision] != verdict,
@@ -493,10 +496,10 @@ def summarize_pairs(
         b_rate=_mean_rate(b_seconds),
         mean_rate=_mean_rate(mean_seconds),
         pairs=len(samples),
-        windows=sum(len(sample.turn_seconds) for sample in samples),
-        seconds=sum(sample.seconds for sample in samples),
+        windows=windows,
+        seconds=seconds,
         seconds_until_certain=estimate_seconds_needed(samples, budget),
-        same_bits=all(sample.same_bits for sample in samples),
+        same_bits=same_bits,
         log_ratios=fast.tolist(),
     )
 

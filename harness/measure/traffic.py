@@ -8,15 +8,14 @@ bound of what main memory has to move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.measure.probe import ForwardContext, probe_gradients
 from workloads.base import Batch, Workload
 
 # Operators that read only the shape of a tensor.
@@ -156,33 +155,15 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def bytes_per_sample(
-    workload: Workload,
-    module: nn.Module,
-    batch: Batch,
-    forward: Callable[[], AbstractContextManager[object]],
+    workload: Workload, module: nn.Module, batch: Batch, forward: ForwardContext
 ) -> float | None:
     """Return the traffic of one forward and backward, in bytes per sample of `batch`.
 
-    Forward runs in the context `forward()`, such as autocast, with the modules in the modes that they
-    have. Parameters, gradients, buffers and the state of the random generators are as before
-    afterwards, and no hook of a wrapper runs. Returns None if memory is insufficient.
+    The training is left as it was (`probe_gradients`). Returns None if memory is insufficient.
     """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    device = batch[0].device
-    generators = [device] if device.type == "cuda" else []  # besides the CPU's
-    try:
-        with torch.random.fork_rng(generators), Traffic() as traffic:
-            with forward():
-                loss = workload.loss(module, batch)
-            # Unlike `backward`, this leaves `parameter.grad` as it is.
-            torch.autograd.grad(loss, parameters, allow_unused=True)
-    except torch.OutOfMemoryError:
+    traffic = Traffic()
+    if not probe_gradients(workload, module, batch, forward, traffic):
         return None
-    finally:
-        with torch.no_grad():
-            for buffer, original in buffers:
-                buffer.copy_(original)
     return float(traffic.bytes / len(batch[0]))
 
 

@@ -246,4 +246,5 @@ def test_srun_ends_with_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wait_until((slurm.folder / "pid").exists)
         srun = psutil.Process(int((slurm.folder / "pid").read_text(encoding="ascii")))
         leader.kill()
-    wait_until(lambda: not srun.is_running() or srun.status() == psutil.STATUS_ZOMBIE, 10)
+    _, alive = psutil.wait_procs([srun], timeout=10)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)

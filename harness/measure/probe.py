@@ -1,0 +1,45 @@
+"""Computes a forward and a backward whose results are dropped, for what counts their operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from workloads.base import Batch, Workload
+
+# Makes the context that a forward runs in, such as autocast.
+ForwardContext = Callable[[], AbstractContextManager[object]]
+
+
+def probe_gradients(
+    workload: Workload,
+    module: nn.Module,
+    batch: Batch,
+    forward: ForwardContext,
+    counting: AbstractContextManager[object],
+) -> bool:
+    """Compute the gradients of a batch in the context `counting`; return whether memory sufficed.
+
+    Modules have the modes that they have. Parameters, gradients, buffers and the state of the random
+    generators are as before afterwards, and no hook of a wrapper runs.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    device = batch[0].device
+    generators = [device] if device.type == "cuda" else []  # besides the CPU's
+    try:
+        with torch.random.fork_rng(generators), counting:
+            with forward():
+                loss = workload.loss(module, batch)
+            # Unlike `backward`, this leaves `parameter.grad` as it is.
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        with torch.no_grad():
+            for buffer, original in buffers:
+                buffer.copy_(original)
+    return True
