@@ -318,11 +318,12 @@ class Axes:
     @property
     def changed(self) -> dict[str, Any]:
         """Return the values that differ from their defaults, by the name of the axis."""
-        return {
-            name: value
-            for name, value in self.values.items()
-            if name not in DEFAULTS or value != DEFAULTS[name]
-        }
+        changed = {"batch_size": self.batch_size}  # without a default of its own
+        for name, default in DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                changed[name] = value
+        return changed
 
 
 # The dataclass field of each axis, by name, in the order of the class.
