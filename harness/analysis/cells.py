@@ -64,10 +64,18 @@ def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
 def missing_trials(sweep: Sweep, records: Sequence[Record]) -> Counter[str]:
     """Return the number of trials that the sweep asks for and that have no record, by cell id.
 
-    Records of trials that an earlier command asked for make up for none of them.
+    Records of trials that an earlier command asked for make up for none of them. Trials that a race
+    does not need are not missing.
     """
     recorded = {record.trial.id for record in records}
-    return Counter(trial.cell.id for trial in sweep.trials() if trial.id not in recorded)
+    missing = [trial for trial in sweep.trials() if trial.id not in recorded]
+    if sweep.race is not None:
+        # Only now, because it loads NumPy.
+        from harness.launch.race import SweepRace
+
+        race = SweepRace.of_records(sweep, records)
+        missing = [trial for trial in missing if race.reason_to_skip(trial) is None]
+    return Counter(trial.cell.id for trial in missing)
 
 
 def shown_seeds(sweep: Sweep, records: Sequence[Record]) -> list[int]:

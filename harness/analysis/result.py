@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import get_args
 
@@ -41,7 +41,15 @@ UNCOMPARED = re.compile(
 # Fields of environments that all trials of a cell must share, or their mean is that of nothing.
 SHARED_FIELDS = ("software.", "settings.", "harness.training", "hardware.driver")
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
-STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")  # of trials, the worst first
+LEFT_RACE = "left"  # the status of a trial that is done, of a cell that has left its race
+STATUSES = (
+    UNRECORDED,
+    "failed",
+    "interrupted",
+    "invalid",
+    LEFT_RACE,
+    "done",
+)  # of trials, the worst first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +198,15 @@ class CellResult:
     def is_recorded(self) -> bool:
         """Whether any of its trials has left a record."""
         return self.planned > self.left_out.get(UNRECORDED, 0)
+
+
+def without_result(result: CellResult) -> CellResult:
+    """Return what counts of a cell that has left its race: how many trials it had, and no mean of them.
+
+    How few they are was decided by what they measured.
+    """
+    left_out = {**result.left_out, LEFT_RACE: len(result.trials)}
+    return replace(result, trials=[], left_out=left_out)
 
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:

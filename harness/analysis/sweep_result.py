@@ -15,8 +15,9 @@ from functools import cached_property
 from harness.analysis.cells import group_by_cell, missing_trials
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
 from harness.analysis.questions import SPEED, throughput_difference
-from harness.analysis.result import CellResult, join, of_trial, unrecorded
+from harness.analysis.result import CellResult, join, of_trial, unrecorded, without_result
 from harness.core.errors import BadInput
+from harness.launch.race import Departure, SweepRace, WorkloadRace
 from harness.records.record import Record
 from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
@@ -39,6 +40,7 @@ class SweepResult:
     cells: Sequence[CellResult]  # in the order in which they are shown
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
     goal: float | None = None  # of the target metric, the steps to which are compared
+    races: Mapping[str, WorkloadRace] = field(default_factory=dict)  # by workload, if they race
 
     @staticmethod
     def of_records(
@@ -46,18 +48,31 @@ class SweepResult:
     ) -> SweepResult:
         """Return the result of a sweep from its records, every planned cell included.
 
-        Cells are in the sweep's order; trials that have no record count as unrecorded. Takes about
+        Cells are in the sweep's order; trials that have no record count as unrecorded. A cell that
+        has left its race has no results and no records here. Takes about
         as long as reading the records: each trial's steps are read once for its standard error.
         """
         by_cell = group_by_cell(records)
         missing = missing_trials(sweep, records)
+        race = SweepRace.of_records(sweep, records)
         cells = []
         for cell in sweep.cells:
             parts = [of_trial(record) for record in by_cell.get(cell.id, [])]
             if missing[cell.id]:
                 parts.append(unrecorded(cell, missing[cell.id]))
-            cells += join(parts)
-        return SweepResult(name=sweep.name, cells=cells, records=by_cell, goal=goal)
+            joined = join(parts)
+            if race.departure(cell) is not None:
+                joined = list(map(without_result, joined))
+                by_cell.pop(cell.id, None)
+            cells += joined
+        return SweepResult(
+            name=sweep.name, cells=cells, records=by_cell, goal=goal, races=race.races
+        )
+
+    def departure(self, cell: Cell) -> Departure | None:
+        """Return when and why a cell has left its race, None if it has not."""
+        race = self.races.get(cell.workload.label)
+        return None if race is None else race.departures.get(cell.id)
 
     @property
     def all_cells(self) -> list[Cell]:
@@ -86,8 +101,11 @@ class SweepResult:
     def comparison(self) -> CellComparison | None:
         """The comparison of each cell with the reference of its workload.
 
-        None where no two cells share a workload.
+        None where no two cells share a workload, and of a race: its verdicts would be of a sample
+        that its own results have ended.
         """
+        if self.races:
+            return None
         return against_first(self.side, self.goal)
 
     @cached_property
@@ -97,8 +115,11 @@ class SweepResult:
 
     @cached_property
     def attributions(self) -> Mapping[str, Attribution]:
-        """What each axis contributes, by workload; without those that have too few trials."""
-        return attributions(self.side)
+        """What each axis contributes, by workload; without those that have too few trials.
+
+        A race has none: it has the better levels of an axis more often than the others.
+        """
+        return {} if self.races else attributions(self.side)
 
     @cached_property
     def _rows(self) -> dict[str, list[MetricRow]]:
@@ -216,9 +237,11 @@ class SweepResult:
 
         The fastest itself is not among them. A cell is distinguished by the test among the cells of
         the workload (`contenders`), and by the comparison of the whole sweep where that has a
-        verdict on the two: one of them says nothing that the other denies. Raises ValueError where
-        no cell was measured.
+        verdict on the two: one of them says nothing that the other denies. In a race it is those that
+        have not left. Raises ValueError where no cell was measured.
         """
+        if workload in self.races:
+            return self.ranking(workload)[1:]
         if workload not in self._contenders:
             fastest, *slower = self.ranking(workload)
             open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
@@ -256,8 +279,11 @@ class SweepResult:
 
         That takes another measured cell, and every other one to be slower for certain. All that
         calls a cell the winner (the terminal's star, the report's badge, MLflow's description) asks
-        this.
+        this. In a race all others have to have left.
         """
+        race = self.races.get(workload)
+        if race is not None:
+            return race.is_decided and len(self.ranking(workload)) == 1
         if len(self.ranking(workload)) < 2 or self.has_single_trials(workload):
             return False
         return not self.contenders(workload)

@@ -140,6 +140,14 @@ ResultsOption = Annotated[
         help="The folder of records and of MLflow's database.",
     ),
 ]
+RaceOption = Annotated[
+    bool,
+    typer.Option(
+        "--race",
+        help="Drop cells that are certainly not the fastest, by the rules of `race:` in the sweep"
+        " file or by default ones.",
+    ),
+]
 NoWaitOption = Annotated[
     bool,
     typer.Option("--no-wait", help="Fail if another command is measuring on this machine."),
@@ -216,11 +224,14 @@ def load_sweep(
     only: str = "",
     cells: Sequence[str] = (),
     timed: bool = True,
+    race: bool = False,
 ) -> tuple[Sweep, Profile]:
     """Return the sweep with its options applied, and the profile, as `load_planned` does."""
     from harness.interface.planning import load_planned
 
-    return load_planned(sweep, settings, data, cluster, only=only, cells=cells, timed=timed)
+    return load_planned(
+        sweep, settings, data, cluster, only=only, cells=cells, timed=timed, race=race
+    )
 
 
 def with_flags(

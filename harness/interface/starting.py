@@ -58,6 +58,9 @@ class _Silent:
     def on_trial_start(self, trial: Trial) -> None:
         """Do nothing."""
 
+    def on_trial_skip(self, trial: Trial, reason: str) -> None:
+        """Do nothing."""
+
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """Do nothing."""
 

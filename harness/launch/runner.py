@@ -81,6 +81,9 @@ class TrialListener(Protocol):
     def on_trial_start(self, trial: Trial) -> None:
         """The ranks of a trial are going to be started."""
 
+    def on_trial_skip(self, trial: Trial, reason: str) -> None:
+        """A trial that was going to run is not needed any more."""
+
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """A trial still runs; `progress` is empty before its first step."""
 
@@ -93,6 +96,11 @@ class TrialListener(Protocol):
 
 def never_stop() -> str | None:
     """Return None: there is no reason to stop."""
+    return None
+
+
+def never_skip(trial: Trial) -> str | None:
+    """Return None: every trial is needed."""
     return None
 
 
@@ -146,6 +154,8 @@ class Runner:
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None] = never_stop
+    # Returns why a trial is not needed, which it is asked when the trial would begin.
+    reason_to_skip: Callable[[Trial], str | None] = never_skip
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -189,7 +199,12 @@ class Runner:
         try:
             while True:
                 while queue and free_lanes and not self.stop_reason():
-                    trial, lane = queue.pop(0), free_lanes.pop(0)
+                    trial = queue.pop(0)
+                    skipped = self.reason_to_skip(trial)
+                    if skipped is not None:
+                        self.listener.on_trial_skip(trial, skipped)
+                        continue
+                    lane = free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in first_attempts
                     life = self._run_with_resumes(trial, lane, occupancy, fresh=is_fresh)

@@ -17,6 +17,7 @@ from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
+from harness.launch.race import SweepRace
 from harness.launch.runner import RETRIES, Runner, StopRequest, TrialListener, remove_leftovers
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
@@ -55,6 +56,11 @@ class Plan:
 def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     """Return what is to do."""
     unselected = _records_left_out(sweep, folder)
+    if sweep.race is not None and sweep is not sweep.whole():
+        raise BadInput(
+            "race: found with --only or --cell, which choose a part of the sweep; allowed: a race of"
+            " all of its cells (exclude: leaves cells out)"
+        )
     if not FINISHED[redo]:
         return Plan(pending=sweep.trials(), finished=(), unselected=unselected)
     pending = []
@@ -73,6 +79,9 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
         pending.append(trial)
         if record is not None and record.status == "interrupted":
             resumed.append(record)
+    if sweep.race is not None:
+        race = SweepRace.of_records(sweep, finished)
+        pending = [trial for trial in pending if race.reason_to_skip(trial) is None]
     return Plan(
         pending=pending,
         finished=finished,
@@ -168,6 +177,14 @@ def run(
             stack.enter_context(this_machine)
         stop = StopRequest(stack.enter_context(deferred_interrupts(listener.on_message)))
         planned_here = sweep.whole().trials()
+        records = {record.trial.id: record for record in planned.finished}
+        race = SweepRace(sweep)
+
+        def reason_to_skip(trial: Trial) -> str | None:
+            """Return why a trial is not needed, now that some trials have ended."""
+            race.advance(lambda other: records.get(other.id))
+            return race.reason_to_skip(trial)
+
         runner = Runner(
             sweep=sweep,
             profile=profile,
@@ -180,10 +197,10 @@ def run(
             # On one machine, only the workload can be the cause of what ranks report of each other.
             retried_failures={"Lost"},
             stop_reason=stop.reason,
+            reason_to_skip=reason_to_skip,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
         )
-        records = {record.trial.id: record for record in planned.finished}
         for record in runner.run(planned.pending, fresh=redo == "all"):
             # As it is on the disk: the columns of all trials would fill the memory.
             path = folder.trial_folder(record.trial.id).record_path

@@ -32,7 +32,7 @@ from harness.spec.selected import SelectedSweep, select
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
-SCHEMA = "1.6"  # of sweep.json
+SCHEMA = "1.7"  # of sweep.json
 TRIAL_ID = re.compile(r"(?P<cell>.+)-s(?P<seed>-?\d{1,19})-r(?P<repeat>\d{1,9})")  # as `Trial.id`
 SWEEP_FORMAT = FileFormat(
     name="sweep", schema=SCHEMA, remedy="harness run writes it again", is_sealed=True

@@ -12,7 +12,7 @@ from statistics import fmean
 from rich.markup import escape
 
 from harness.analysis.cells import shown_seeds, summary_values, varying_axes
-from harness.analysis.result import CellResult
+from harness.analysis.result import LEFT_RACE, CellResult
 from harness.analysis.stopping import summarize_stops
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
@@ -22,7 +22,12 @@ from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, fits, narrowed, next_lines, show_table, styled
-from harness.render.findings import conclusions, mixture_sentences, too_few_notes
+from harness.render.findings import (
+    conclusions,
+    mixture_sentences,
+    race_sentences,
+    too_few_notes,
+)
 from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
 from harness.render.plan import QUIET_MACHINE
 from harness.render.roofline import needs_peaks, roofline_lines, with_measured_peaks
@@ -106,11 +111,18 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
         row.append(_marked(metric, marks.metric.get(cell.id)))
         if stop_columns:
             row += _epochs(done)
-        status = STATUS_LABELS.get(cell_result.status, cell_result.status)
-        counts = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
-        row.append(Styled(counts, STATUS_LOOKS[status]))
+        row.append(_trial_counts(result, cell_result))
         table.add_row(*row)
     return table
+
+
+def _trial_counts(result: SweepResult, cell_result: CellResult) -> Styled:
+    """Return how many of a cell's trials are done, or after how many blocks it has left its race."""
+    status = STATUS_LABELS.get(cell_result.status, cell_result.status)
+    text = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
+    if status == LEFT_RACE:
+        text = str(result.departure(cell_result.cell))
+    return Styled(text, STATUS_LOOKS[status])
 
 
 def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
@@ -303,6 +315,8 @@ def show_results(
     result = SweepResult.of_records(sweep, records)
     names = fmt.cell_names(result.all_cells, with_workload=True)
     sentences = conclusions(result, lambda cell: names[cell.id])
+    if result.races:
+        sentences += race_sentences(sweep, records, lambda cell: names[cell.id])
     for sentence in sentences:
         console.print_prose(escape(sentence))
     if sentences:

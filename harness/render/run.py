@@ -43,6 +43,7 @@ class RunView:
         self.console = console
         self.planned_count = 0  # trials to run
         self.numbers: dict[str, int] = {}  # of the trials that have ended, by id, from 1
+        self.skipped_cells: set[str] = set()  # ids of those with a trial that was not needed
         self.has_advised = False  # what to do about other programs
         self.start_time = time.monotonic()  # seconds
         columns = (
@@ -111,6 +112,14 @@ class RunView:
         self.rows[trial.id] = row
         self.progress.update(self.bar, description=trial.cell.label, news="starting")
         self._show_rows()
+
+    def on_trial_skip(self, trial: Trial, reason: str) -> None:
+        """Take the trial out of the count, and say once for each cell why its trials don't run."""
+        self.planned_count -= 1
+        self.progress.update(self.bar, total=self.planned_count)
+        if trial.cell.id not in self.skipped_cells:
+            self.skipped_cells.add(trial.cell.id)
+            self.console.print_markup(f"[dim]-[/] {escape(trial.cell.label)}: {escape(reason)}")
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """Show the step, the throughput and the loss that rank 0 has reported, and the time left.

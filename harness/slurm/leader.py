@@ -523,6 +523,10 @@ class JobListener:
         self.beat()
         log(f"{trial.id} starts: {trial.cell.label}")
 
+    def on_trial_skip(self, trial: Trial, reason: str) -> None:
+        """Log why a trial does not run."""
+        log(f"{trial.id} is not needed: {reason}")
+
     def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None:
         """Give a sign of life; `harness status` reads the trial's own report."""
         self.beat()

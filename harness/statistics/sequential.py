@@ -43,7 +43,9 @@ def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
     return ratio
 
 
-def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, Numbers]:
+def confidence_sequence(
+    values: Numbers, alpha: float = 0.05, prior: float = PRIOR
+) -> tuple[Numbers, Numbers]:
     """Return lower and upper bounds of the mean after each value, both of shape (…, n).
 
     With probability 1 - alpha all of them hold at once, so they may be checked after every value.
@@ -64,7 +66,7 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
     """
     n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
     moments = running_moments(values)
-    half_width = normal_half_width(n, moments.squares, NORMAL_SHARE * alpha)
+    half_width = normal_half_width(n, moments.squares, NORMAL_SHARE * alpha, prior)
     p = _cautious_correlation(n, moments)
     half_width = half_width * np.sqrt((1 + p) / (1 - p))
     deviation = np.sqrt(moments.squares / np.maximum(n - 1, 1))
@@ -78,13 +80,13 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
     return low, high
 
 
-def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
+def normal_half_width(n: Numbers, squares: Numbers, alpha: float, prior: float = PRIOR) -> Numbers:
     """Return half the width of a confidence sequence for independent normal values, (…, n).
 
     Exact for an unknown deviation: it is the t-test martingale under a normal mixture over effect
     sizes and the right Haar prior over the deviation (Wang and Ramdas 2025, arXiv:2310.03722, after
     Lai 1976, doi:10.1214/aos/1176343406). With n values of mean m, squared deviations S from it
-    (`squares`), and c = `PRIOR`, the martingale at mu is
+    (`squares`), and c = `prior`, the martingale at mu is
 
         sqrt(c / (n + c)) ((S + n (m - mu)^2) / (S + n (m - mu)^2 c / (n + c)))^(n/2),
 
@@ -95,8 +97,8 @@ def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
 
     infinite where b c / (n + c) is 1 or more, as few values rule nothing out.
     """
-    b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n)
-    room = 1 - b * PRIOR / (n + PRIOR)
+    b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + prior) / prior)) * 2 / n)
+    room = 1 - b * prior / (n + prior)
     is_finite = room > 0
     squared_half_width = squares * (b - 1) / (n * np.where(is_finite, room, 1.0))
     half_width = np.full(squares.shape, np.inf)
@@ -145,6 +147,13 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     unbiased = (moments.products / squares * n + 1) / np.maximum(n - 3, 1)
     p: Numbers = np.where(n > 4, np.clip(unbiased, 0.0, HIGHEST_CORRELATION), 0.0)
     return p
+
+
+def fewest_values(alpha: float, prior: float = PRIOR) -> int:
+    """Return after how many values an interval can be finite at all, at least `FEWEST_VALUES`."""
+    n = np.arange(FEWEST_VALUES, 1000, dtype=np.float64)
+    half_width = normal_half_width(n, np.ones_like(n), NORMAL_SHARE * alpha, prior)
+    return FEWEST_VALUES + int(np.isfinite(half_width).argmax())
 
 
 def half_width_after(count: int, deviation: float, alpha: float) -> float:

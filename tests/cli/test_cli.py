@@ -39,18 +39,18 @@ OPTIONS = {
     "guide": "",
     "guide search": "",
     "init": "",
-    "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --json --all",
+    "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --race --json --all",
     "axes": "",
     "run": (
         "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "
-        "--retry-failed --force --fail-fast --selftest --until --budget --parallel --tolerate-load "
+        "--retry-failed --force --fail-fast --selftest --race --until --budget --parallel --tolerate-load "
         "--no-wait --verbose --wide"
     ),
     "check": "--set --data --only --cell --cluster --results --seed --verbose --json",
     "find-lr": "--set --data --only --cell --cluster --results --steps --epochs --seeds --json",
     "submit": (
         "--cluster --set --seeds --epochs --steps --data --only --cell --results --retry-failed "
-        "--parallel --dry-run"
+        "--parallel --race --dry-run"
     ),
     "show": "--only --cell --results --phases --pivot --format --columns --output --verbose --wide",
     "compare": (
