@@ -22,6 +22,7 @@ import msgspec
 
 from harness.analysis.cells import varying_axes
 from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
+from harness.analysis.cost import CostRow, cost_rows
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
@@ -127,6 +128,7 @@ class Match:
     same_bits: int  # pairs of trials that ended with the same parameters
     pairs: int  # pairs of trials with the same seed and repeat
     rows: Sequence[MetricRow] = ()  # one for each metric, throughput first; empty until judged
+    costs: Sequence[CostRow] = ()  # empty until judged, and where a profile states no price
 
     @staticmethod
     def of(a: CellResult, b: CellResult, b_side: str) -> Match:
@@ -595,7 +597,8 @@ def _judge_matches(
         )
     judged = []
     for match, rows_of_match in zip(matches, rows, strict=True):
-        judged.append(replace(match, rows=rows_of_match))
+        costs = cost_rows(match.a, match.b, rules.goal)
+        judged.append(replace(match, rows=rows_of_match, costs=costs))
     return CellComparison(
         matches=judged,
         differences=differences,

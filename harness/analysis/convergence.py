@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from harness.analysis.questions import MetricDifference, are_identical, with_smallest_step
-from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.result import CellResult, MetricPoint, TrialResult
 from harness.records.record import TargetMetric
 from harness.statistics.estimate import Estimate, paired
 from harness.statistics.verdict import Metric, Question
@@ -42,7 +42,8 @@ def steps_by_seed(cell: CellResult, goal: float) -> dict[int, float | None]:
     by_seed: dict[int, list[float | None]] = {}
     for trial in cell.trials:
         if trial.improvements:
-            by_seed.setdefault(trial.seed, []).append(_steps_to(cell, trial, goal))
+            point = first_at_goal(cell, trial, goal)
+            by_seed.setdefault(trial.seed, []).append(None if point is None else float(point.step))
     means: dict[int, float | None] = {}
     for seed, repeats in by_seed.items():
         reached = [steps for steps in repeats if steps is not None]
@@ -50,15 +51,15 @@ def steps_by_seed(cell: CellResult, goal: float) -> dict[int, float | None]:
     return means
 
 
-def _steps_to(cell: CellResult, trial: TrialResult, goal: float) -> float | None:
-    """Return the steps until a trial reached the goal, None if it never did."""
+def first_at_goal(cell: CellResult, trial: TrialResult, goal: float) -> MetricPoint | None:
+    """Return the first evaluation at which a trial had reached the goal, None if it never did."""
     assert cell.target is not None
     for point in trial.improvements:
         is_reached = point.value >= goal
         if not cell.target.higher_is_better:
             is_reached = point.value <= goal
         if is_reached:
-            return float(point.step)
+            return point
     return None
 
 

@@ -21,6 +21,7 @@ from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.code import Code
 from harness.records.company import ALONE
+from harness.records.cost import TrialCost, seconds_until, trial_cost
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
 from harness.records.record import Rank0Report, Record, TargetMetric, ThroughputUnit
@@ -58,6 +59,7 @@ class MetricPoint:
 
     step: Number  # optimizer steps
     value: float
+    seconds: Amount | None = None  # from the start of training to the end of the evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,7 @@ class TrialResult:
     # The evaluations that were better than all before them, so that every goal's first is there. A
     # baseline keeps none, and is of the same trials nevertheless.
     improvements: Sequence[MetricPoint] = field(default=(), compare=False)
+    cost: TrialCost | None = None  # None where the cluster profile stated no price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,13 +318,14 @@ def _trial_result(record: Record) -> TrialResult:
         metric=record.summary.final_metric,
         parameter_digest=record.rank0.parameter_digest,
         order_digest=record.order_digest,
-        improvements=_improvements(record.rank0),
+        improvements=_improvements(record, record.rank0),
+        cost=trial_cost(record),
         company=company,
         lanes=lanes,
     )
 
 
-def _improvements(report: Rank0Report) -> list[MetricPoint]:
+def _improvements(record: Record, report: Rank0Report) -> list[MetricPoint]:
     """Return the evaluations whose target metric was better than that of all before them."""
     name, higher_is_better = report.target.name, report.target.higher_is_better
     points: list[MetricPoint] = []
@@ -329,7 +333,8 @@ def _improvements(report: Rank0Report) -> list[MetricPoint]:
     for evaluation in report.evaluations:
         value = evaluation.metrics[name]
         if best is None or (value > best if higher_is_better else value < best):
-            points.append(MetricPoint(step=evaluation.step, value=value))
+            seconds = seconds_until(record, evaluation)
+            points.append(MetricPoint(step=evaluation.step, value=value, seconds=seconds))
             best = value
     return points
 

@@ -23,6 +23,7 @@ from harness.records.record import (
     Telemetry,
 )
 from harness.records.series import Numbers, Series, mean_over_ranks
+from harness.spec.price import parse_price
 
 # The figures of a summary that the times of its steps come to, and by how much they may differ:
 # another version of NumPy adds in another order.
@@ -32,7 +33,7 @@ TOLERANCE = 1e-6
 
 def header_problem(record: Record) -> str | None:
     """Return the first contradiction in the header of a record."""
-    problem = _status_problem(record) or _count_problem(record)
+    problem = _status_problem(record) or _count_problem(record) or _price_problem(record)
     if problem is not None or record.summary is None:
         return problem
     for check in (_step_count_problem, _evaluation_problem, _confusion_problem, _range_problem):
@@ -91,6 +92,17 @@ def _count_problem(record: Record) -> str | None:
     count = len(record.ranks)
     if count > world_size or (record.summary is not None and count < world_size):
         return f"ranks: found {count}; allowed: all {world_size} of them"
+    return None
+
+
+def _price_problem(record: Record) -> str | None:
+    """Return whether the price that the trial ran at is none."""
+    text = record.settings.profile.get("price_per_hour") if record.settings is not None else None
+    try:
+        if text is not None:
+            parse_price(text)
+    except (TypeError, ValueError):
+        return f"settings.profile.price_per_hour: found {text!r}; allowed: a price, as in 2.49 USD"
     return None
 
 

@@ -62,12 +62,15 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
 def _match_rows(match: Match) -> list[list[Content]]:
     """Return the texts of a match's rows: the side of B, then one for each of `COLUMNS`.
 
-    The last row says how many pairs of trials ended with the same parameters, bit for bit. It has
-    no verdict, as nothing about it is uncertain.
+    Costs have no verdict of their own. The last row says how many pairs of trials ended with the
+    same parameters, bit for bit. It has no verdict, as nothing about it is uncertain.
     """
     rows: list[list[Content]] = []
     for row in match.rows:
         rows.append([match.b_side, *_row_texts(row)])
+    for cost in match.costs:
+        means = fmt.cost(cost.a), fmt.cost(cost.b)
+        rows.append([match.b_side, cost.name, *means, fmt.ratio(cost.ratio), "", "", "", ""])
     bits = fmt.MISSING
     if match.pairs:
         bits = f"{match.same_bits} of {match.pairs}"
@@ -189,6 +192,7 @@ def _json_match(match: Match) -> dict[str, Any]:
         "same_bits": match.same_bits,
         "pairs": match.pairs,
         "metrics": list(map(row_fields, match.rows)),
+        "costs": list(map(asdict, match.costs)),
     }
 
 

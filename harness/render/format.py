@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.cells import naming_axes
@@ -178,13 +178,23 @@ def shown_bounds(interval: Interval) -> tuple[float, float] | None:
 
 
 def throughput(interval: Interval | None) -> str:
-    """Return a mean throughput with the half width of its interval in percent: `12,345 ±1.2%`.
+    """Return a mean throughput with the half width of its interval in percent: `12,345 ±1.2%`."""
+    return _with_relative_interval(interval, samples_per_second)
+
+
+def cost(interval: Interval | None) -> str:
+    """Return a mean cost with the half width of its interval in percent: `0.00123 ±1.2%`."""
+    return _with_relative_interval(interval, "{:.3g}".format)
+
+
+def _with_relative_interval(interval: Interval | None, written: Callable[[float], str]) -> str:
+    """Return a mean with the half width of its interval in percent, each number as `written`.
 
     A wide interval is far from symmetric, so its bounds are written out.
     """
     if interval is None:
         return MISSING
-    mean = samples_per_second(interval.mean)
+    mean = written(interval.mean)
     shown = shown_bounds(interval)
     if shown is None or interval.half_width is None:
         return mean
@@ -192,7 +202,7 @@ def throughput(interval: Interval | None) -> str:
     if relative_half_width <= WIDEST_SYMMETRIC:
         return f"{mean} ±{relative_half_width:.1%}"
     low, high = shown
-    return f"{mean} ({samples_per_second(low)} to {samples_per_second(high)})"
+    return f"{mean} ({written(low)} to {written(high)})"
 
 
 def metric_value(value: float | None) -> str:

@@ -12,6 +12,7 @@ from statistics import fmean
 from rich.markup import escape
 
 from harness.analysis.cells import shown_seeds, summary_values, varying_axes
+from harness.analysis.cost import currency, epoch_cost, stop_cost
 from harness.analysis.result import LEFT_RACE, CellResult
 from harness.analysis.stopping import summarize_stops
 from harness.analysis.sweep_result import SweepResult
@@ -72,7 +73,8 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     cell with another mark if that is certain. Model FLOPs utilization has a column where
     any trial has one. Where workloads have different target metrics, each value has its metric's
     name before it. Where trials have a rule for stopping, there are the mean epochs that they trained,
-    and those until their best evaluation.
+    and those until their best evaluation. Where a cluster profile states a price, there is the cost of
+    an epoch, and of trials that reached the goal of such a rule that of the goal.
     """
     records = list(chain.from_iterable(result.records.values()))
     axes = varying_axes(sweep.cells)
@@ -81,11 +83,9 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     metric_column = "metric"
     if len(targets) == 1:
         (metric_column,) = targets
-    stop_columns: list[str] = []
-    if any(record.rank0 and record.rank0.stop for record in records):
-        stop_columns = ["epochs", "best at"]
     unit = _common_unit(result.cells)
-    numbers = [unit, "step ms", *mfu_columns, metric_column, *stop_columns]
+    more_columns = _stop_columns(result) | _cost_columns(result)
+    numbers = [unit, "step ms", *mfu_columns, metric_column, *more_columns]
     table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
     if is_short:
         table = Table(["workload", "cell", *numbers, "trials"], numbers, wrapped=["cell"])
@@ -109,8 +109,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
             # Three significant digits: on CPUs it can be a small fraction of a percent.
             row.append(fmt.MISSING if utilization is None else f"{utilization * 100:.3g}%")
         row.append(_marked(metric, marks.metric.get(cell.id)))
-        if stop_columns:
-            row += _epochs(done)
+        row += [texts.get(cell.id, fmt.MISSING) for texts in more_columns.values()]
         row.append(_trial_counts(result, cell_result))
         table.add_row(*row)
     return table
@@ -131,7 +130,8 @@ def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
     A cell has the name that tells it from the others of its workload instead of its id and its axes,
     and the columns that matter least are left out.
     """
-    return narrowed(result_table(sweep, result, is_short=True), OPTIONAL_COLUMNS)
+    optional = [*OPTIONAL_COLUMNS, *_cost_columns(result)]
+    return narrowed(result_table(sweep, result, is_short=True), optional)
 
 
 def _common_unit(results: Sequence[CellResult]) -> str:
@@ -157,13 +157,36 @@ def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:
     return columns
 
 
-def _epochs(records: Sequence[Record]) -> list[str]:
-    """Return the mean epochs that trials trained, and those until their best evaluation."""
-    summary = summarize_stops(records)
-    if summary is None:
-        return [fmt.MISSING, fmt.MISSING]
-    best = fmt.MISSING if summary.epochs_to_best is None else f"{summary.epochs_to_best:.3g}"
-    return [f"{summary.epochs:.3g}", best]
+def _stop_columns(result: SweepResult) -> dict[str, dict[str, str]]:
+    """Return the columns of the mean epochs that trials trained, and those until their best evaluation.
+
+    Each has its texts by the id of the cell. There is none where no trial has a rule for stopping.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for cell in result.all_cells:
+        summary = summarize_stops(result.done_records(cell))
+        if summary is None:
+            continue
+        columns.setdefault("epochs", {})[cell.id] = f"{summary.epochs:.3g}"
+        best_texts = columns.setdefault("best at", {})
+        if summary.epochs_to_best is not None:
+            best_texts[cell.id] = f"{summary.epochs_to_best:.3g}"
+    return columns
+
+
+def _cost_columns(result: SweepResult) -> dict[str, dict[str, str]]:
+    """Return the columns of costs by their titles, each with its texts by the id of the cell.
+
+    There is none without a price in the cluster profile.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for cell in result.cells:
+        unit = currency(cell)
+        to_goal = stop_cost(result.done_records(cell.cell))
+        for purpose, cost in (("/epoch", epoch_cost(cell)), (" to goal", to_goal)):
+            if unit is not None and cost is not None:
+                columns.setdefault(f"{unit}{purpose}", {})[cell.cell.id] = fmt.cost(cost)
+    return columns
 
 
 def _mean_summary(records: Sequence[Record], field: str) -> float | None:

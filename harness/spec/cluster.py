@@ -20,6 +20,7 @@ from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
 from harness.spec.environment import PREFIX
+from harness.spec.price import parse_price
 from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_between_failures
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
@@ -56,6 +57,9 @@ class Profile:
     forkserver: bool = True
     # How long ranks of a trial run until one is lost, on average: `checkpoint: {every: auto}` needs it.
     mean_time_between_failures: str = DEFAULT_MEAN_TIME_BETWEEN_FAILURES
+    # Of one rank, that is of its GPU or of its share of the machine, as in 2.49 USD; null: no costs
+    # are shown.
+    price_per_hour: str | None = None
     # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
@@ -66,6 +70,11 @@ class Profile:
             parse_time_between_failures(self.mean_time_between_failures)
         except ValueError as error:
             raise ValueError(f"mean_time_between_failures: {error}") from None
+        try:
+            if self.price_per_hour is not None:
+                parse_price(self.price_per_hour)
+        except ValueError as error:
+            raise ValueError(f"price_per_hour: {error}") from None
         reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)

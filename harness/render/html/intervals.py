@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.analysis.compare import MetricRow
+from harness.analysis.cost import cost_to_goal, currency, epoch_cost
 from harness.render import format as fmt
 from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
 from harness.render.html.rows import NO_BADGE, Bounds, RatioScale, RowGroup, Scale
@@ -192,6 +193,48 @@ def accuracy(report: Report) -> list[RowGroup]:
         if evaluated:
             groups.append(_metric_group(report, workload, evaluated))
     return groups
+
+
+def costs(report: Report) -> list[RowGroup]:
+    """Return each cell's cost of an epoch, and with a goal that of the goal, by workload.
+
+    A goal has no cost where a seed never reached it, or was interrupted on the way.
+    """
+    groups = []
+    goal = report.result.goal
+    for workload, cells in report.shown.items():
+        for unit in sorted({currency(cell.result) or "" for cell in cells} - {""}):
+            of_unit = [cell for cell in cells if currency(cell.result) == unit]
+            epochs = [(cell, epoch_cost(cell.result)) for cell in of_unit]
+            groups += _cost_groups(f"{workload}: {unit}/epoch", epochs)
+            if goal is not None:
+                reached = [(cell, cost_to_goal(cell.result, goal)) for cell in of_unit]
+                groups += _cost_groups(f"{workload}: {unit} to {goal:g}", reached)
+    return groups
+
+
+def _cost_groups(title: str, costs: Sequence[tuple[ReportCell, Interval | None]]) -> list[RowGroup]:
+    """Return the cells whose cost is known, against the first of them; nothing without any."""
+    known = [(cell, cost) for cell, cost in costs if cost is not None]
+    if not known:
+        return []
+    first_cell, first_cost = known[0]
+    ratios: list[tuple[float, Bounds | None]] = []
+    bounds: list[float] = []
+    for _, cost in known:
+        shown = fmt.shown_bounds(cost)
+        relative = None
+        if shown is not None:
+            relative = shown[0] / first_cost.mean, shown[1] / first_cost.mean
+        ratios.append((cost.mean / first_cost.mean, relative))
+        bounds += relative or ()
+    scale = RatioScale([ratio for ratio, _ in ratios], bounds)
+    rows = []
+    for (cell, cost), (ratio, relative) in zip(known, ratios, strict=True):
+        rows.append(scale.span(cell.name, ratio, relative, fmt.cost(cost)))
+    note = f"1× is {first_cell.name}"
+    mark = scale.position(1.0)
+    return [RowGroup(title=title, rows=rows, ticks=scale.ticks(), mark=mark, note=note)]
 
 
 def _metric_group(

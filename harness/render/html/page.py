@@ -318,6 +318,16 @@ SECTIONS = (
         needs="a goal that cells of one workload reached: harness results report SWEEP --to-reach VALUE",
     ),
     Section(
+        id="cost",
+        title="Cost",
+        kind="spans",
+        build=intervals.costs,
+        about="of an epoch of steady steps, and with --to-reach from the first step until the target"
+        " metric reaches the goal, evaluations included: geometric means with 95% intervals, at the"
+        " price of a rank's hour in the cluster profile",
+        needs="price_per_hour in the cluster profile, such as price_per_hour: 2.49 USD",
+    ),
+    Section(
         id="stopping",
         title="Early stopping",
         kind="bars",
