@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -49,6 +50,9 @@ LIMIT_VARIABLE = "HARNESS_COMPILE_CACHE_GB"
 DEFAULT_LIMIT = 5.0  # GB
 LOCK_TIMEOUT = 60.0  # seconds that a folder which is being removed is waited for
 COMPILER_TIMEOUT = 30.0  # seconds in which the C++ compiler names its version
+
+# Of a 64-bit ELF file: where the table of its sections begins, the size of an entry, and their number.
+ELF_HEADER = struct.Struct("=40xQ10xHH2x")
 
 # Of this process, as numbers: a process that a forkserver forks has all inherited files closed, and
 # a file object would close whatever has got the same number since.
@@ -141,10 +145,12 @@ def share_cache(workload: str, device: torch.device) -> None:
     """Have torch's compilers cache in the folder that trials of a workload share.
 
     It stays as long as this process, or until `release`. Raises BadInput if there can't be one.
+    Libraries that a killed compiler has left there unfinished are removed.
     """
     global _cache_lock
     folder = _environment_folder(device) / safe_folder_name(workload)
     _cache_lock = _hold(folder)
+    remove_torn_libraries(folder)
     for variable in CACHE_VARIABLES:
         os.environ[variable] = str(folder)
 
@@ -161,6 +167,48 @@ def release(*, clear_surplus: bool) -> None:
     _cache_lock = None
     if clear_surplus:
         clear(root(), size_limit())
+
+
+def remove_torn_libraries(folder: Path) -> list[Path]:
+    """Remove the libraries of a workload that are not whole, and return them.
+
+    The compiler writes a library where torch looks for it, so that one which was killed leaves a part,
+    and torch takes whatever is there. While torch compiles a library, it holds a lock that is named
+    as the library is: one that another trial is writing at this moment is left alone.
+    """
+    removed = []
+    for library in folder.glob("*/*.so"):
+        if _is_whole(library):
+            continue
+        key = library.name.partition(".")[0]
+        locks = folder / "locks"
+        locks.mkdir(exist_ok=True)
+        with (locks / f"{key}.lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if not _is_whole(library):
+                library.unlink(missing_ok=True)
+                removed.append(library)
+    return removed
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether a library has the table that ends an ELF file, whose place its first bytes say.
+
+    Linkers write these bytes last. A library that another rank has just removed counts as whole.
+    """
+    try:
+        with library.open("rb") as file:
+            header = file.read(ELF_HEADER.size)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return True
+    if len(header) < ELF_HEADER.size or not header.startswith(b"\x7fELF"):
+        return False
+    table, entry_size, entries = ELF_HEADER.unpack(header)
+    return bool(table) and size >= table + entry_size * entries
 
 
 def list_entries(parent: Path) -> list[CacheEntry]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from filelock import FileLock
 
 from harness.core.errors import BadInput
 from harness.training import compile_cache
@@ -93,6 +97,66 @@ def test_what_a_trial_uses_stays_until_it_lets_go(
     monkeypatch.setenv(compile_cache.LIMIT_VARIABLE, "0.000001")
     compile_cache.release(clear_surplus=True)
     assert not used.exists()
+
+
+def add_libraries(folder: Path) -> dict[str, Path]:
+    """Leave a whole library in a workload's folder, and what killed compilers would."""
+    whole = Path(msgspec._core.__file__).read_bytes()
+    contents = {
+        "whole": whole,
+        "half": whole[: len(whole) // 2],
+        "empty": b"",
+        "zeros": bytes(9999),
+    }
+    libraries = {}
+    for name, content in contents.items():
+        libraries[name] = folder / "ab" / f"{name}.main.so"
+        libraries[name].parent.mkdir(parents=True, exist_ok=True)
+        libraries[name].write_bytes(content)
+    return libraries
+
+
+def test_what_a_killed_compiler_has_left_is_removed_before_it_is_used(root: Path) -> None:
+    compile_cache.share_cache("mlp", CPU)
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    compile_cache.release(clear_surplus=False)
+    libraries = add_libraries(folder)
+    compile_cache.share_cache("mlp", CPU)
+    assert {name for name, path in libraries.items() if path.exists()} == {"whole"}
+
+
+def test_a_library_that_another_trial_is_compiling_is_left_alone(tmp_path: Path) -> None:
+    """Torch holds the library's lock from before the compiler starts until it has ended."""
+    libraries = add_libraries(tmp_path)
+    lock = FileLock(str(tmp_path / "locks" / "half.lock"), timeout=1)
+    (tmp_path / "locks").mkdir()
+    with lock:
+        removed = compile_cache.remove_torn_libraries(tmp_path)
+        assert libraries["half"] not in removed
+        assert libraries["half"].exists()
+    assert compile_cache.remove_torn_libraries(tmp_path) == [libraries["half"]]
+
+
+@pytest.mark.nightly
+def test_torch_compiles_a_library_again_that_was_torn(root: Path) -> None:
+    """It names the lock of a library as the library is named; another version may do it otherwise."""
+    program = """
+import torch
+from harness.training import compile_cache
+compile_cache.share_cache("mlp", torch.device("cpu"))
+x = torch.arange(8.0)
+assert torch.equal(torch.compile(lambda x: x.sin() + x.cos())(x), x.sin() + x.cos())
+"""
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, check=True, timeout=300)
+    sizes = {library: library.stat().st_size for library in root.glob("*/mlp/*/*.so")}
+    assert sizes
+    for library, size in sizes.items():
+        key = library.name.partition(".")[0]
+        assert (library.parent.parent / "locks" / f"{key}.lock").exists()
+        os.truncate(library, size // 2)
+    subprocess.run(command, check=True, timeout=300)
+    assert {library: library.stat().st_size for library in sizes} == sizes
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "inf"])
