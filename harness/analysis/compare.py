@@ -40,6 +40,7 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware import certificate
 from harness.records.differences import as_text, code_fields, differences, shown
+from harness.records.record import THROUGHPUT_UNITS
 from harness.spec.axes import AXES
 from harness.spec.cell import SECTIONS, Cell, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
@@ -171,7 +172,7 @@ class MetricRow:
     @property
     def is_throughput(self) -> bool:
         """Whether it is throughput that is compared."""
-        return self.metric.name == SPEED.name
+        return self.metric.name in THROUGHPUT_UNITS
 
     @property
     def is_target_metric(self) -> bool:
@@ -630,8 +631,12 @@ def _missing(
     and only noted (`_notes`).
     """
     problems = []
-    if speed is None:
-        problems.append(f"no measured throughput in {_unmeasured_sides(match)}")
+    unmeasured = _unmeasured_sides(match)
+    if speed is None and not unmeasured:
+        units = " and ".join(f"{side.throughput_unit} in {letter}" for letter, side in match.sides)
+        problems.append(f"throughput is in {units}, which can't be compared")
+    elif speed is None:
+        problems.append(f"no measured throughput in {unmeasured}")
     else:
         if accuracy is None and (match.a.target or match.b.target):
             problems.append("no target metric that both sides have")

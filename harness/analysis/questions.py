@@ -22,7 +22,7 @@ from harness.statistics.trials import independent_values
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
-    name="samples/s",
+    name="samples/s",  # or another unit of throughput
     higher_is_better=True,
     relative=True,
     min_effect=0.01,
@@ -91,14 +91,14 @@ def drifts(sides: Sequence[CellResult], drift_by_hardware: Mapping[str, Drift]) 
 def throughput_difference(
     a: CellResult, b: CellResult, min_effect: float, drift_by_hardware: Mapping[str, Drift]
 ) -> MetricDifference | None:
-    """Return the log ratio of throughputs, None if one side has none.
+    """Return the log ratio of throughputs, None if one side has none or if their units differ.
 
     By pairs where the sides ran interleaved, one pair after the other. Otherwise the sides are
     independent, and differ by the drift of their hardware too, as far as that is known.
     `min_effect` is the smallest change that matters, a fraction.
     """
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
-    if not logs_a or not logs_b:
+    if not logs_a or not logs_b or a.throughput_unit != b.throughput_unit:
         return None
     log_ratios = _interleaved_log_ratios(a, b)
     if log_ratios:
@@ -106,7 +106,7 @@ def throughput_difference(
     else:
         drift = drifts((a, b), drift_by_hardware)
         estimate = unpaired(_independent_logs(a), _independent_logs(b), drift)
-    metric = replace(SPEED, min_effect=min_effect)
+    metric = replace(SPEED, name=b.throughput_unit, min_effect=min_effect)
     return MetricDifference(
         question=Question(metric=metric, estimate=estimate),
         mean_a=math.exp(fmean(logs_a)),

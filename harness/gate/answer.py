@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.analysis.compare import CODE_FIELDS, CellComparison, Match, MetricRow
-from harness.analysis.questions import SPEED
 from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
+from harness.records.record import THROUGHPUT_UNITS
 from harness.spec.cell import Cell
 from harness.statistics.verdict import ALPHA
 
@@ -118,7 +118,7 @@ def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
     """
     measured = {row.verdict.question.metric.name for row in match.rows}
     lacking = []
-    if SPEED.name not in measured:
+    if measured.isdisjoint(THROUGHPUT_UNITS):
         lacking.append("throughput")
     target = match.a.target or match.b.target
     if target is not None and target.name not in measured:

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.redaction import redact_text
+from harness.records.record import THROUGHPUT_UNITS, ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
 # with every change of the messages, the arguments of `turn_worker` or the content of `trial.json`.
@@ -95,7 +96,9 @@ class TrainingArm:
     def __init__(self, name: str, log: Path, secrets: Sequence[str] = ()) -> None:
         self.name = name  # of the tree, for messages
         self.log = log  # the output of its ranks
-        self.batch_size = 1  # over all ranks, as they report when they are ready
+        # As ranks report when they are ready; the batch size is that of all of them.
+        self.batch_size = 1
+        self.unit: ThroughputUnit = "samples/s"
         self.secrets = secrets  # texts that are removed from messages
         self.sockets: dict[int, socket.socket] = {}  # by rank
         self.lines: dict[int, TextIO] = {}  # messages of each rank
@@ -157,10 +160,13 @@ class TrainingArm:
 
         Raises HarnessError if it reports none, and as `receive` does.
         """
-        batch_size = self.receive(rank, START_TIMEOUT).get("batch_size")
+        message = self.receive(rank, START_TIMEOUT)
+        batch_size = message.get("batch_size")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise HarnessError(f"{self.name}: rank {rank} reported no batch size; log: {self.log}")
         self.batch_size = batch_size
+        if message.get("unit") in THROUGHPUT_UNITS:
+            self.unit = message["unit"]
 
     def receive(self, rank: int, timeout: float) -> dict[str, Any]:
         """Return a rank's next message.

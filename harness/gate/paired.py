@@ -21,6 +21,7 @@ from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.arms import ArmTurn, TrainingArm, milliseconds
 from harness.gate.pairs import PairStarter
+from harness.records.record import ThroughputUnit
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import (
@@ -114,9 +115,10 @@ class PairedResult:
     whole_ratio: float | None = None
     whole_low: float | None = None
     whole_high: float | None = None
-    a_rate: float | None = None  # samples/s, in undisturbed steps
-    b_rate: float | None = None  # samples/s, in undisturbed steps
-    mean_rate: float | None = None  # samples/s of both arms together, in all counted steps
+    unit: ThroughputUnit = "samples/s"  # of the rates
+    a_rate: float | None = None  # in undisturbed steps
+    b_rate: float | None = None  # in undisturbed steps
+    mean_rate: float | None = None  # of both arms together, in all counted steps
     pairs: int = 0  # of processes
     windows: int = 0  # of all pairs together
     seconds: float = 0.0  # in the turns
@@ -162,6 +164,7 @@ class PairSample:
     b_first: bool  # whether the first window is B's
     seconds: float  # in all turns, by the gate's clock
     same_bits: bool
+    unit: ThroughputUnit = "samples/s"  # steps/s where a step counts as one sample
     # By arm, the error about a rank most of whose turns take far longer than it reports.
     misreports: Mapping[str, str] = field(default_factory=dict)
 
@@ -375,6 +378,7 @@ def sample_pair(
         b_first=next(iter(arms)) == "b",
         seconds=spent,
         same_bits=same_bits,
+        unit=arms["a"].unit,
         misreports=find_misreports(arms, turns),
     )
 
@@ -492,6 +496,7 @@ def summarize_pairs(
         whole_ratio=math.exp(float(whole.mean())),
         whole_low=whole_low,
         whole_high=whole_high,
+        unit=samples[0].unit,
         a_rate=_mean_rate(a_seconds),
         b_rate=_mean_rate(b_seconds),
         mean_rate=_mean_rate(mean_seconds),
@@ -505,7 +510,7 @@ def summarize_pairs(
 
 
 def _mean_rate(seconds: Sequence[float]) -> float:
-    """Return a throughput in samples/s, the geometric mean over pairs, from seconds a sample."""
+    """Return a throughput, the geometric mean over pairs, from seconds a sample."""
     return 1 / geometric_mean(seconds)
 
 

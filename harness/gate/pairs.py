@@ -130,6 +130,7 @@ class PairStarter:
                     process.pid for name, process in processes.items() if name.arm == key
                 ]
                 arm.watch(process_ids, with_delays=self._can_measure_delays())
+            refuse_different_units(list(arms.values()))
             for arm in arms.values():
                 arm.freeze()
             yield arms
@@ -251,6 +252,13 @@ def connect_rank(
             f"{arm.name}: its turn worker speaks protocol {protocol}; allowed: {PROTOCOL}"
         )
     arm.connect(name.rank, connection, lines)
+
+
+def refuse_different_units(arms: Sequence[TrainingArm]) -> None:
+    """Raise HarnessError where an arm's samples are counted and those of the other one are not."""
+    if len({arm.unit for arm in arms}) > 1:
+        found = " and ".join(f"{arm.unit} in {arm.name}" for arm in arms)
+        raise HarnessError(f"throughput is in {found}, which can't be compared")
 
 
 def _process_group(process_id: int) -> int:

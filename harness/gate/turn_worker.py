@@ -5,7 +5,8 @@ socket, so the arm may be of another revision than the gate. A rank
 sends
 
 - `{"protocol": PROTOCOL, "side": ARM, "rank": N}` when it starts,
-- `{"ready": true, "batch_size": N}` when it is built; the batch size is that of all ranks,
+- `{"ready": true, "batch_size": N}` when it is built; the batch size is that of all ranks; a script
+  whose samples nobody counts adds `"unit": "steps/s"` and has a batch size of 1,
 - `{"seconds": [...], "losses": DIGEST}` when a turn is over, and `{"failure": TEXT}` when it fails,
 
 and receives `{"steps": N}` for each turn. It ends when the connection is cut.
@@ -30,6 +31,8 @@ from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
 from harness.gate.arms import PROTOCOL
 from harness.records.assignment import read_assignment
+from harness.records.record import ThroughputUnit
+from harness.spec.cell import Cell
 from harness.training.build import build_trial
 from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
 from harness.training.ranks import Ranks
@@ -105,20 +108,24 @@ class TakingTurns(Hooks):
 class ScriptTurns(TakingTurns):
     """Makes a script train in turns: between two of its steps it waits for the next one."""
 
-    def __init__(self, turns: TurnSocket, observed: ScriptObserver, batch_size: int) -> None:
-        """Take turns with a script whose global batch has `batch_size` samples unless it says more."""
+    def __init__(self, turns: TurnSocket, observed: ScriptObserver, cell: Cell) -> None:
+        """Take turns with a script whose global batch is the cell's unless it reports its own."""
         super().__init__(turns)
         self._observed = observed
-        self._batch_size = batch_size
+        self._cell = cell
         self._is_ready = False
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Report that the script is ready, the first time, and wait for a turn if the last is over."""
         if not self._is_ready:
+            batch_size = self._cell.axes.batch_size
+            unit: ThroughputUnit = "samples/s"
             reported = self._observed.reports.samples_per_step
             if reported:
-                self._batch_size = max(1, round(reported * self._observed.ranks.world_size))
-            self._turns.send(ready=True, batch_size=self._batch_size)
+                batch_size = max(1, round(reported * self._observed.ranks.world_size))
+            elif self._cell.level("batch_size") is None:
+                batch_size, unit = 1, "steps/s"
+            self._turns.send(ready=True, batch_size=batch_size, unit=unit)
             self._is_ready = True
         return super().before_segment(state, stop)
 
@@ -180,7 +187,7 @@ def run_script_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) ->
     assignment = prepare_rank(folder)
     with observe(assignment, folder, ranks, TrainingState()) as observed:
         observed.skipped_steps = 1
-        observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell.axes.batch_size)
+        observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell)
         execute(assignment, folder)
     raise HarnessError(
         f"{observed.uses} ended after {observed.state.step + 1} steps, before the gate had measured"

@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 from harness.core.import_path import ROOT
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
@@ -45,6 +45,7 @@ SCHEMA = "6.10"
 # keyed: computed index by index; shards: a few files at a time; stream: as they come
 SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 ThroughputUnit = Literal["samples/s", "steps/s"]
+THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
 

@@ -265,8 +265,8 @@ def show_saved(saved: Sequence[Saved]) -> None:
 
 def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
     """Print one row a baseline; `baselines` are their files with what they hold."""
-    columns = ["hardware", "cell", "label", "samples/s", "trials", "code"]
-    table = Table(columns, ["samples/s", "trials"])
+    unit = fmt.common_unit([result for _, result in baselines])
+    table = Table(["hardware", "cell", "label", unit, "trials", "code"], [unit, "trials"])
     # The folder of a baseline is named after the hardware, the file after the cell's id.
     for path, result in baselines:
         # Comparisons use the mean of logarithms, so this is the number that they compare with.
@@ -276,7 +276,7 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
             path.parent.name,
             path.stem,
             result.cell.label,
-            fmt.samples_per_second(mean),
+            fmt.in_column(fmt.samples_per_second(mean), result, unit),
             str(len(result.trials)),
             " and ".join(result.conditions["code"]),
         )
@@ -293,7 +293,7 @@ def show_baseline(path: Path, result: CellResult) -> None:
     for kind, values in result.conditions.items():
         console.print_text(f"{kind:9}{' and '.join(values)}")
     metric = result.target.name if result.target else "metric"
-    numbers = ["seed", "repeat", "samples/s", "standard error", metric]
+    numbers = ["seed", "repeat", result.throughput_unit, "standard error", metric]
     table = Table([*numbers, "parameters"], numbers)
     for trial in result.trials:
         table.add_row(

@@ -20,10 +20,11 @@ from harness.spec.cell import LABEL_AXES, short_axis
 
 if TYPE_CHECKING:
     from harness.analysis.compare import MetricRow
+    from harness.analysis.result import CellResult
     from harness.analysis.stopping import StopSummary
     from harness.hardware.machine import Machine
     from harness.preflight.rates import Spread
-    from harness.records.record import Interruption, Record
+    from harness.records.record import Interruption, Record, ThroughputUnit
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
     from harness.statistics.interval import Interval
@@ -203,6 +204,19 @@ def _with_relative_interval(interval: Interval | None, written: Callable[[float]
         return f"{mean} ±{relative_half_width:.1%}"
     low, high = shown
     return f"{mean} ({written(low)} to {written(high)})"
+
+
+def common_unit(cells: Iterable[CellResult]) -> ThroughputUnit:
+    """Return the unit of a column of throughputs: steps/s if no cell has its samples counted."""
+    units = {cell.throughput_unit for cell in cells if cell.trials}
+    return "steps/s" if units == {"steps/s"} else "samples/s"
+
+
+def in_column(throughput: str, cell: CellResult, unit: ThroughputUnit) -> str:
+    """Return a throughput for a column in `unit`: with its unit where the cell has another one."""
+    if throughput == MISSING or cell.throughput_unit == unit:
+        return throughput
+    return f"{throughput} {cell.throughput_unit.removesuffix('/s')}"
 
 
 def metric_value(value: float | None) -> str:

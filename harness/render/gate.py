@@ -23,7 +23,13 @@ from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
 from harness.render.console import TerminalConsole, show_table
-from harness.render.format import MISSING, MOST_PACKAGES, listed, samples_per_second
+from harness.render.format import (
+    LARGEST_EFFECT,
+    MISSING,
+    MOST_PACKAGES,
+    listed,
+    samples_per_second,
+)
 from harness.render.table import Look, Styled, Table, markdown_lines
 from harness.statistics.verdict import ALPHA
 
@@ -84,9 +90,10 @@ def _add_row(table: Table, label: str, paired: PairedResult) -> None:
 def _caption(outcome: GateOutcome) -> str:
     """Return what the numbers are, what they were measured on, and what the intervals mean."""
     conditions = outcome.conditions
+    units = " or ".join(sorted({cell.measured.unit for cell in outcome.cells})) or "samples/s"
     measured = "the cells' own stacks" if outcome.options.stack else "the working tree"
     return (
-        f"samples/s of {_describe_revision(outcome)} and of {measured},"
+        f"{units} of {_describe_revision(outcome)} and of {measured},"
         f" measured in turn on {conditions.hardware} with torch {conditions.torch};"
         f" smallest change that matters: {_min_effect(outcome.options)};"
         f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
@@ -277,7 +284,7 @@ def _describe_change(paired: PairedResult, revision: str) -> str:
     change = abs((paired.ratio or 1) - 1)
     return (
         f"trains {change:.1%} {paired.verdict} than {revision} ({_sizes(paired)}):"
-        f" {samples_per_second(paired.a_rate)} → {samples_per_second(paired.b_rate)} samples/s"
+        f" {samples_per_second(paired.a_rate)} → {samples_per_second(paired.b_rate)} {paired.unit}"
     )
 
 
@@ -305,6 +312,8 @@ def _describe_interval(paired: PairedResult, revision: str) -> str:
 
 def _describe_bound(ratio: float) -> str:
     """Return a ratio of throughputs as a change: `3.8% slower`."""
+    if ratio > 1 + LARGEST_EFFECT:
+        return f"more than {LARGEST_EFFECT:,.0%} faster"
     direction = "slower" if ratio < 1 else "faster"
     return f"{abs(ratio - 1):.1%} {direction}"
 
@@ -327,13 +336,17 @@ def _turns(paired: PairedResult) -> str:
 
 def _percent(ratio: float | None) -> str:
     """Return a ratio of throughputs as a signed change; a bound that is not known is unbounded."""
-    return "unbounded" if ratio is None else f"{ratio - 1:+.1%}"
+    if ratio is None:
+        return "unbounded"
+    if ratio > 1 + LARGEST_EFFECT:
+        return f">{LARGEST_EFFECT:+,.0%}"
+    return f"{ratio - 1:+.1%}"
 
 
 def as_json(outcome: GateOutcome) -> str:
     """Return all of the outcome as JSON.
 
-    Numbers are not rounded: rates are samples/s, ratios are throughput now over that before.
+    Numbers are not rounded: rates are in `unit`, ratios are throughput now over that before.
     `interval` is that of the ratio that the verdict rests on, and `summary` the sentence that people
     read.
     """

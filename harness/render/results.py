@@ -83,7 +83,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     metric_column = "metric"
     if len(targets) == 1:
         (metric_column,) = targets
-    unit = _common_unit(result.cells)
+    unit = fmt.common_unit(result.cells)
     more_columns = _stop_columns(result) | _cost_columns(result)
     numbers = [unit, "step ms", *mfu_columns, metric_column, *more_columns]
     table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
@@ -98,7 +98,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
         metric = fmt.metric(cell_result.metric)
         if len(targets) > 1 and cell_result.metric and cell_result.target:
             metric = f"{cell_result.target.name} {metric}"
-        throughput = _throughput(cell_result, unit)
+        throughput = fmt.in_column(fmt.throughput(cell_result.throughput), cell_result, unit)
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
         if is_short:
             row = [cell.workload.label, names[cell.id]]
@@ -132,20 +132,6 @@ def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
     """
     optional = [*OPTIONAL_COLUMNS, *_cost_columns(result)]
     return narrowed(result_table(sweep, result, is_short=True), optional)
-
-
-def _common_unit(results: Sequence[CellResult]) -> str:
-    """Return the unit of a column of throughputs: steps/s if no cell has its samples counted."""
-    units = {result.throughput_unit for result in results if result.trials}
-    return "steps/s" if units == {"steps/s"} else "samples/s"
-
-
-def _throughput(result: CellResult, unit: str) -> str:
-    """Return the mean throughput of a cell, with its unit if that is another one than `unit`."""
-    text = fmt.throughput(result.throughput)
-    if result.throughput is not None and result.throughput_unit != unit:
-        text += f" {result.throughput_unit.removesuffix('/s')}"
-    return text
 
 
 def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:
@@ -248,7 +234,7 @@ def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) 
     console.print()
     show_table(console, table)
     legend = (
-        "speed: samples/s of the cell over those of the cell it is compared with, the first measured"
+        "speed: throughput of the cell over that of the cell it is compared with, the first measured"
         " one of its workload, in pairs of trials that ran with the same seed; verdicts control false"
         " alarms over the whole table"
         f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}"

@@ -10,7 +10,7 @@ from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import safe_folder_name, write_atomically
 from harness.render import chart
-from harness.render.format import cell_names, verdict_label
+from harness.render.format import cell_names, common_unit, verdict_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,8 @@ def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
     labels = [names[cell_result.cell.id] for cell_result in from_the_bottom]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_xlim(left=0)
-    chart.style_axes(axes, "", "samples/s, means over seeds with 95% intervals", "")
+    unit = common_unit(from_the_bottom)
+    chart.style_axes(axes, "", f"{unit}, means over seeds with 95% intervals", "")
     return figure
 
 

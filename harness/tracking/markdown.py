@@ -24,7 +24,6 @@ NO_BREAK = "&nbsp;"
 PARAGRAPH = "\n\n"  # between two of them
 MAX_ROWS = (100, 30, 16, 8, 4, 2, 1, 0)  # of each table, tried until a description fits
 WINNER_SENTENCES = 2  # of a finding: which cell is fastest, and whether that is certain
-BOARD_COLUMNS = ("cell", "samples/s", "trials", "against reference", "interval", "verdict")
 EFFECT_COLUMNS = ("levels", "reference", "throughput", "interval", "certain")
 NOTE_COLUMNS = ("metric", "this cell", "reference", "difference", "interval", "verdict")
 
@@ -107,7 +106,9 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
     """
     rows = []
     names = _names(result)
-    for cell_result in result.ranking(workload):
+    ranking = result.ranking(workload)
+    unit = fmt.common_unit(ranking)
+    for cell_result in ranking:
         cell = cell_result.cell
         row = result.throughput_row(cell)
         effect, interval = "1×", ""
@@ -116,7 +117,7 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
         rows.append(
             [
                 escape_markdown(names[cell.id]),
-                fmt.throughput(cell_result.throughput),
+                fmt.in_column(fmt.throughput(cell_result.throughput), cell_result, unit),
                 str(len(cell_result.measured_trials)),
                 effect,
                 interval,
@@ -125,7 +126,8 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
         )
     if not rows:
         return ""
-    return _shortened_table(BOARD_COLUMNS, rows, max_rows)
+    columns = ("cell", unit, "trials", "against reference", "interval", "verdict")
+    return _shortened_table(columns, rows, max_rows)
 
 
 def _effects(attribution: Attribution, max_rows: int) -> str:

@@ -454,6 +454,34 @@ class TestSideBySide:
         }
 
 
+def in_steps(result: CellResult) -> CellResult:
+    """Return a cell of a script that reports no samples."""
+    return replace(
+        result, trials=[replace(trial, throughput_unit="steps/s") for trial in result.trials]
+    )
+
+
+def test_a_verdict_names_the_unit_in_which_the_script_was_measured() -> None:
+    comparison = compare_cells(in_steps(make_result(STEADY)), in_steps(make_result(faster(1.1))))
+    (speed, _) = comparison.rows
+    assert (speed.is_throughput, speed.metric.name, speed.verdict.label) == (
+        True,
+        "steps/s",
+        "faster",
+    )
+    assert describe_row(speed).startswith("faster: steps/s 1,000")
+
+
+def test_steps_and_samples_are_not_compared() -> None:
+    comparison = compare_cells(in_steps(make_result(STEADY)), make_result(faster(1.1)))
+    assert not any(row.is_throughput for row in comparison.rows)
+    (problem,) = comparison.missing
+    assert problem.endswith(
+        "throughput is in steps/s in A and samples/s in B, which can't be compared"
+    )
+    assert comparison.exit_code == 3
+
+
 def beside(result: CellResult, lanes: int) -> CellResult:
     """Return a cell whose trials ran in so many lanes, all of them full; one is none."""
     if lanes == 1:

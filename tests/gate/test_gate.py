@@ -321,3 +321,14 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_git(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no git repository"):
         find_repository(tmp_path)
+
+
+def test_a_bound_without_meaning_is_cut_and_rates_have_their_unit() -> None:
+    measured = paired("inconclusive", 2.0, low=1e-9, high=1e29, unit="steps/s")
+    found = outcome(measured)
+    words = "between 100.0% slower and more than 1,000% faster than main"
+    assert words in view.sentence(found, found.cells[0])
+    assert ">+1,000%" in view.markdown(found, "sweep")
+    assert "Steps/s of main" in view.markdown(found, "sweep")
+    slower = outcome(paired("slower", 0.9, unit="steps/s"))
+    assert view.sentence(slower, slower.cells[0]).endswith("1,000 → 900 steps/s")

@@ -21,7 +21,13 @@ from harness.core.paths import TrialFolder
 from harness.gate import paired
 from harness.gate.arms import PROTOCOL, ArmTurn, TrainingArm
 from harness.gate.paired import Budget
-from harness.gate.pairs import ENDLESS, ArmRank, check_connected, connect_rank
+from harness.gate.pairs import (
+    ENDLESS,
+    ArmRank,
+    check_connected,
+    connect_rank,
+    refuse_different_units,
+)
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Trial
@@ -258,6 +264,31 @@ def test_one_arm_can_not_answer_for_the_other(tmp_path: Path) -> None:
         connect_rank(rank_that_sent(stack, **hello), names, arms, stack)  # once only
         connect_rank(rank_that_sent(stack, **hello), {}, arms, stack)
     assert (list(arms["a"].sockets), list(arms["b"].sockets)) == ([], [0])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "refused"), [("steps/s", "steps/s", False), ("steps/s", None, True)]
+)
+def test_arms_are_compared_in_one_unit(
+    a: str, b: str | None, refused: bool, tmp_path: Path
+) -> None:
+    """Samples are counted where a worker says nothing else, as one of an older revision."""
+    arms = []
+    with ExitStack() as stack:
+        for name, unit in (("main", a), ("HEAD", b)):
+            arm = TrainingArm(name, tmp_path / "log")
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            arm.connect(0, ours, stack.enter_context(ours.makefile("r", encoding="utf-8")))
+            ready = {"ready": True, "batch_size": 1} | ({"unit": unit} if unit else {})
+            theirs.sendall(f"{json.dumps(ready)}\n".encode())
+            arm.wait_until_ready(0)
+            arms.append(arm)
+    if not refused:
+        refuse_different_units(arms)
+        return
+    message = "^throughput is in steps/s in main and samples/s in HEAD, which can't be compared$"
+    with pytest.raises(HarnessError, match=message):
+        refuse_different_units(arms)
 
 
 STOPS_ITSELF = """
