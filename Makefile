@@ -7,8 +7,8 @@
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
-# make bench-statistics: how often intervals and sequential tests are wrong, by simulation, in a minute; tables are left in
-# results/bench and in the guide.
+# make bench-statistics: how often intervals and sequential tests are wrong, and how soon a trend shows, by simulation, in five
+# minutes; tables are left in results/bench and in the guide. OTAVA=ENV/bin/python: Apache Otava on the same series, 20 more.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
@@ -93,7 +93,8 @@ bench-scale: setup-test
 
 bench-statistics: setup-test
 	@$(BIN)/python -m tests.programs.perf.error_rates $(if $(QUICK),--quick)
-	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables measurement)
+	@$(BIN)/python -m tests.programs.perf.trend $(if $(QUICK),--quick) $(if $(OTAVA),--otava $(OTAVA))
+	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables measurement trend)
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.programs.perf.gate

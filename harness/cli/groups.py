@@ -37,6 +37,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     "Results": {
         "show": "After a run: read its results.",
         "compare": "Decide which of several results is better.",
+        "trend": "Every night: find out since when a cell is slower.",
         "ui": "Browse results in MLflow.",
         "results": "Manage recorded sweeps: report, verify, archive, prune, …",
         "export": "Export a trained model for serving, and time its calls.",

@@ -33,6 +33,7 @@ from harness.cli import (
     run,
     serving,
     stored,
+    trend,
 )
 from harness.cli.groups import DefaultGroup, MainGroup, SubGroup
 from harness.cli.hints import usage_hint
@@ -62,7 +63,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (run, jobs, results, serving, reproduce):
+for commands in (run, jobs, results, trend, serving, reproduce):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 stored.app.add_typer(results.stored_app)
 gate.app.add_typer(gate.baseline_app, name="baseline", cls=SubGroup)

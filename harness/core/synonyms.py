@@ -96,4 +96,5 @@ COMMANDS: Mapping[str, str] = {
     "rm": "results prune",
     "delete": "results prune",
     "mlflow": "ui",
+    "history": "trend",
 }

@@ -8,7 +8,6 @@ it A is the other revision, or the other stack, and B the working tree, or the c
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,12 +15,12 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rich.markup import escape
 
-from harness.core.errors import one_line
 from harness.core.text import counted
 from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
+from harness.render.ci import add_problem, escape_markdown, printable
 from harness.render.console import TerminalConsole, show_table
 from harness.render.format import (
     LARGEST_EFFECT,
@@ -45,8 +44,6 @@ COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "me
 NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
 BITS = {True: "same", False: "differ", None: MISSING}  # by `PairedResult.same_bits`
 SHORT_COMMIT = 7  # characters, as git abbreviates
-LONGEST_TEXT = 2000  # characters of a name or a sentence
-ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
 
 
 def show_outcome(outcome: GateOutcome) -> None:
@@ -79,7 +76,7 @@ def _add_row(table: Table, label: str, paired: PairedResult) -> None:
     if paired.pairs:
         cost = f"{paired.seconds:.1f} s, {counted(paired.pairs, 'pair')}"
     table.add_row(
-        _printable(label),
+        printable(label),
         *_numbers(paired),
         Styled(verdict + _turns(paired), LOOKS.get(verdict, "plain")),
         BITS[paired.same_bits],
@@ -136,8 +133,8 @@ def _revision_name(outcome: GateOutcome) -> str:
     CI files often pass a full id, which makes sentences unreadable. A stack goes by its name.
     """
     if outcome.options.stack:
-        return f"stack {_printable(outcome.options.stack)}"
-    revision = _printable(outcome.options.revision)
+        return f"stack {printable(outcome.options.stack)}"
+    revision = printable(outcome.options.revision)
     if outcome.commit.startswith(revision):
         return outcome.commit[:SHORT_COMMIT]
     return revision
@@ -149,7 +146,7 @@ def describe_packages(outcome: GateOutcome) -> list[str]:
     for name, changes in outcome.package_changes.items():
         stacks = f"{outcome.options.stack} → {name}"
         text = f"packages that differ, {stacks}: {listed(changes, MOST_PACKAGES)}"
-        lines.append(_printable(text))
+        lines.append(printable(text))
     return lines
 
 
@@ -200,7 +197,7 @@ def lines(outcome: GateOutcome) -> list[str]:
 
 def _describe_sweep_change(outcome: GateOutcome, change: SweepChange) -> str:
     """Return how the sweep differs from the revision's, and how to let it pass."""
-    text = _printable(change.text)
+    text = printable(change.text)
     if change in outcome.refused_changes:
         text += "; if that is meant: --accept-sweep-changes"
     return text
@@ -208,10 +205,10 @@ def _describe_sweep_change(outcome: GateOutcome, change: SweepChange) -> str:
 
 def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     """Return what was measured of a cell, in a sentence that begins with the cell's label."""
-    label = _printable(cell_outcome.cell.label)
+    label = printable(cell_outcome.cell.label)
     paired = cell_outcome.measured
     if paired.failure:
-        return f"{label}: failed: {_printable(paired.failure)}"
+        return f"{label}: failed: {printable(paired.failure)}"
     text = f"{label}: {_describe_speed(outcome, cell_outcome)}"
     if outcome.options.compare_bits and paired.same_bits is False:
         text += f"; its losses differ from those of {_revision_name(outcome)}"
@@ -223,7 +220,7 @@ def sentence(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
 def describe_accuracy(accuracy: AccuracyResult) -> str:
     """Return what was learned: `worse accuracy: 0.9512 → 0.4310, -0.5202 (-0.53 to -0.51), …`."""
     if accuracy.before is None or accuracy.now is None:
-        return f"its accuracy is unknown: {_printable(accuracy.failure or 'it did not train')}"
+        return f"its accuracy is unknown: {printable(accuracy.failure or 'it did not train')}"
     interval = ""
     if accuracy.low is not None and accuracy.high is not None:
         interval = f" ({accuracy.low:+.4f} to {accuracy.high:+.4f})"
@@ -246,7 +243,7 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     if control is not None and cell_outcome.control_disagrees:
         finding = f"came out {control.verdict}"
         if control.failure:
-            finding = f"failed: {_printable(control.failure)}"
+            finding = f"failed: {printable(control.failure)}"
         return f"inconclusive: {revision} measured against itself {finding}"
     if paired.is_slower_as_a_whole:
         return _describe_whole_turns(paired, revision)
@@ -386,21 +383,21 @@ def markdown(outcome: GateOutcome, name: str) -> str:
     heading = headline(outcome).removeprefix("is ")
     caption = _caption(outcome)
     caption = caption[0].upper() + caption[1:]
-    bullets = [f"- {_escape_markdown(line)}" for line in lines(outcome)]
+    bullets = [f"- {escape_markdown(line)}" for line in lines(outcome)]
     columns = [column for column in COLUMNS if column != "measured"]
     table = Table(columns, NUMBER_COLUMNS)
     for cell_outcome in outcome.cells:
         table.add_row(*_markdown_row(outcome, cell_outcome))
-    packages = [f"{_escape_markdown(line)}\n" for line in describe_packages(outcome)]
+    packages = [f"{escape_markdown(line)}\n" for line in describe_packages(outcome)]
     text = [
-        f"### Training speed of {_escape_markdown(name)}: {_escape_markdown(heading)}",
+        f"### Training speed of {escape_markdown(name)}: {escape_markdown(heading)}",
         "",
         *bullets,
         "",
         *markdown_lines(table, is_markup=True),
         "",
         *packages,
-        _escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
+        escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
     ]
     return "\n".join(text) + "\n"
 
@@ -413,23 +410,8 @@ def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> list[str]:
         verdict += _turns(paired)
     if outcome.has_failed(cell_outcome):
         verdict = f"**{verdict}**"
-    label = _escape_markdown(cell_outcome.cell.label)
+    label = escape_markdown(cell_outcome.cell.label)
     return [label, *_numbers(paired), verdict, BITS[paired.same_bits]]
-
-
-def _escape_markdown(text: str) -> str:
-    """Return the text in one line without markup, mentions and references.
-
-    Names and error messages of a pull request may have any character, and the comment is written
-    by somebody whom GitHub lets mention everybody.
-    """
-    escaped = re.sub(r"([\\`*_\[\]<>|~&!])", r"\\\1", _printable(text))
-    return re.sub(r"[@#]", lambda match: match[0] + ZERO_WIDTH_SPACE, escaped)
-
-
-def _printable(text: str) -> str:
-    """Return the text in one line, without what a terminal obeys and what XML can't hold."""
-    return one_line(text, LONGEST_TEXT)
 
 
 def _verdict(cell_outcome: CellOutcome) -> str:
@@ -463,10 +445,10 @@ def junit(outcome: GateOutcome, name: str) -> str:
     )
     properties = SubElement(suite, "properties")
     for key, value in asdict(outcome.conditions).items():
-        SubElement(properties, "property", name=key, value=_printable(value))
+        SubElement(properties, "property", name=key, value=printable(value))
     for change in outcome.refused_changes:
-        case = SubElement(suite, "testcase", classname=_printable(name), name="sweep", time="0")
-        _add_problem(case, "failure", change.kind, _describe_sweep_change(outcome, change))
+        case = SubElement(suite, "testcase", classname=printable(name), name="sweep", time="0")
+        add_problem(case, "failure", change.kind, _describe_sweep_change(outcome, change))
     for cell_outcome in outcome.cells:
         _add_test_case(suite, outcome, cell_outcome, name)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
@@ -479,8 +461,8 @@ def _add_test_case(
     case = SubElement(
         suite,
         "testcase",
-        classname=_printable(name),
-        name=_printable(cell_outcome.cell.label),
+        classname=printable(name),
+        name=printable(cell_outcome.cell.label),
         time=f"{cell_outcome.measured.seconds:.3f}",
     )
     if outcome.has_failed(cell_outcome):
@@ -489,13 +471,4 @@ def _add_test_case(
         tag = "error"
     else:
         return
-    _add_problem(case, tag, _verdict(cell_outcome), sentence(outcome, cell_outcome))
-
-
-def _add_problem(case: Element, tag: str, kind: str, text: str) -> None:
-    """Add why a test case does not pass.
-
-    The text is in it twice: GitLab shows that of the element, other tools its attribute.
-    """
-    problem = SubElement(case, tag, message=text, type=kind)
-    problem.text = text
+    add_problem(case, tag, _verdict(cell_outcome), sentence(outcome, cell_outcome))

@@ -74,6 +74,19 @@ def records_of(client: MlflowClient, run_id: str) -> list[Record]:
     return [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
 
 
+def records_by_origin(client: MlflowClient, experiment_id: str) -> list[list[Record]]:
+    """Return the records of all trials in an experiment, a list for each results folder they are from.
+
+    Deliveries that were cut off are left out. Raises BadInput for a record that can't be read.
+    """
+    by_origin: dict[str, list[Record]] = {}
+    for run in search(client, experiment_id, "tags.`harness.kind` = 'trial'"):
+        if RECORD_TAG in run.data.tags and is_complete_run(run):
+            origin = _tag(run, "harness.origin")
+            by_origin.setdefault(origin, []).append(_read_record(client, run))
+    return list(by_origin.values())
+
+
 def _tag(run: Run, name: str) -> str:
     """Return a tag of a run as the harness writes it; raises BadInput if anybody changed it."""
     value = run.data.tags.get(name)

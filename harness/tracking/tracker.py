@@ -40,7 +40,7 @@ from harness.tracking.connect import (
 )
 from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
-from harness.tracking.recall import records_of
+from harness.tracking.recall import records_by_origin, records_of
 from harness.tracking.runs import SweepRuns, search
 
 # What a delivery imports sooner or later.
@@ -294,6 +294,20 @@ class Tracker:
         check_exists(self.uri)
         with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
             return records_of(self._connect(), run_id)
+
+    def recall_nights(self, sweep: str) -> list[list[Record]]:
+        """Return the records of all runs of a sweep, a list for each results folder that delivered some.
+
+        Trials that ran again have replaced their older runs. Raises BadInput for a store that does not
+        exist, and for a record that cannot be read.
+        """
+        check_exists(self.uri)
+        with quiet(), errors_in_one_line(self.uri, f"does not give the runs of {sweep}", BadInput):
+            client = self._connect()
+            experiment = client.get_experiment_by_name(sweep)
+            if experiment is None:
+                return []
+            return records_by_origin(client, experiment.experiment_id)
 
     def rename(self, old: str, new: str) -> bool:
         """Give a sweep's experiment and its runs another name; return whether there were any.

@@ -57,6 +57,9 @@ OPTIONS = {
         "--across --by --min-effect --accuracy-margin --to-reach --steps-margin --correction "
         "--effects --results --tracking-uri --json"
     ),
+    "trend": (
+        "--control --min-effect --from-mlflow --results --tracking-uri --summary --junit --json"
+    ),
     "ui": "--results --tracking-uri --port",
     "export": (
         "--best --cell --to --batch-size --threads --calls --budget --tolerance --format --output --cluster "

@@ -1,0 +1,103 @@
+"""Reads the nights of a sweep: results folders, archives, and what MLflow has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.trend import Trend, make_trend
+from harness.core.errors import BadInput
+from harness.core.paths import Results, SweepFolder
+from harness.core.scratch import ScratchFolder
+from harness.housekeeping.archive import restore
+from harness.records.files import read_record
+from harness.records.record import Record
+
+ARCHIVES = "*.tar.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """The records that one command has left of a sweep, those of earlier code included."""
+
+    records: Sequence[Record]
+    unreadable: Sequence[str] = ()  # for each record that can't be read, which and why: a line
+
+
+def read_trend(
+    results: Results,
+    name: str,
+    paths: Sequence[Path],
+    *,
+    control: str,
+    min_effect: float,
+    mlflow: str | None = None,
+) -> Trend:
+    """Return the history of a sweep from a results folder and further ones, archives, and MLflow.
+
+    `paths` are archives, folders of archives and results folders. `mlflow` is the URI of a server, or
+    empty for the results folder's own database; None for neither. Raises BadInput for a path that is
+    none of these, for a damaged archive, and if there are no records.
+    """
+    nights = _read_folder(results, name)
+    for path in paths:
+        nights += _read_path(path, name)
+    if mlflow is not None:
+        from harness.tracking import Tracker  # loads MLflow
+
+        for records in Tracker(results, mlflow or None).recall_nights(name):
+            nights.append(Night(records=records))
+    if not nights:
+        raise BadInput(
+            f"{name}: found no records of such a sweep in {results.runs} or the paths given; allowed:"
+            " a sweep that has run, archives of it, folders of archives, other results folders"
+        )
+    unreadable = [line for night in nights for line in night.unreadable]
+    return make_trend(
+        name,
+        [night.records for night in nights],
+        control=control,
+        min_effect=min_effect,
+        notes=[f"left out {line}" for line in unreadable],
+    )
+
+
+def _read_path(path: Path, name: str) -> list[Night]:
+    """Return the nights in an archive, a folder of archives or a results folder; raises BadInput."""
+    if path.is_file():
+        return _read_archive(path, name)
+    archives = sorted(path.glob(ARCHIVES))
+    folder = Results(path)
+    if not archives and not folder.runs.is_dir():
+        raise BadInput(
+            f"{path}: found neither archives nor results; allowed: an archive, a folder of archives"
+            f" ({ARCHIVES}) or a results folder"
+        )
+    nights = []
+    for archive in archives:
+        nights += _read_archive(archive, name)
+    return nights + _read_folder(folder, name)
+
+
+def _read_archive(path: Path, name: str) -> list[Night]:
+    """Return the night in an archive, none for that of another sweep; raises BadInput if damaged."""
+    with ScratchFolder("archive") as scratch:
+        results = Results(scratch.path)
+        if restore(results, path).sweep != name:
+            return []
+        return _read_folder(results, name)
+
+
+def _read_folder(results: Results, name: str) -> list[Night]:
+    """Return what a results folder has of a sweep: one night, or none."""
+    folder: SweepFolder = results.sweep_folder(name)
+    records, unreadable = [], []
+    for path in folder.record_paths():
+        try:
+            records.append(read_record(path))
+        except BadInput as error:
+            unreadable.append(str(error))
+    if not records and not unreadable:
+        return []
+    return [Night(records=records, unreadable=unreadable)]

@@ -1,0 +1,92 @@
+"""`harness trend`: the nights of archives and folders, as a table, JSON, Markdown and JUnit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from harness.core.paths import Results
+from tests.factories import make_cell, write_sweep
+from tests.support.commands import harness
+from tests.support.nights import make_night, write_archives
+
+HOSTILE = "mlp\x1b[31m @org <b>|"
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty nights in archives, of which the tenth made training 5% slower; the last one shows it."""
+    folder = tmp_path_factory.mktemp("history")
+    nights = []
+    for number in range(22):
+        nights.append(make_night(number, 1.0 if number < 15 else 0.95, cell=make_cell(HOSTILE)))
+    write_archives(folder, nights)
+    return folder
+
+
+@pytest.fixture
+def seen(history: Path) -> int:
+    """The number of nights after which the slowdown is certain."""
+    found = harness("trend", "nightly", str(history), "--results", "nowhere", "--json")
+    (change,) = json.loads(found.out)["series"][0]["changes"]
+    points = json.loads(found.out)["series"][0]["points"]
+    return [point["started"] for point in points].index(change["seen"]) + 1
+
+
+def archives(history: Path, count: int) -> list[str]:
+    return [str(path) for path in sorted(history.glob("*.tar.gz"))[:count]]
+
+
+def test_a_new_slowdown_fails_and_is_named(history: Path, seen: int, tmp_path: Path) -> None:
+    summary, junit = tmp_path / "trend.md", tmp_path / "trend.xml"
+    files = ("--summary", str(summary), "--junit", str(junit), "--results", str(tmp_path))
+    found = harness("trend", "nightly", *archives(history, seen), *files)
+    assert found.code == 1
+    assert found.out.splitlines()[-1] == "The trend fails: 1 new slowdown with the last night."
+    assert "% slower (-" in found.out
+    assert "\x1b" not in found.out
+    suite = fromstring(junit.read_text(encoding="utf-8"))
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    text = summary.read_text(encoding="utf-8")
+    assert text.startswith("### Trend of nightly: The trend fails: 1 new slowdown")
+    for harmful in ("\x1b", "@org", "<b>"):
+        assert harmful not in text
+
+
+def test_a_known_slowdown_passes_and_stays_in_the_table(history: Path, seen: int) -> None:
+    found = harness("trend", "nightly", str(history), "--results", "nowhere")
+    assert found.code == 0, found.err
+    last = found.out.splitlines()[-1]
+    assert last == "The trend passes: no new slowdown with the last night; 1 change in all."
+    assert f"{14:040x}"[:7] in found.out
+
+
+def test_the_results_folder_is_the_last_night(history: Path, seen: int, tmp_path: Path) -> None:
+    folder = Results(tmp_path).sweep_folder("nightly")
+    folder.path.mkdir(parents=True)
+    write_sweep(folder, make_night(seen - 1, 0.95, cell=make_cell(HOSTILE)))
+    paths = archives(history, seen - 1)
+    assert harness("trend", "nightly", *paths, "--results", "nowhere").code == 0
+    assert harness("trend", "nightly", *paths, "--results", str(tmp_path)).code == 1
+
+
+def test_archives_of_other_sweeps_are_passed_over(history: Path, tmp_path: Path) -> None:
+    found = harness("trend", "weekly", str(history), "--results", str(tmp_path))
+    assert found.code == 2
+    assert found.err.startswith("harness: weekly: found no records of such a sweep in ")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "missing"])
+def test_what_is_no_history_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "history"
+    if kind == "file":
+        path.write_text("no archive", encoding="utf-8")
+    if kind == "folder":
+        path.mkdir()
+    found = harness("trend", "nightly", str(path), "--results", str(tmp_path / "results"))
+    assert (found.code, found.out) == (2, "")
+    assert str(path) in found.err
+    assert len(found.err.splitlines()) == 1
