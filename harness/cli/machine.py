@@ -35,7 +35,11 @@ app = typer.Typer(
 
 
 @app.command(
-    epilog=examples("harness machine doctor", "harness machine doctor --cluster slurm --json")
+    epilog=examples(
+        "harness machine doctor",
+        "harness machine doctor --cluster slurm --all-nodes --measure",
+        "harness machine doctor --cluster slurm --json",
+    )
 )
 def doctor(
     cluster: ClusterOption = "local",
@@ -54,6 +58,14 @@ def doctor(
             "--all-nodes",
             help="Examine every node of the partition, once all are free, not only as many as a"
             " job takes.",
+        ),
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Also train shortly on every node, which must give the same bits everywhere, and"
+            " compare the nodes' speed and every two nodes' all-reduce.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -78,6 +90,7 @@ def doctor(
             Results(results),
             patience=parse_duration(timeout, "--timeout"),
             all_nodes=all_nodes,
+            measure=measure,
             on_progress=on_progress,
         )
     passed = all(check.passed for check in checks)  # a check that was not made has not passed

@@ -202,6 +202,11 @@ class SweepFolder:
         return self.path.parent.parent / "peaks"
 
     @property
+    def nodes_path(self) -> Path:
+        """Return the file of measured nodes, which all sweeps in a results folder share."""
+        return Results(self.path.parent.parent).nodes_path
+
+    @property
     def delivery_folder(self) -> Path:
         """Return the folder for files on their way to MLflow, which all sweeps share.
 
@@ -278,6 +283,11 @@ class Results:
     def peaks(self) -> Path:
         """Return the folder of measured peaks, which has a file for each machine's key."""
         return self.path / "peaks"
+
+    @property
+    def nodes_path(self) -> Path:
+        """Return where `harness machine doctor --measure` keeps what it has measured of nodes."""
+        return self.path / "nodes.json"
 
     @property
     def certificates(self) -> Path:

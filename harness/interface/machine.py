@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Machine
 from harness.launch import probe
@@ -42,15 +43,24 @@ def examine_profile(
     *,
     patience: float,
     all_nodes: bool,
+    measure: bool,
     on_progress: Callable[[str], None],
 ) -> list[Check]:
     """Return the checks of what a profile launches on.
 
     `patience` is how many seconds the doctor's job may be pending in Slurm's queue; with `all_nodes` it
-    examines every node of the partition. Raises BadInput if results can't be written.
+    examines every node of the partition; with `measure` it measures them. Raises BadInput if results
+    can't be written, and for a measurement without nodes.
     """
     if profile.launcher == "slurm":
-        return examine_cluster(profile, results, on_progress, patience, all_nodes=all_nodes)
+        return examine_cluster(
+            profile, results, on_progress, patience, all_nodes=all_nodes, measure=measure
+        )
+    if measure:
+        raise BadInput(
+            "--measure: found with launcher torchrun; allowed: with launcher slurm"
+            " (harness machine peak measures this machine)"
+        )
     return examine_machine(profile, results, on_progress)
 
 

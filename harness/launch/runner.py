@@ -152,6 +152,8 @@ class Runner:
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
+    excluded_nodes: Sequence[str] = ()  # that the job of these trials was not to get
+    queued_seconds: Mapping[str, float] = field(default_factory=dict)  # by trial id; see Record
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None] = never_stop
     # Returns why a trial is not needed, which it is asked when the trial would begin.
@@ -377,9 +379,19 @@ class Runner:
             company=company,
         )
         settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
-        first_started = _first_start(folder) if assignment.attempt > 1 else None
-        record = _without_secrets(record, self.secrets)
-        return replace(record, settings=settings, first_started=first_started)
+        settings = replace(settings, excluded_nodes=self.excluded_nodes)
+        continued = _continued_record(folder) if assignment.attempt > 1 else None
+        first_started = None
+        queued_seconds = self.queued_seconds.get(assignment.trial.id)
+        if continued is not None:
+            first_started = continued.first_started or continued.started
+            queued_seconds = continued.queued_seconds
+        return replace(
+            _without_secrets(record, self.secrets),
+            settings=settings,
+            first_started=first_started,
+            queued_seconds=queued_seconds,
+        )
 
     def save_plan(self, trial: Trial) -> SavePlan | None:
         """Return how a trial saves checkpoints to resume from, None if it does not."""
@@ -556,15 +568,15 @@ def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure |
     return replace(failure, message=redact_text(failure.message, secrets), traceback=traceback)
 
 
-def _first_start(folder: TrialFolder) -> float | None:
-    """Return when the first of the attempts started that the coming record belongs to.
+def _continued_record(folder: TrialFolder) -> Record | None:
+    """Return the record of the attempts that the coming one continues.
 
     None after an attempt that has come to its end, and was only measured again.
     """
     record = read_record_if_exists(folder.record_path)
     if record is None or record.status in COMPLETE:
         return None
-    return record.first_started or record.started
+    return record
 
 
 def _last_attempt(folder: TrialFolder) -> int | None:

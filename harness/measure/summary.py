@@ -23,6 +23,7 @@ from harness.statistics.doubt import doubt_about_mean
 from harness.statistics.trace import relative_error, trial_batches
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
+MAX_NODES = 64  # of which a summary has the time of a step, so that it stays small
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,9 @@ def _with_window(
         step_p99=p99,
         shares=shares,
         slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
+        node_seconds=_node_seconds(
+            ranks, rank_seconds, phases.get("communication"), int(mask.sum())
+        ),
         relative_error=relative_error(slowest_seconds),
         batch_seconds=list(trial_batches(slowest_seconds)),
         mean_doubt=doubt_about_mean(slowest_seconds),
@@ -205,3 +209,22 @@ def _slowest_rank(
     mean_of_other_ranks = np.delete(busy, index).mean()
     skew = float((busy[index] - mean_of_other_ranks) / rank_seconds.max())
     return SlowestRank(rank=ranks[index].rank, host=ranks[index].host, skew=skew)
+
+
+def _node_seconds(
+    ranks: Sequence[RankResult], rank_seconds: Numbers, communication: Numbers | None, steps: int
+) -> dict[str, float]:
+    """Return how long a step takes the slowest rank of each node, without its communication.
+
+    `rank_seconds` and `communication` are of `steps` steps, shape (ranks,). Of more than MAX_NODES
+    nodes the slowest are returned, none where ranks communicate and it is not known how long.
+    """
+    if communication is None and len(ranks) > 1:
+        return {}
+    busy = rank_seconds if communication is None else rank_seconds - communication
+    nodes: dict[str, float] = {}
+    for rank, seconds in zip(ranks, (busy / steps).tolist(), strict=True):
+        if seconds > 0:
+            nodes[rank.host] = max(seconds, nodes.get(rank.host, 0.0))
+    slowest_first = sorted(nodes.items(), key=lambda item: -item[1])
+    return dict(slowest_first[:MAX_NODES])

@@ -1,7 +1,8 @@
 """Says how much of a trial's wall time trained, and where the rest went.
 
 The share is what Llama 3's report calls effective training time, and others goodput or ETTR. It goes
-from the start of the first attempt to the end of the last one, so what was lost to deaths counts.
+from the start of the first attempt to the end of the last one, so what was lost to deaths counts. A
+job's time in the queue is added to its first trial.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Goodput:
     again: float  # work after the last checkpoint before a death, which was done twice
     # No rank was in any of these: in the queue between attempts, launching, ending.
     waiting: float
+    queue: float = 0.0  # that its job was pending before it started
 
     @property
     def wall(self) -> float:
@@ -56,7 +58,12 @@ def goodput(record: Record) -> Goodput | None:
     again = min(work_done_twice(record), max(0.0, wall - trained))
     known = trained + start + sum(explained.values()) + again
     return Goodput(
-        trained=trained, start=start, again=again, waiting=max(0.0, wall - known), **explained
+        trained=trained,
+        start=start,
+        again=again,
+        waiting=max(0.0, wall - known),
+        queue=record.queued_seconds or 0.0,
+        **explained,
     )
 
 

@@ -35,8 +35,9 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
 # without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
 # 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
-# 6.9 when the first attempt started; 6.10 why a mean step time is not known.
-SCHEMA = "6.10"
+# 6.9 when the first attempt started; 6.10 why a mean step time is not known; 6.11 how long a step
+# takes each node, when the trial's job was submitted, and which nodes were left out.
+SCHEMA = "6.11"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -514,6 +515,9 @@ class Summary:
     step_p99: Amount | None  # seconds
     shares: Mapping[str, float]  # of the window's time over all ranks, by phase of the step
     slowest: SlowestRank | None  # None for one rank, and where communication can't be told apart
+    # By node, the seconds of a step of its slowest rank, those in communication left out. Of many
+    # nodes the slowest; empty where ranks communicate and that can't be told apart.
+    node_seconds: Mapping[str, Amount] = field(default_factory=dict)
     final_loss: float | None  # mean over ranks, in training, of the last step
     final_metric: float | None  # the target metric of the parameters at the end, on the test set
     best_metric: float | None  # and at the best evaluation
@@ -553,6 +557,7 @@ class RunSettings:
     profile: Mapping[str, Any]
     fingerprints: Fingerprints | None = None  # None: of no step
     checkpoint_every: str | None = None  # None: auto under Slurm, otherwise never
+    excluded_nodes: Sequence[str] = ()  # that its job was not to get
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -581,6 +586,9 @@ class Record:
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
     first_started: Moment | None = None
+    # Seconds that its job was pending, from submission to its first start; of the trials of a job
+    # the first has them. None of the others, and without a queue.
+    queued_seconds: Amount | None = None
     settings: RunSettings | None = None  # the runner adds them to the assembled record
     company: Company | None = None  # None: it ran alone, or in a group with a single lane
 

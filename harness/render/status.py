@@ -61,6 +61,7 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
             "sweep": status.sweep.name,
             "slurm_error": status.slurm_error,
             "bad_nodes": dict(status.bad_nodes),
+            "nodes": [asdict(speed) for speed in status.nodes],
             "goodput": None if status.goodput is None else asdict(status.goodput),
             "trials": [asdict(trial) for trial in status.trials],
         }
@@ -269,7 +270,7 @@ def goodput_line(spent: Goodput) -> str:
 def headline(status: SweepStatus) -> str:
     """Return a sweep's state in a line of markup.
 
-    As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`. A line each follows for bad nodes,
+    As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`. A line each follows for bad and for slow nodes,
     and for a Slurm that does not answer.
     """
     counts = Counter(trial.state for trial in status.trials)
@@ -281,6 +282,9 @@ def headline(status: SweepStatus) -> str:
     for node, lost_count in sorted(status.bad_nodes.items()):
         attempts = counted(lost_count, "attempt")
         lines.append(f"[yellow]bad node {escape(node)}: {attempts} lost with it[/]")
+    for speed in status.nodes:
+        if speed.is_slow:
+            lines.append(f"[yellow]slow node {escape(speed.node)}: {speed.description}[/]")
     if status.slurm_error:
         lines.append(f"[yellow]Slurm did not answer: {escape(status.slurm_error)}[/]")
     return "\n".join(lines)

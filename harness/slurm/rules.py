@@ -15,6 +15,7 @@ from typing import Literal
 
 from harness.launch.runner import RETRIED_FAILURES, RETRIES
 from harness.records.goodput import Goodput
+from harness.records.nodes import NodeTimes
 from harness.records.record import Failure
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
@@ -43,6 +44,7 @@ class RecordHeader:
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
     retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures
     goodput: Goodput | None = None  # None unless the trial has come to its end
+    node_times: NodeTimes | None = None  # None unless it was measured
     has_advanced: bool = False  # whether its last attempt has saved it at an interval
 
     def is_retried(self, first_attempt: int) -> bool:

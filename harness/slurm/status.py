@@ -29,6 +29,7 @@ from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress,
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
 from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.goodput import Goodput, goodput, total
+from harness.records.nodes import NodeTimes, node_times, speeds_by_trials
 from harness.records.record import Record
 from harness.records.running import read_heartbeats
 from harness.records.store import is_locked, recorded_trials
@@ -39,6 +40,7 @@ from harness.slurm.rules import OPEN_STATES, JobState, RecordHeader, State, Tria
 from harness.slurm.submission import Submission, SubmittedJob
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
+from harness.statistics.nodes import NodeSpeed
 
 ASSIGNMENT = TrialFolder(Path()).assignment_path  # in the folder of a trial
 
@@ -110,6 +112,7 @@ class SweepStatus:
     trials: Sequence[TrialState]
     bad_nodes: Mapping[str, int]  # by name of a node, the attempts that were lost with it
     goodput: Goodput | None = None  # of the trials that have come to their end; None without any
+    nodes: Sequence[NodeSpeed] = ()  # the slowest first; none unless trials ran on several
     slurm_error: str | None  # why Slurm could not be asked; None where nothing depends on it
 
     def estimated_seconds_left(self) -> float | None:
@@ -407,6 +410,7 @@ def _read_status(
         trials=rows,
         bad_nodes=_count_bad_nodes(files.values()),
         goodput=total(_goodputs(files.values())),
+        nodes=speeds_by_trials(_node_times(files.values())),
         slurm_error=None,
     )
 
@@ -425,6 +429,13 @@ def _goodputs(files: Iterable[TrialFiles]) -> Iterator[Goodput]:
     for trial_files in files:
         if trial_files.record is not None and trial_files.record.goodput is not None:
             yield trial_files.record.goodput
+
+
+def _node_times(files: Iterable[TrialFiles]) -> Iterator[NodeTimes]:
+    """Yield how long a step of each trial took its nodes."""
+    for trial_files in files:
+        if trial_files.record is not None and trial_files.record.node_times is not None:
+            yield trial_files.record.node_times
 
 
 def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
@@ -512,6 +523,7 @@ def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
         retried_kinds=retried_kinds(record, RETRIED_FAILURES),
         has_advanced=has_advanced(record, folder),
         goodput=goodput(record),
+        node_times=node_times(record),
     )
 
 

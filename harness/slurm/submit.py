@@ -34,11 +34,13 @@ from harness.launch import controller
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import read_record_if_exists
+from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SHELL_VARIABLE
+from harness.slurm.nodes import read_findings, reasons_to_exclude
 from harness.slurm.packing import pack
 from harness.slurm.submission import JobArray, Submission, SubmissionFolder
 from harness.spec import partitions
@@ -228,7 +230,7 @@ def prepare(
         if record is not None:
             first_attempts[trial_id] = record.attempt + 1
             previous.append(record)
-    excluded, remarks = _nodes_to_exclude(previous, profile.slurm)
+    excluded, remarks = _nodes_to_exclude(previous, todo.finished, sweep_folder, profile.slurm)
     ignored = ignored_variables()
     if ignored:
         names = ", ".join(ignored)
@@ -242,26 +244,34 @@ def prepare(
 
 
 def _nodes_to_exclude(
-    previous: Sequence[Record], slurm: SlurmOptions
+    previous: Sequence[Record],
+    finished: Sequence[Record],
+    sweep_folder: SweepFolder,
+    slurm: SlurmOptions,
 ) -> tuple[list[str], list[str]]:
-    """Return the nodes that no job should get, and a remark on each node with which a trial was
-    lost.
+    """Return the nodes that no job should get, and a remark on each node that is bad.
 
-    `previous` are the records of the trials to be submitted. If too few nodes would remain, none is
-    excluded.
+    `previous` are the records of the trials to be submitted, `finished` those of the sweep's other
+    trials. As long as enough nodes remain, the worst ones are excluded.
     """
-    bad_nodes: set[str] = set()
+    reasons: dict[str, str] = {}
     for record in previous:
-        bad_nodes.update(record.bad_nodes)
-    nodes = sorted(bad_nodes)
-    if not nodes:
-        return [], []
-    if partitions.can_exclude_nodes(nodes, slurm):
-        return nodes, [f"node {node} is excluded: a trial was lost with it" for node in nodes]
-    return [], [
-        "no node is excluded, because too few would remain:"
-        f" a trial was lost with {', '.join(nodes)}"
-    ]
+        reasons.update(dict.fromkeys(sorted(record.bad_nodes), "a trial was lost with it"))
+    if slurm.exclude == "auto":
+        times = [node_times(record) for record in (*finished, *previous)]
+        by_trials = speeds_by_trials(trial for trial in times if trial is not None)
+        findings = read_findings(sweep_folder.nodes_path)
+        for node, reason in reasons_to_exclude(findings, by_trials).items():
+            reasons.setdefault(node, reason)
+    excluded: list[str] = []
+    remarks = []
+    for node, reason in reasons.items():
+        if partitions.can_exclude_nodes([*excluded, node], slurm):
+            excluded.append(node)
+            remarks.append(f"node {node} is excluded: {reason}")
+        else:
+            remarks.append(f"node {node} is not excluded, because too few would remain: {reason}")
+    return excluded, remarks
 
 
 def submit_array(

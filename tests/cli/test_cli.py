@@ -105,7 +105,7 @@ OPTIONS = {
         "--cluster --results --json"
     ),
     "diff audit": "--workload --operations --all --budget --set --data --cluster --json",
-    "machine doctor": "--cluster --results --timeout --all-nodes --json",
+    "machine doctor": "--cluster --results --timeout --all-nodes --measure --json",
     "machine selftest": "--ranks --cluster --results",
     "machine peak": "--ranks --cluster --results --quick --plot --no-wait",
 }

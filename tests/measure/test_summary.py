@@ -46,6 +46,7 @@ def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
     assert figures.step_p50 == pytest.approx(4)
     assert figures.shares == pytest.approx({"forward": 0.5, "communication": 0.5})
     assert figures.slowest == SlowestRank(rank=1, host="node1", skew=0.5)
+    assert figures.node_seconds == pytest.approx({"node1": 3.0, "node0": 1.0})
     assert (figures.window_start, figures.window_steps, figures.settled) == (0, 40, True)
 
 
@@ -54,6 +55,8 @@ def test_who_is_slowest_is_unknown_where_communication_is() -> None:
         summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40})).slowest is None
     )
     assert summary(rank(0, {"forward": [1.0] * 40, "communication": [3.0] * 40})).slowest is None
+    unknown = summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40}))
+    assert unknown.node_seconds == {}
 
 
 def test_warm_up_is_in_no_number() -> None:

@@ -28,6 +28,12 @@ def test_every_second_of_the_wall_time_is_in_one_place() -> None:
     assert spent.share == 0.7
 
 
+def test_a_job_waited_in_the_queue_before_its_first_trial() -> None:
+    spent = goodput(replace(undisturbed(), queued_seconds=40.0))
+    assert spent is not None
+    assert (spent.queue, spent.wall, spent.share) == (40.0, 140.0, 0.5)
+
+
 def test_deaths_cost_work_and_waiting() -> None:
     """Saved at 930 and killed at 950, then stopped by a signal, which costs no work."""
     record = undisturbed()

@@ -16,7 +16,13 @@ import pytest
 from harness.slurm.doctor import clock, node
 from harness.slurm.doctor.all_reduce import AllReduce
 from harness.slurm.doctor.allocation import Examination, parse_reports
-from harness.slurm.doctor.checks import Check, checks_of_job
+from harness.slurm.doctor.checks import (
+    Check,
+    checks_of_job,
+    checks_of_measurement,
+    nodes_with_other_bits,
+)
+from harness.slurm.doctor.measurement import Exchange, NodeMeasurement, RankTraining, rounds
 from harness.slurm.doctor.node import NodeReport, NodeSoftware
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
@@ -302,3 +308,68 @@ class TestCommand:
         assert (ended.code, ended.err) == (0, "")
         assert "✓ all-reduce  gloo over 2 ranks" in ended.out
         assert list(results.iterdir()) == []
+
+
+def trained(rank: int, node: str, digest: str = "a" * 64, slower: float = 1.0) -> RankTraining:
+    """Return what a rank's training came to: windows of 0.1 s, of which each takes a bit longer."""
+    seconds = [0.1 * slower * (1 + 0.001 * (window + rank) % 0.004) for window in range(20)]
+    return RankTraining(rank=rank, node=node, device="AVX2", digest=digest, seconds=seconds)
+
+
+def exchanged(*nodes: str, rate: float = 1e9, is_right: bool = True) -> Exchange:
+    first, second = nodes
+    return Exchange(nodes=(first, second), bytes_per_second=rate, is_right=is_right)
+
+
+class TestMeasurement:
+    def test_of_alike_nodes_passes(self) -> None:
+        pairs = [exchanged("n1", "n2"), exchanged("n1", "n3", rate=0.5e9), exchanged("n2", "n3")]
+        trainings = [trained(rank, f"n{rank + 1}") for rank in range(3)]
+        checks = checks_of_measurement(NodeMeasurement(trainings=trainings, exchanges=pairs))
+        assert problems(checks) == {}
+        details = {check.name: check.detail for check in checks}
+        assert details["bits"] == "the same after a short training, aaaaaaaa, on 3 nodes"
+        assert details["pairs"] == "0.5 to 1 GB/s, slowest n1 and n3"
+
+    def test_names_a_node_that_is_slow_and_one_that_computes_other_bits(self) -> None:
+        """A single slow GPU of a node makes the node slow."""
+        trainings = [
+            trained(0, "n1"), trained(1, "n1"), trained(2, "n2", digest="b" * 64), trained(3, "n2"),
+            trained(4, "n3"), trained(5, "n3", slower=1.25),
+        ]  # fmt: skip
+        pairs = [exchanged("n1", "n2", is_right=False)]
+        measurement = NodeMeasurement(trainings=trainings, exchanges=pairs)
+        failed = problems(checks_of_measurement(measurement))
+        assert failed["bits"] == (
+            "n2: rank 2 (AVX2) computes other bits than rank 0 on n1 (AVX2), as 5 of 6 ranks do"
+        )
+        assert failed["speed"].startswith("n3: 19.9% slower (")
+        assert "; " not in failed["speed"]
+        assert failed["pairs"] == "n1 and n2 got a wrong sum"
+
+    def test_names_no_node_where_no_digest_has_a_majority(self) -> None:
+        trainings = [trained(0, "n1"), trained(1, "n2", digest="b" * 64)]
+        assert nodes_with_other_bits(trainings) == {}
+        measurement = NodeMeasurement(trainings=trainings, exchanges=[])
+        failed = problems(checks_of_measurement(measurement))
+        assert failed["bits"] == (
+            "no majority computes the same bits: rank 0 on n1: aaaaaaaa, rank 1 on n2: bbbbbbbb"
+        )
+
+    def test_that_failed_or_was_not_tried_is_no_success(self) -> None:
+        assert problems(checks_of_measurement("rank 1 on n2: no")) == {"bits": "rank 1 on n2: no"}
+        assert problems(checks_of_measurement(None)) == {"bits": "not tried"}
+
+    @pytest.mark.parametrize("count", [2, 3, 4, 7])
+    def test_pairs_every_node_with_every_other_once(self, count: int) -> None:
+        pairs = []
+        for together in rounds(range(count)):
+            partners = [rank for pair in together for rank in pair]
+            assert len(partners) == len(set(partners)), "one partner at a time"
+            pairs += together
+        assert sorted(pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
+
+    def test_needs_nodes(self, tmp_path: Path) -> None:
+        ended = harness("machine", "doctor", "--measure", "--results", str(tmp_path / "results"))
+        assert ended.code == 2
+        assert "--measure: found with launcher torchrun; allowed: with launcher slurm" in ended.err

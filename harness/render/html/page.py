@@ -388,6 +388,15 @@ SECTIONS = (
         needs="a done trial",
     ),
     Section(
+        id="nodes",
+        title="Nodes",
+        kind="tables",
+        build=sections.nodes,
+        about="the speed of a node compared with the others, without communication, in pairs of blocks that"
+        " they shared or else by blocks of their own; the intervals hold together",
+        needs="two blocks on each of several nodes",
+    ),
+    Section(
         id="scaling",
         title="Scaling",
         kind="bars",

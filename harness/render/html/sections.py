@@ -25,6 +25,7 @@ from harness.analysis.stopping import StopSummary, summarize_stops
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.records.goodput import goodput
+from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Confusions, Record
 from harness.render import format as fmt
 from harness.render import parity as parity_texts
@@ -34,7 +35,7 @@ from harness.render.confusions import draw_confusions
 from harness.render.html.plots import svg
 from harness.render.html.report import Report, ReportCell
 from harness.render.html.rows import Bar, Part, RowGroup, bars, shade
-from harness.render.table import Table, TableGroup
+from harness.render.table import Styled, Table, TableGroup
 
 MAX_COLUMNS = 6  # of the matrix, where the axes allow it
 FULL_SHADE_RATIO = 1.2  # the least ratio with the full shade, so that mere noise stays pale
@@ -68,6 +69,7 @@ WALL_COLORS = {  # the parts of a trial's wall time
     "checkpoint": COLORS[3],
     "again": COLORS[7],
     "waiting": "#999999",
+    "queue": "#CCCCCC",
 }
 MIB = 2**20
 SCALING_TOP = 1.25  # the share of ideal scaling that a bar of full width stands for
@@ -485,6 +487,18 @@ def _score_table(scores: Sequence[ClassScore]) -> Table:
             f"{score.support:,}",
         )
     return table
+
+
+def nodes(report: Report) -> list[TableGroup]:
+    """Return how fast each node was, none unless trials ran on several."""
+    times = [node_times(record) for record in report.records]
+    speeds = speeds_by_trials(trial for trial in times if trial is not None)
+    if not speeds:
+        return []
+    table = Table(["node", "speed"])
+    for speed in speeds:
+        table.add_row(speed.node, Styled(speed.description, "worse" if speed.is_slow else "plain"))
+    return [TableGroup(title=report.sweep.name, tables=[table])]
 
 
 def parity(report: Report) -> list[TableGroup]:

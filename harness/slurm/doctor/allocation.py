@@ -1,9 +1,10 @@
 """What the doctor's job does with its nodes.
 
-Every node reports about itself, as a task of one step, and then all ranks sum up, as another. The
-job's batch script runs `python -m harness.slurm.doctor.allocation FOLDER`, which takes the profile
-from FOLDER/profile.json and leaves what it has seen in FOLDER/report.json. The reports come back as output of the
-step, not by files, because the nodes may not share the folder.
+Every node reports about itself, as a task of one step, and then all ranks sum up, as another. With
+`measure`, they measure their nodes in a third. The job's batch script runs
+`python -m harness.slurm.doctor.allocation FOLDER [measure]`, which takes the profile from
+FOLDER/profile.json and leaves what it has seen in FOLDER/report.json. The reports come back as
+output of the step, not by files, because the nodes may not share the folder.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from harness.core.slurm_environment import client_variables
 from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
 from harness.slurm.doctor.clock import serve_clock
+from harness.slurm.doctor.measurement import NodeMeasurement, measure_nodes
 from harness.slurm.doctor.node import NodeReport
 from harness.slurm.leader import launcher_of
 from harness.spec.cluster import Profile
 
+MEASURE = "measure"  # the argument that asks for it
 STEP_SECONDS = 120.0  # that the reports may take
 LABELED_LINE = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")  # as srun prints it with --label
 
@@ -45,6 +48,8 @@ class Examination:
     reports: Sequence[NodeReport]  # of the nodes that reported, in the same order
     silent_nodes: Mapping[str, str]  # node without a report -> the last line that it wrote
     all_reduce: AllReduce | None = None  # None: not tried, because it can't work
+    # Why nodes could not be measured, if that is text; None: not tried.
+    measurement: NodeMeasurement | str | None = None
 
 
 def report_path(folder: Path) -> Path:
@@ -63,12 +68,12 @@ def write_profile(folder: Path, profile: Profile) -> None:
     profile_path(folder).write_text(json.dumps(asdict(profile), default=str), encoding="utf-8")
 
 
-def lead(folder: Path) -> None:
+def lead(folder: Path, *, measure: bool) -> None:
     """Examine the nodes of this job and leave the result in `folder`, which should be shared."""
     for path in (folder, profile_path(folder)):  # nobody else may say what this job runs
         refuse_foreign(path)
     profile = decode_file(Profile, profile_path(folder), PROFILE_FORMAT)
-    examination = examine_nodes(folder, profile)
+    examination = examine_nodes(folder, profile, measure=measure)
     content = json.dumps(asdict(examination), indent=1) + "\n"
     write_atomically(report_path(folder), content)
 
@@ -78,10 +83,10 @@ def read_examination(folder: Path) -> Examination:
     return decode_file(Examination, report_path(folder), EXAMINATION_FORMAT)
 
 
-def examine_nodes(folder: Path, profile: Profile) -> Examination:
-    """Examine all nodes of this job, and an all-reduce over all its ranks.
+def examine_nodes(folder: Path, profile: Profile, *, measure: bool) -> Examination:
+    """Examine all nodes of this job, and an all-reduce over all its ranks; `measure` them if so asked.
 
-    The all-reduce is not tried if the reports show that it can't work. The first node's clock is
+    What takes all ranks is not tried if the reports show that it can't work. The first node's clock is
     served at the same time, which shows the others whether they reach it.
     """
     slurm = profile.slurm
@@ -107,7 +112,13 @@ def examine_nodes(folder: Path, profile: Profile) -> Examination:
         return examination
     launcher = launcher_of(profile, slurm.ranks_per_node)
     result = all_reduce(launcher, folder, slurm.max_ranks, profile.device)
-    return replace(examination, all_reduce=result)
+    examination = replace(examination, all_reduce=result)
+    if not measure or result.failure:
+        return examination
+    measurement = measure_nodes(
+        launcher, folder, slurm.max_ranks, profile.device, slurm.cpus_per_rank
+    )
+    return replace(examination, measurement=measurement)
 
 
 def report_command(
@@ -169,4 +180,4 @@ def _parse_report(text: str) -> NodeReport | None:
 
 
 if __name__ == "__main__":
-    lead(Path(sys.argv[1]))
+    lead(Path(sys.argv[1]), measure=sys.argv[2:] == [MEASURE])

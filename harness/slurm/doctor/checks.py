@@ -6,18 +6,23 @@ would look: what comes first may be the reason for what follows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.text import counted
 from harness.slurm.doctor.all_reduce import AllReduce
 from harness.slurm.doctor.allocation import Examination
+from harness.slurm.doctor.measurement import Exchange, NodeMeasurement, RankTraining
 from harness.slurm.doctor.node import NodeReport, NodeSoftware
 from harness.spec.cluster import Profile
+from harness.statistics.nodes import NodeSpeed
 
 # Seconds. By the clocks of their nodes the harness tells which of several ranks failed first, and
 # a later failure is often only the consequence of the first.
 MAX_CLOCK_DIFFERENCE = 0.5
+LISTED_SPEEDS = 8  # nodes of which the speed is shown, the slowest ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,3 +188,76 @@ def _check_gpus(needed: int, reports: Sequence[NodeReport]) -> Iterator[Check]:
         if report.gpus < needed:
             problems.append(f"{report.node} shows {report.gpus}; needed: {needed}")
     yield make_check("GPUs", problems, f"{needed} on each node")
+
+
+def checks_of_measurement(measurement: NodeMeasurement | str | None) -> list[Check]:
+    """Return the checks of what the ranks have measured, or why there is nothing."""
+    if measurement is None:
+        return [Check(name="bits", passed=None, detail="not tried")]
+    if isinstance(measurement, str):
+        return [make_check("bits", [measurement], "")]
+    return [
+        _check_bits(measurement.trainings),
+        *_check_speeds(measurement.speeds()),
+        *_check_exchanges(measurement.exchanges),
+    ]
+
+
+def nodes_with_other_bits(trainings: Sequence[RankTraining]) -> dict[str, str]:
+    """Return how each node differs that computes other bits than most ranks, by its name.
+
+    None is returned where no digest has a majority: nobody knows then which nodes are right.
+    """
+    counts = Counter(training.digest for training in trainings)
+    digest, count = counts.most_common(1)[0]
+    if 2 * count <= len(trainings):
+        return {}
+    right = next(training for training in trainings if training.digest == digest)
+    problems: dict[str, str] = {}
+    for training in trainings:
+        if training.digest != digest:
+            problems[training.node] = (
+                f"rank {training.rank} ({training.device}) computes other bits than rank"
+                f" {right.rank} on {right.node} ({right.device}), as {count} of"
+                f" {len(trainings)} ranks do"
+            )
+    return problems
+
+
+def _check_bits(trainings: Sequence[RankTraining]) -> Check:
+    """Check that the short training has the same digest at every rank."""
+    digests = {training.digest for training in trainings}
+    wrong = nodes_with_other_bits(trainings)
+    problems = [f"{node}: {reason}" for node, reason in wrong.items()]
+    if len(digests) > 1 and not wrong:
+        listed = [f"rank {rank.rank} on {rank.node}: {rank.digest[:8]}" for rank in trainings]
+        problems.append(f"no majority computes the same bits: {', '.join(listed)}")
+    nodes = len({training.node for training in trainings})
+    (digest, *_) = digests
+    detail = f"the same after a short training, {digest[:8]}, on {counted(nodes, 'node')}"
+    return make_check("bits", problems, detail)
+
+
+def _check_speeds(speeds: Sequence[NodeSpeed]) -> Iterator[Check]:
+    """Check that no node is slower than the others, if there are others."""
+    if not speeds:
+        return
+    problems = [f"{speed.node}: {speed.description}" for speed in speeds if speed.is_slow]
+    listed = [f"{speed.node}: {speed.description}" for speed in speeds[:LISTED_SPEEDS]]
+    if len(speeds) > LISTED_SPEEDS:
+        listed.append(f"the other {len(speeds) - LISTED_SPEEDS} are faster")
+    yield make_check("speed", problems, "; ".join(listed))
+
+
+def _check_exchanges(exchanges: Sequence[Exchange]) -> Iterator[Check]:
+    """Check that every two nodes added up right, and say how fast; the slowest pair is named."""
+    if not exchanges:
+        return
+    problems = []
+    for exchange in exchanges:
+        if not exchange.is_right:
+            problems.append(f"{' and '.join(exchange.nodes)} got a wrong sum")
+    rates = [exchange.bytes_per_second / 1e9 for exchange in exchanges]
+    slowest = min(exchanges, key=lambda exchange: exchange.bytes_per_second)
+    detail = f"{min(rates):.2g} to {max(rates):.2g} GB/s, slowest {' and '.join(slowest.nodes)}"
+    yield make_check("pairs", problems, detail)

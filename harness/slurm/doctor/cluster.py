@@ -30,9 +30,17 @@ from harness.launch.controller import CALL_SECONDS
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
 from harness.slurm.doctor.allocation import Examination
-from harness.slurm.doctor.checks import Check, checks_of_job, make_check
+from harness.slurm.doctor.checks import (
+    Check,
+    checks_of_job,
+    checks_of_measurement,
+    make_check,
+    nodes_with_other_bits,
+)
 from harness.slurm.doctor.machine import make_folder
+from harness.slurm.doctor.measurement import NodeMeasurement
 from harness.slurm.doctor.node import answer_path, installed_software, token_path
+from harness.slurm.nodes import NodeFinding, keep_findings
 from harness.slurm.queue import QueuedJob
 from harness.slurm.submission import JobArray, SubmissionFolder
 from harness.slurm.submit import (
@@ -59,12 +67,14 @@ def examine_cluster(
     queue_seconds: float,
     *,
     all_nodes: bool = False,
+    measure: bool = False,
 ) -> list[Check]:
     """Return the checks of a cluster, up to the one that makes the others pointless.
 
     `report_progress` is called with what the job is doing, again and again. `queue_seconds` is how
     long the job may be pending before it is cancelled. The job takes as many nodes as one of a
-    sweep at most, or with `all_nodes` every node of the partition. The folder of the job is removed if all is
+    sweep at most, or with `all_nodes` every node of the partition. With `measure`, it measures them, and
+    what it finds is kept in the results folder. The folder of the job is removed if all is
     well; otherwise it stays, with the job's log.
 
     Raises BadInput if results can't be written, or not be shared with the nodes.
@@ -79,8 +89,13 @@ def examine_cluster(
     folder = SubmissionFolder(path=_make_folder_with_token(results))
     checks = [
         Check(name="Slurm", passed=True, detail=one_line(ping.stdout)),
-        *_run_job(profile, folder, report_progress, queue_seconds),
+        *_run_job(profile, folder, report_progress, queue_seconds, measure=measure),
     ]
+    if measure and allocation.report_path(folder.path).exists():
+        measurement = allocation.read_examination(folder.path).measurement
+        checks += checks_of_measurement(measurement)
+        if isinstance(measurement, NodeMeasurement):
+            keep_findings(results.nodes_path, _findings(measurement))
     if all(check.passed for check in checks):
         shutil.rmtree(folder.path)  # otherwise it holds the job's log
     return checks
@@ -106,13 +121,15 @@ def _run_job(
     folder: SubmissionFolder,
     report_progress: Callable[[str], None],
     queue_seconds: float,
+    *,
+    measure: bool,
 ) -> list[Check]:
     """Submit the job, wait for its end, and return the checks of both and of what it has seen.
 
     If it is interrupted, the job is cancelled.
     """
     try:
-        job_id = _submit(folder, profile)
+        job_id = _submit(folder, profile, measure=measure)
     except HarnessError as error:
         return [Check(name="job", passed=False, detail=str(error))]
     try:
@@ -141,7 +158,24 @@ def _check_setup(log: Path) -> Check:
     return make_check("setup", failed, "every line succeeded")
 
 
-def _submit(folder: SubmissionFolder, profile: Profile) -> str:
+def _findings(measurement: NodeMeasurement) -> list[NodeFinding]:
+    """Return what is kept of each node that was measured now."""
+    other_bits = nodes_with_other_bits(measurement.trainings)
+    speeds = {speed.node: speed for speed in measurement.speeds()}
+    findings = []
+    for node in dict.fromkeys(training.node for training in measurement.trainings):
+        findings.append(
+            NodeFinding(
+                node=node,
+                measured_at=time.time(),
+                speed=speeds.get(node),
+                other_bits=other_bits.get(node),
+            )
+        )
+    return findings
+
+
+def _submit(folder: SubmissionFolder, profile: Profile, *, measure: bool) -> str:
     """Submit a short job for as many ranks as the profile allows, and return its id.
 
     Raises HarnessError with sbatch's message.
@@ -158,7 +192,7 @@ def _submit(folder: SubmissionFolder, profile: Profile) -> str:
     )
     allocation.write_profile(folder.path, profile)
     module = module_command(leader_python(slurm), "harness.slurm.doctor.allocation")
-    command = [*module, str(folder.path)]
+    command = [*module, str(folder.path), *([allocation.MEASURE] if measure else [])]
     executor = job_executor(folder, slurm, array, "harness-doctor")
     return call_sbatch(executor, f"exec {shlex.join(command)}")
 

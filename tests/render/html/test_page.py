@@ -337,3 +337,23 @@ def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path:
     assert f"git checkout {'decaf' * 8}" in recipe
     assert "a1b2.diff" in recipe
     assert f"harness run {sweep.source} --set precision=fp32,bf16 --data mlp=/data" in recipe
+
+
+def test_nodes_are_compared_where_trials_ran_on_several(results: Results, sweep: Sweep) -> None:
+    """Both commands name n2, on which every other seed took twice as long."""
+    assert "Nodes : needs two blocks" in report(results).texts["lacking"]
+    for record in make_records(sweep):
+        assert record.summary is not None
+        seed = record.trial.seed
+        node = "n2" if seed % 2 else "n1"
+        own_seconds = 0.01 * (2.0 if node == "n2" else 1.0) * (1 + 0.001 * seed)
+        for block in range(3):
+            trial = replace(record.trial, repeat=block)
+            summary = replace(record.summary, node_seconds={node: own_seconds + 1e-5 * block})
+            write_trial(results.sweep_folder("demo"), replace(record, trial=trial, summary=summary))
+    table = report(results).texts["nodes"]
+    assert "n2 50.0% slower" in table
+    assert (
+        "slow node n2: 50.0% slower"
+        in harness("status", "demo", "--results", str(results.path)).out
+    )
