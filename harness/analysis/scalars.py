@@ -346,6 +346,8 @@ SCALARS: tuple[Scalar, ...] = (
            foreign_processes),
     Scalar("joules_per_sample", "J", "energy of all GPUs for one sample",
            joules_per_sample),
+    Scalar("remote_memory_share", "", "memory on other NUMA nodes than a bound rank's own, at the worst rank",
+           lambda record: record.ranks.across.remote_memory),
     Scalar("memory_*_mib", "MiB", "peak of this kind of memory, at the rank that took most",
                  peak_memory),
 )  # fmt: skip

@@ -58,7 +58,16 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         refused_checkpoints=refused_checkpoints,
         saves=saves,
         telemetry=_telemetry(results),
+        remote_memory=_remote_memory(results),
     )
+
+
+def _remote_memory(results: Sequence[RankResult]) -> float | None:
+    """Return the largest share of memory on other NUMA nodes than a rank's own, None if unknown."""
+    shares = _of_every(
+        results, lambda result: None if result.binding is None else result.binding.remote_share
+    )
+    return max(shares) if shares else None
 
 
 def training_bytes(memory: Mapping[str, int]) -> int | None:

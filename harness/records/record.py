@@ -36,8 +36,9 @@ from harness.spec.cell import Fingerprints, Profiling, Trial
 # without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
 # 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
 # 6.9 when the first attempt started; 6.10 why a mean step time is not known; 6.11 how long a step
-# takes each node, when the trial's job was submitted, and which nodes were left out.
-SCHEMA = "6.11"
+# takes each node, when the trial's job was submitted, and which nodes were left out;
+# 6.12 the cores of ranks.
+SCHEMA = "6.12"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -287,6 +288,25 @@ class Determinism:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoreBinding:
+    """Where a rank that was bound to cores ran, as it found it when it had trained."""
+
+    cores: Sequence[Number]  # that it may use, as Linux numbers them, ascending
+    numa_nodes: Sequence[Number]  # that these are on
+    # NUMA node -> bytes of this process there, libraries included; empty where Linux does not say.
+    memory: Mapping[str, Number] = field(default_factory=dict)
+
+    @property
+    def remote_share(self) -> float | None:
+        """Return the share of its memory that is on other NUMA nodes, None where that is unknown."""
+        own = {str(node) for node in self.numa_nodes}
+        total = sum(self.memory.values())
+        if not total:
+            return None
+        return sum(size for node, size in self.memory.items() if node not in own) / total
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossScale:
     """What the loss scaling of fp16 did at one rank."""
 
@@ -390,6 +410,7 @@ class RankResult:
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     determinism: Determinism | None = None  # None unless the trial was deterministic
+    binding: CoreBinding | None = None  # None unless the cell binds its ranks to cores
     telemetry: Telemetry | None = None
     loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.
@@ -444,6 +465,9 @@ class AcrossRanks:
     refused_checkpoints: Sequence[str]  # of rank 0
     saves: Saves | None = None  # of rank 0; None without checkpoints at intervals
     telemetry: TelemetryAcross | None  # None unless every rank has some
+    # Of memory on other NUMA nodes than a bound rank's own, at the rank with the largest; None where
+    # ranks are not bound, or Linux does not say.
+    remote_memory: Share | None = None
 
 
 class RankResults(Sequence[RankResult]):

@@ -253,6 +253,14 @@ class Axes:
     ] = False
     # `torch.set_num_threads`. One by default, because ranks on one machine share its cores.
     num_threads: Annotated[Count, AxisHelp("intra-op threads of each rank")] = 1
+    # Torchrun's `--numa-binding`, which `harness.training.binding` applies under any launcher.
+    binding: Annotated[
+        Literal["none", "node", "socket", "exclusive", "core-complex"],
+        AxisHelp(
+            "cores of each rank: of its NUMA node or socket, its share of the node's cores, or those of"
+            " one last-level cache"
+        ),
+    ] = "none"
     # An optimizer of `torch.optim`, over the parameter groups that the workload made.
     optimizer: Annotated[
         Literal["recipe", "sgd", "adam", "adamw"],

@@ -22,6 +22,7 @@ from harness.core.validation import decode_value
 from harness.records.assignment import Assignment, read_assignment
 from harness.spec.environment import PREFIX, Variables
 from harness.spec.files import check_code, check_files
+from harness.training.binding import bind_rank
 from harness.training.determinism import naming_refusals, prepare_environment
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
@@ -44,13 +45,14 @@ def joined(
     """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
 
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
-    the environment is not the one that the cell asks for.
+    the environment, or the cores that the rank gets, are not those that the cell asks for.
     """
     assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(axes, on_gpu=may_use_gpu)
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
+    bind_rank(assignment, ranks, device)
     needed = strategy_class(axes.strategy).needs_process_group
     with (
         naming_refusals(axes),

@@ -104,7 +104,7 @@ def choose_device(
         return torch.device("cpu")
     if requested == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")
-    available = gpus or range(torch.cuda.device_count())
+    available = visible_gpus(gpus)
     # Slurm may bind each task to one GPU, which is then the only one that it sees.
     is_bound = ranks.may_be_bound and len(available) == 1
     index = 0 if is_bound else ranks.local_rank
@@ -115,6 +115,11 @@ def choose_device(
     device = torch.device("cuda", available[index])
     torch.cuda.set_device(device)
     return device
+
+
+def visible_gpus(gpus: Sequence[int]) -> Sequence[int]:
+    """Return the GPUs of a trial's lane, all that this process sees if there are none."""
+    return gpus or range(torch.cuda.device_count())
 
 
 @contextmanager

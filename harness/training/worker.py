@@ -44,6 +44,7 @@ from harness.records.record import (
 )
 from harness.spec.files import check_files
 from harness.training import checkpoint
+from harness.training.binding import account_binding
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.model import place_batch
@@ -188,6 +189,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         compiled=state.compiled,
         loss_scale=parts.scaler.account(),
         determinism=parts.determinism.account(),
+        binding=account_binding(parts.assignment, parts.mesh.ranks, parts.mesh.device),
         telemetry=parts.telemetry.report(),
         loader_workers=state.loader_workers,
         memory=memory,
