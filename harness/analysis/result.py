@@ -17,6 +17,7 @@ from typing import get_args
 
 from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
+from harness.launch.race import SweepRace
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.code import Code
@@ -42,7 +43,7 @@ UNCOMPARED = re.compile(
 # Fields of environments that all trials of a cell must share, or their mean is that of nothing.
 SHARED_FIELDS = ("software.", "settings.", "harness.training", "hardware.driver")
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
-LEFT_RACE = "left"  # the status of a trial that is done, of a cell that has left its race
+LEFT_RACE = "left the race"  # the status of a trial that is done, of a cell that has left its race
 STATUSES = (
     UNRECORDED,
     "failed",
@@ -210,6 +211,15 @@ def without_result(result: CellResult) -> CellResult:
     """
     left_out = {**result.left_out, LEFT_RACE: len(result.trials)}
     return replace(result, trials=[], left_out=left_out)
+
+
+def with_departures(results: Sequence[CellResult], race: SweepRace) -> list[CellResult]:
+    """Return the results of cells, of those that have left a race without any number."""
+    marked = []
+    for result in results:
+        has_left = race.departure(result.cell) is not None
+        marked.append(without_result(result) if has_left else result)
+    return marked
 
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from harness.analysis import baseline
 from harness.analysis.cells import missing_trials
 from harness.analysis.compare import Side, hardware_of
-from harness.analysis.result import CellResult, aggregate, join, unrecorded
+from harness.analysis.result import CellResult, aggregate, join, unrecorded, with_departures
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder
+from harness.launch.race import SweepRace
 from harness.records.decode import FileFormat, read_json
 from harness.records.files import read_record
 from harness.records.record import Record
@@ -24,6 +25,7 @@ from harness.records.store import (
     read_recorded_cells,
     read_recorded_spec,
     read_recorded_sweep,
+    read_spec,
     recorded_sweep_names,
     trials_of_other_code,
 )
@@ -78,13 +80,20 @@ class Named:
         if self.baselines:
             return list(self.baselines)
         if self.sweep is None:
-            return aggregate(self.records)
+            return self._with_departures(aggregate(self.records))
         missing = missing_trials(self.sweep, self.records)
         parts = aggregate(self.records)
         for cell in self.sweep.cells:
             if missing[cell.id]:
                 parts.append(unrecorded(cell, missing[cell.id]))
-        return join(parts)
+        return with_departures(join(parts), SweepRace.of_records(self.sweep, self.records))
+
+    def _with_departures(self, results: Sequence[CellResult]) -> list[CellResult]:
+        """Return the results of a part of a sweep, of cells that have left its race without numbers."""
+        if self.folder is None or not SweepFolder(self.folder).spec_path.exists():
+            return list(results)
+        folder = SweepFolder(self.folder)
+        return with_departures(results, SweepRace.of_folder(read_spec(folder), folder))
 
 
 def find(results: Results, name: str, recall: Recall | None = None) -> Named:
@@ -122,7 +131,8 @@ def recorded_results(results: Results, sweep_name: str) -> list[CellResult]:
     recorded = read_recorded_sweep(results, sweep_name)
     if recorded.unreadable:
         raise BadInput(recorded.unreadable[0])
-    return aggregate(recorded.records)
+    race = SweepRace.of_records(recorded.sweep, recorded.records)
+    return with_departures(aggregate(recorded.records), race)
 
 
 def _records_of_cell(results: Results, name: str) -> Named:

@@ -15,7 +15,7 @@ from functools import cached_property
 from harness.analysis.cells import group_by_cell, missing_trials
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
 from harness.analysis.questions import SPEED, throughput_difference
-from harness.analysis.result import CellResult, join, of_trial, unrecorded, without_result
+from harness.analysis.result import CellResult, join, of_trial, unrecorded, with_departures
 from harness.core.errors import BadInput
 from harness.launch.race import Departure, SweepRace, WorkloadRace
 from harness.records.record import Record
@@ -60,11 +60,9 @@ class SweepResult:
             parts = [of_trial(record) for record in by_cell.get(cell.id, [])]
             if missing[cell.id]:
                 parts.append(unrecorded(cell, missing[cell.id]))
-            joined = join(parts)
             if race.departure(cell) is not None:
-                joined = list(map(without_result, joined))
                 by_cell.pop(cell.id, None)
-            cells += joined
+            cells += with_departures(join(parts), race)
         return SweepResult(
             name=sweep.name, cells=cells, records=by_cell, goal=goal, races=race.races
         )

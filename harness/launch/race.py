@@ -107,6 +107,11 @@ class WorkloadRace:
         return self._race.is_over
 
     @property
+    def fewest_blocks(self) -> int:
+        """The number of blocks before which no cell can leave."""
+        return self._race.fewest_blocks()
+
+    @property
     def cells_in(self) -> list[Cell]:
         """The cells that have not left."""
         return [cell for cell in self.cells if cell.id not in self.departures]
@@ -177,6 +182,8 @@ class WorkloadRace:
 
     def reason_to_skip(self, trial: Trial) -> str | None:
         """Return why a trial of one of its cells is not needed, None if it is."""
+        if (trial.seed, trial.repeat) not in self.blocks:  # of an earlier version of the sweep
+            return None
         block = self.blocks.index((trial.seed, trial.repeat))
         departure = self.departures.get(trial.cell.id)
         if departure is not None:
@@ -187,7 +194,7 @@ class WorkloadRace:
 
     def refuse_too_few(self, sweep: Sweep) -> None:
         """Raise BadInput if it has so few blocks, or seeds, that nothing can ever be decided."""
-        fewest = self._race.fewest_blocks()
+        fewest = self.fewest_blocks
         source = f"{sweep.source}: race"
         if self.rules.needs_seeds:
             fewest_seeds = max(fewest, self._race.fewest_seeds())
@@ -255,6 +262,15 @@ class SweepRace:
         """Whether the race of every workload is; True without a race."""
         return all(race.is_decided for race in self.races.values())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is a race that further trials change nothing of."""
+        return bool(self.races) and self.is_decided
+
+    def records_in(self, records: Sequence[Record]) -> list[Record]:
+        """Return the records of cells that have not left."""
+        return [record for record in records if self.departure(record.trial.cell) is None]
+
     def departure(self, cell: Cell) -> Departure | None:
         """Return when and why a cell has left, None if it has not."""
         race = self.races.get(cell.workload.label)
@@ -264,6 +280,10 @@ class SweepRace:
         """Return why a trial is not needed, None if it is."""
         race = self.races.get(trial.cell.workload.label)
         return None if race is None else race.reason_to_skip(trial)
+
+    def fewest_blocks(self) -> int:
+        """Return the number of blocks before which no cell can leave, the largest of all workloads."""
+        return max(race.fewest_blocks for race in self.races.values())
 
     def refuse_too_few(self) -> None:
         """Raise BadInput if the sweep has so few blocks that nothing can ever be decided."""

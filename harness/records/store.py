@@ -166,13 +166,19 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
     return _read_spec(results, folder)
 
 
-def _read_spec(results: Results, folder: SweepFolder) -> Sweep:
-    """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
+def read_spec(folder: SweepFolder) -> Sweep:
+    """Read the sweep in a folder, wherever that is; raises BadFile."""
     content = read_spec_content(folder.spec_path)
     try:
         sweep: Sweep = decode_value(Sweep, content)
     except ValueError as error:
         raise SWEEP_FORMAT.invalid(folder.spec_path, error) from None
+    return sweep
+
+
+def _read_spec(results: Results, folder: SweepFolder) -> Sweep:
+    """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
+    sweep = read_spec(folder)
     if results.sweep_folder(sweep.name) != folder:
         problem = f"name: found {sweep.name!r}; allowed: that of the folder it is in"
         raise SWEEP_FORMAT.invalid(folder.spec_path, problem)

@@ -13,6 +13,7 @@ from statistics import fmean
 from rich.text import Text
 
 from harness.analysis.cells import group_by_cell, varying_axes
+from harness.launch.race import SweepRace
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, narrowed, show_table
@@ -82,7 +83,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
 
 def _summaries_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Summary]]:
     """Return the summaries of the trials that are done, by cell id, of every cell of the sweep."""
-    by_cell = group_by_cell(records)
+    by_cell = group_by_cell(SweepRace.of_records(sweep, records).records_in(records))
     summaries: dict[str, list[Summary]] = {}
     for cell in sweep.cells:
         cell_summaries = summaries.setdefault(cell.id, [])

@@ -12,6 +12,7 @@ from harness.analysis.cells import varying_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
+from harness.launch.race import SweepRace
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, show_table
@@ -80,7 +81,8 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     first_column, *other_columns = _columns(sweep, across)
     titles = [f"{column} : {first_column}" for column in other_columns]
     table = Table(["workload", *titles], titles)
-    for workload, pairings in _paired_throughputs(records, across, down).items():
+    in_race = SweepRace.of_records(sweep, records).records_in(records)
+    for workload, pairings in _paired_throughputs(in_race, across, down).items():
         pairs = list(pairings.values())
         texts = [workload]
         for column in other_columns:

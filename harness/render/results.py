@@ -19,6 +19,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware.machine import Machine
+from harness.launch.race import SweepRace
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
@@ -343,7 +344,7 @@ def show_results(
         f"\n{marks_legend(sweep)}{means}. Records: {folder}",
         *too_few_notes(result.cells),
         *_stop_lines(records),
-        *roofline_lines(sweep, records, results, peaks),
+        *roofline_lines(sweep, list(chain.from_iterable(result.records.values())), results, peaks),
     ]
     for line in lines + _earlier_lines(sweep, records):
         console.print_prose(line)
@@ -529,7 +530,7 @@ def _next_commands(
         purposes[f"harness show {name} --wide{results.flag}"] = "all columns, ids of cells included"
     if needs_peaks(sweep, records, peaks):
         purposes[f"harness machine peak{results.flag}"] = "MFU and a roofline for these cells"
-    if run_command:
+    if run_command and not SweepRace.of_records(sweep, records).is_over:
         more = f"{run_command} {_more_trials(sweep, records)}"
         purposes[more] = "more trials; finished ones are not repeated"
     return purposes

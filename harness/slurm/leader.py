@@ -41,6 +41,7 @@ from harness.hardware import machine
 from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
+from harness.launch.race import SweepRace
 from harness.launch.runner import RETRIES, Runner, StopRequest
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
@@ -363,6 +364,22 @@ def runner_of(
     stop: StopRequest,
 ) -> Runner:
     """Return the runner of this job's trials; raises BadInput as `launcher_of` does."""
+    race = SweepRace(submission.sweep)
+
+    def read(trial: Trial) -> Record | None:
+        """Return a trial's record, unless an earlier submission left it for this one to replace."""
+        record = None
+        with suppress(BadInput):
+            record = read_record_if_exists(sweep_folder.trial_folder(trial.id).record_path)
+        if record is None or record.attempt < submission.first_attempts.get(trial.id, 1):
+            return None
+        return record
+
+    def reason_to_skip(trial: Trial) -> str | None:
+        """Return why a trial is not needed, now that trials of this job and of others have ended."""
+        race.advance(read)
+        return race.reason_to_skip(trial)
+
     return Runner(
         sweep=submission.sweep,
         profile=submission.profile,
@@ -381,6 +398,7 @@ def runner_of(
         retries=RETRIES,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
         stop_reason=stop.reason,
+        reason_to_skip=reason_to_skip,
     )
 
 
@@ -426,10 +444,13 @@ def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
 
     These are trials without a record of this submission, those that were interrupted, and those
     that run again because they were invalid, or were lost through no fault of their own. One whose
-    record can't be read is left out: the record may be of another version of the harness.
+    record can't be read is left out: the record may be of another version of the harness. So is one
+    that a race does not need.
     """
     pending = []
     for trial in trials:
+        if runner.reason_to_skip(trial) is not None:
+            continue
         try:
             record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
         except BadInput as error:

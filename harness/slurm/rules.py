@@ -20,10 +20,10 @@ from harness.records.record import Failure
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
 # held: its job does not start until somebody does something; unreadable: nobody can say, as its
-# record is broken.
+# record is broken; skipped: a race does not need it.
 State = Literal[
     "queued", "held", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost",
-    "missing", "unreadable",
+    "missing", "unreadable", "skipped",
 ]  # fmt: skip
 # The trial goes on if its job still exists.
 OPEN_STATES = {"queued", "held", "running", "interrupted"}

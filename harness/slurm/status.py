@@ -25,6 +25,7 @@ from typing import Any
 from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
+from harness.launch.race import SweepRace
 from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS, describe_stall
 from harness.records.files import RECORD_FORMAT, read_record
@@ -42,6 +43,7 @@ from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 from harness.statistics.nodes import NodeSpeed
 
+NOT_BEGUN = ("queued", "held", "missing", "lost", "cancelled")  # states of a trial without a record
 ASSIGNMENT = TrialFolder(Path()).assignment_path  # in the folder of a trial
 
 
@@ -405,6 +407,9 @@ def _read_status(
         runs_locally=runs_locally,
         sweep_folder=sweep_folder,
     )
+    if sweep.race is not None:
+        race = SweepRace.of_folder(sweep, sweep_folder)
+        rows = [_without_skipped(row, race.reason_to_skip(trials[row.trial])) for row in rows]
     return SweepStatus(
         sweep=sweep,
         trials=rows,
@@ -413,6 +418,13 @@ def _read_status(
         nodes=speeds_by_trials(_node_times(files.values())),
         slurm_error=None,
     )
+
+
+def _without_skipped(row: TrialState, reason: str | None) -> TrialState:
+    """Return the row of a trial, as a skipped one if it has not begun and a race does not need it."""
+    if reason is None or row.state not in NOT_BEGUN:
+        return row
+    return replace(row, state="skipped", detail=reason, is_live=False)
 
 
 def _submitted_ids(submitted: Sequence[Submission]) -> set[str]:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from harness.core.slurm_environment import (
     submission_variables,
 )
 from harness.launch import controller
+from harness.launch.race import SweepRace
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import read_record_if_exists
@@ -208,6 +209,8 @@ def prepare(
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
     check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
+    if sweep.race is not None:
+        profile = with_race(profile, sweep)
     # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():
@@ -241,6 +244,16 @@ def prepare(
         live_trials=len(todo.pending) - len(new_ids),
         remarks=[*packing.remarks, *remarks, *todo.unreadable],
     )
+
+
+def with_race(profile: Profile, sweep: Sweep) -> Profile:
+    """Return the profile for a race, with so few jobs at a time that blocks learn from earlier ones.
+
+    Blocks that run at the same time can't leave out what the others decide. The first ones have to
+    run in any case, as no cell can leave before them: so many may run at a time.
+    """
+    at_a_time = min(profile.slurm.array_parallelism, SweepRace(sweep).fewest_blocks())
+    return replace(profile, slurm=replace(profile.slurm, array_parallelism=at_a_time))
 
 
 def _nodes_to_exclude(

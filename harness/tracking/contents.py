@@ -19,10 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.analysis.parity import SweepParity
-from harness.analysis.result import CellResult, join, of_trial, rounded
+from harness.analysis.result import (
+    CellResult,
+    join,
+    of_trial,
+    rounded,
+    with_departures,
+    without_result,
+)
 from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
+from harness.launch.race import Departure, SweepRace
 from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Record, Status
 from harness.render.format import interruption_note, nondeterminism_notes, stop_note
@@ -208,6 +216,7 @@ def cell_contents(
     search: RateSearch | None = None,
     error_bar: str | None = None,
     picture: str | None = None,
+    departure: Departure | None = None,
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
@@ -216,11 +225,13 @@ def cell_contents(
     `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
     was not measured, and `search` where no learning rate was searched. `error_bar` is its line of
     `error_bars`, and `picture` the leader board of its workload in Markdown; both are shown with the
-    verdicts.
+    verdicts. A cell that has left a race, by its `departure`, has no means.
     """
     cell = outlines[-1].cell
     (cell_result,) = _join_results(outlines)
     done = [outline.scalars for outline in outlines if outline.status == "done"]
+    if departure is not None:
+        cell_result, done = without_result(cell_result), []
     numbers = over_trials(done)
     numbers |= mean_metrics(cell_result)
     metrics: dict[str, float] = {}
@@ -235,6 +246,9 @@ def cell_contents(
         tags["harness.interval"] = error_bar
         notes = [tags.get("mlflow.note.content"), picture]
         tags["mlflow.note.content"] = "\n\n".join(filter(None, notes)) or None
+    if departure is not None:
+        tags["harness.race"] = str(departure)
+        tags["mlflow.note.content"] = f"This cell {departure}: {departure.cause}."
     metrics |= numbers
     for name, value in metrics.items():
         metrics[name] = rounded(value)
@@ -288,7 +302,10 @@ def is_complete(outlines: Sequence[TrialOutline], planned: Collection[str]) -> b
 
 
 def result_of(
-    name: str, spec: Mapping[str, Any], outlines: Sequence[TrialOutline]
+    name: str,
+    spec: Mapping[str, Any],
+    outlines: Sequence[TrialOutline],
+    race: SweepRace | None = None,
 ) -> SweepResult | None:
     """Return the result of a complete sweep, None before its last trial has ended.
 
@@ -306,7 +323,10 @@ def result_of(
     if planned:
         outlines = [outline for outline in outlines if outline.trial in order]
     ordered = sorted(outlines, key=lambda outline: (order.get(outline.trial, 0), outline.started))
-    return SweepResult(name=name, cells=_join_results(ordered))
+    cells = _join_results(ordered)
+    if race is None:
+        return SweepResult(name=name, cells=cells)
+    return SweepResult(name=name, cells=with_departures(cells, race), races=race.races)
 
 
 def _group_contents(

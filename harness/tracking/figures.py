@@ -53,7 +53,7 @@ def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
         row = result.throughput_row(cell_result.cell)
         color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
         heights_by_color.setdefault(color, []).append(height)
-        _write_verdict(axes, verdict_label(row), height)
+        _write_verdict(axes, "" if result.races else verdict_label(row), height)
     for color, heights in heights_by_color.items():
         _draw_intervals(axes, from_the_bottom, heights, color)
     names = cell_names(result.all_cells)

@@ -112,8 +112,11 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
         cell = cell_result.cell
         row = result.throughput_row(cell)
         effect, interval = "1×", ""
+        verdict = fmt.verdict_label(row)
         if row is not None:
             effect, interval = fmt.effect(row.verdict), fmt.effect_interval(row.verdict)
+        if workload in result.races:
+            effect, verdict = "", "still in the race"
         rows.append(
             [
                 escape_markdown(names[cell.id]),
@@ -121,7 +124,7 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
                 str(len(cell_result.measured_trials)),
                 effect,
                 interval,
-                fmt.verdict_label(row),
+                verdict,
             ]
         )
     if not rows:

@@ -26,10 +26,11 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
+from harness.launch.race import SweepRace
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.seal import clean_text
-from harness.records.store import read_recorded_cells
+from harness.records.store import read_recorded_cells, read_spec
 from harness.render.chart import png_bytes
 from harness.render.confusions import draw_confusions
 from harness.render.format import cell_names
@@ -145,6 +146,7 @@ class SweepRuns:
         self.sweep = sweep
         self.folder = folder
         self.spec: Mapping[str, Any] = {}  # the content of sweep.json, empty if there is none
+        self.race: SweepRace | None = None  # of a sweep that has one
         self.names: Mapping[str, str] = {}  # the short names of cells by their ids
         # The time, the size and the inode of the sweep.json that MLflow has, once that is known.
         self.stored_spec: tuple[int, int, int] | None = None
@@ -208,8 +210,12 @@ class SweepRuns:
         if spec != self.spec or not self.names:
             self.spec = spec
             self.names = _cell_names(self.folder, outlines)
-        result = result_of(self.sweep, self.spec, outlines)
-        contents = sweep_contents(self.sweep, self.spec, outlines, result)
+            self.race = SweepRace(read_spec(self.folder)) if spec.get("race") else None
+        if self.race is not None:
+            self.stale_cells |= self._advance_race(self.race)
+            spec = without_skipped(spec, self.race, outlines)
+        result = result_of(self.sweep, spec, outlines, self.race)
+        contents = sweep_contents(self.sweep, spec, outlines, result)
         sweep_run = self._update(contents, None)
         self._update_spec(sweep_run)
         self.headline = UNFINISHED
@@ -221,7 +227,7 @@ class SweepRuns:
         self.stale_cells |= changed_cells
         updates_cells = not in_passing or result is not None or self.pace_of_cells.is_due()
         by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
-        self._update_cells(by_cell, outlines, result, sweep_run, only_new=not updates_cells)
+        self._update_cells(by_cell, outlines, result, sweep_run, spec, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
         written = 0
         for cell_outlines in by_cell.values():
@@ -240,12 +246,14 @@ class SweepRuns:
         outlines: Sequence[TrialOutline],
         result: SweepResult | None,
         sweep_run: KnownRun,
+        spec: Mapping[str, Any],
         *,
         only_new: bool,
     ) -> None:
         """Bring the runs of cells up to date, or only create those that MLflow has not (`only_new`).
 
-        `by_cell` are the outlines of their trials, `outlines` those of all trials.
+        `by_cell` are the outlines of their trials, `outlines` those of all trials. `spec` has those
+        trials that are needed.
         """
         updated = by_cell
         if only_new:
@@ -260,7 +268,7 @@ class SweepRuns:
         bars: dict[str, str] = {}  # by cell; those of a workload share a scale
         for cell_results in result.workloads.values() if result else ():
             bars |= error_bars(cell_results)
-        planned_by_cell = _planned_by_cell(self.spec.get("trials", ()))
+        planned_by_cell = _planned_by_cell(spec.get("trials", ()))
         for cell_id, cell_outlines in updated.items():
             cell = cell_outlines[0].cell
             contents = cell_contents(
@@ -272,12 +280,23 @@ class SweepRuns:
                 search=search,
                 error_bar=bars.get(cell_id),
                 picture=picture(cell.workload.label, sweep_run.id),
+                departure=None if self.race is None else self.race.departure(cell),
             )
             cell_run = self._update(contents, sweep_run.id)
             self._update_rates(search, cell, cell_run)
             self.stale_cells.pop(cell_id, None)
         if not only_new:
             self.pace_of_cells.add(time.monotonic() - began)
+
+    def _advance_race(self, race: SweepRace) -> dict[str, None]:
+        """Judge the blocks that have ended, and return the cells that have left since the last time."""
+        before = {cell.id for cell in race.sweep.cells if race.departure(cell) is not None}
+        race.advance_by_folder(self.folder)
+        left: dict[str, None] = {}
+        for cell in race.sweep.cells:
+            if race.departure(cell) is not None and cell.id not in before:
+                left[cell.id] = None
+        return left
 
     def _update_boards(self, result: SweepResult, sweep_run: KnownRun) -> None:
         """Attach the picture of each workload's leader board to the sweep's run.
@@ -630,6 +649,18 @@ def _by_cell(
     for of_cell in by_cell.values():
         of_cell.sort(key=lambda outline: outline.started)
     return by_cell
+
+
+def without_skipped(
+    spec: Mapping[str, Any], race: SweepRace, outlines: Sequence[TrialOutline]
+) -> dict[str, Any]:
+    """Return the content of sweep.json without the trials that a race does not need and that have none."""
+    recorded = {outline.trial for outline in outlines}
+    skipped = set()
+    for trial in race.sweep.trials():
+        if trial.id not in recorded and race.reason_to_skip(trial) is not None:
+            skipped.add(trial.id)
+    return {**spec, "trials": [trial for trial in spec["trials"] if trial not in skipped]}
 
 
 def _planned_by_cell(trials: Sequence[str]) -> defaultdict[str, list[str]]:

@@ -24,7 +24,7 @@ from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
-from harness.render.findings import findings, too_few_notes
+from harness.render.findings import findings, race_sentences, too_few_notes
 from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.preflight import norm_table
@@ -109,11 +109,13 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     environments = [record.rank0.environment for record in report.records if record.rank0]
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]
+    race = race_sentences(report.sweep, report.records, report.name)
     # A dict keeps the order in which the machines were used.
     return [
         ("cells", _cell_counts(report, workloads)),
         ("trials", _trial_counts(report)),
         ("per cell", "; ".join(per_cell)),
+        *([("race", " ".join(race))] if race else []),
         ("measured", f"{moment}, in {fmt.duration(ended - started)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]

@@ -18,6 +18,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.hardware.machine import Machine
+from harness.launch.race import Departure
 from harness.preflight.rates import RateSearch, read_search
 from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
@@ -44,6 +45,7 @@ class ReportCell:
     name: str  # distinguishes it from the other cells of its workload
     number: int  # counts the cells of its workload, from 0
     done: Sequence[Record]  # those of its trials that are done
+    departure: Departure | None = None  # from its race
 
     @property
     def cell(self) -> Cell:
@@ -60,6 +62,8 @@ class ReportCell:
         """Why the cell has no throughput, in one or two words for a field of the matrix."""
         if not self.result.is_recorded:
             return "not run"
+        if self.departure is not None:
+            return str(self.departure)
         for status in REASONS:
             if self.result.left_out.get(status):
                 return status
@@ -197,6 +201,7 @@ def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
                 name=names[cell.id],
                 number=number,
                 done=result.done_records(cell),
+                departure=result.departure(cell),
             )
         )
     return cells
