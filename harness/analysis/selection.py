@@ -290,10 +290,10 @@ def _unknown_name(
     return f"{name}: nothing of that name in {results.runs}; {hint}; allowed: {FORMS}"
 
 
-def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
+def planned_cell(results: Results, name: str, option: str = "--cell") -> tuple[Sweep, Cell]:
     """Return the cell that `is_named` so, and the one recorded sweep that has it.
 
-    Raises BadInput if there is none, or several.
+    `option` is where the name was given, for errors. Raises BadInput if there is none, or several.
     """
     matching: list[tuple[Sweep, Cell]] = []
     cell_ids: set[str] = set()
@@ -306,12 +306,12 @@ def planned_cell(results: Results, name: str) -> tuple[Sweep, Cell]:
     if not matching:
         hint = did_you_mean(name, cell_ids)
         raise BadInput(
-            f"--cell {name}: no such cell in {results.runs}; {hint}, or SWEEP to look in"
+            f"{option} {name}: no such cell in {results.runs}; {hint}, or SWEEP to look in"
         )
     if len(matching) > 1:
         found = ", ".join(f"{cell.id} of {sweep.source}" for sweep, cell in matching[:10])
         raise BadInput(
-            f"--cell {name}: names {len(matching)} cells; allowed: one, also with its sweep as SWEEP:"
+            f"{option} {name}: names {len(matching)} cells; allowed: one, also with its sweep as SWEEP:"
             f" {found}"
         )
     return matching[0]

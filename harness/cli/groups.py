@@ -44,6 +44,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     },
     "Gate": {
         "gate": "Before a merge: find out if a change makes training slower.",
+        "explain": "After a gate: find out what makes training slower.",
     },
     "Reproduce": {
         "reproduce": "Run a recorded trial again, and compare the bits.",

@@ -24,6 +24,7 @@ from typer.exceptions import TyperException
 
 import harness
 from harness.cli import (
+    explain,
     gate,
     guide,
     jobs,
@@ -63,7 +64,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (run, jobs, results, trend, serving, reproduce):
+for commands in (run, jobs, results, trend, serving, reproduce, explain):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 stored.app.add_typer(results.stored_app)
 gate.app.add_typer(gate.baseline_app, name="baseline", cls=SubGroup)

@@ -21,11 +21,12 @@ from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.redaction import redact_text
+from harness.measure.timeline import Part
 from harness.records.record import THROUGHPUT_UNITS, ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
 # with every change of the messages, the arguments of `turn_worker` or the content of `trial.json`.
-PROTOCOL = 4
+PROTOCOL = 5
 START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
 TURN_TIMEOUT = 600.0  # seconds that a turn may take
 WAKE_SECONDS = 1.0  # without an answer, after which an arm is continued once more
@@ -77,6 +78,7 @@ class ArmTurn:
     elapsed: Sequence[float]  # seconds from the request to the answer, by rank, by this clock
     delay: float  # seconds of the turn that the arm or the gate waited for cores of other programs
     losses: str  # digests of the losses, one for each rank
+    parts: Sequence[Sequence[Part]] = ()  # of the profiled steps, by rank; empty without any
 
     @property
     def wall_seconds(self) -> float:
@@ -129,7 +131,18 @@ class TrainingArm:
         All ranks get the request before the first answer is read, because they train together.
         Raises HarnessError with a rank's own message if it fails, and for impossible answers.
         """
-        request = (json.dumps({"steps": steps}) + "\n").encode()
+        return self._take_turn(steps)
+
+    def profile(self, steps: int, first: int) -> ArmTurn:
+        """Train as `train` does, and profile the steps from `first` on."""
+        return self._take_turn(steps, profiled_from=first)
+
+    def _take_turn(self, steps: int, profiled_from: int | None = None) -> ArmTurn:
+        """Have all ranks train `steps` steps, while the gate's clock runs."""
+        content = {"steps": steps}
+        if profiled_from is not None:
+            content["profiled_from"] = profiled_from
+        request = (json.dumps(content) + "\n").encode()
         waited = self._read_wait_clocks()
         # Before the arm may run, so that nothing it does goes uncounted.
         start = time.perf_counter()
@@ -147,12 +160,16 @@ class TrainingArm:
             by_rank.append(self._step_seconds(rank, answer, steps, elapsed[rank]))
         slowest = [max(step) for step in zip(*by_rank, strict=True)]
         losses = [str(answer.get("losses")) for answer in answers.values()]
+        parts = []
+        if profiled_from is not None:
+            parts = [self._parts(rank, answer) for rank, answer in answers.items()]
         return ArmTurn(
             seconds=slowest,
             reported=[math.fsum(seconds) for seconds in by_rank],
             elapsed=[elapsed[rank] for rank in answers],
             delay=delay,
             losses=" ".join(losses),
+            parts=parts,
         )
 
     def wait_until_ready(self, rank: int) -> None:
@@ -271,6 +288,15 @@ class TrainingArm:
                 f" for a turn that took {milliseconds(elapsed)}; log: {self.log}"
             )
         return seconds
+
+    def _parts(self, rank: int, answer: Mapping[str, Any]) -> list[Part]:
+        """Return the parts of a rank's profiled steps; raises HarnessError if it sent none."""
+        try:
+            return [Part(**part) for part in answer["parts"]]
+        except (KeyError, TypeError):
+            raise HarnessError(
+                f"{self.name}: rank {rank} did not report its profile; log: {self.log}"
+            ) from None
 
 
 def milliseconds(seconds: float) -> str:

@@ -65,10 +65,12 @@ class PairStarter:
         """Prepare to train a cell in `trees`; the cell's paths are relative to the folder `base`.
 
         `other_cells` are cells that single arms train instead, by the arm's key. They must have the
-        same ranks, threads, loader workers and variables as `cell`.
+        same ranks, threads and variables as `cell`.
         """
         self.cell = cell
         self.other_cells = other_cells or {}
+        cells = [cell, *self.other_cells.values()]
+        self.num_workers = max(each.axes.num_workers for each in cells)
         self.seed = seed
         self.trees = trees
         self.base = base
@@ -145,7 +147,7 @@ class PairStarter:
             if isinstance(tree, StackTree) and tree.stack.prefix:
                 return False
         on_cpu = self.profile.device == "cpu" or not count_gpus()
-        return on_cpu and self.cell.axes.num_workers == 0
+        return on_cpu and self.num_workers == 0
 
     def _draw_cores(self) -> list[list[int]]:
         """Return the cores of each rank, shared only with the same rank of the other arm.
@@ -155,7 +157,7 @@ class PairStarter:
         """
         axes = self.cell.axes
         usable = usable_cores()
-        wanted = axes.num_threads + axes.num_workers
+        wanted = axes.num_threads + self.num_workers
         if axes.strategy != "single":
             wanted += 1  # for the threads of gloo
         share = min(len(usable) // axes.world_size, wanted)

@@ -12,6 +12,7 @@ from harness.gate.against import GateOptions, GateOutcome, gate
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.bisect_stacks import StackBisectOutcome, bisect_stacks
 from harness.gate.certify import certify, describe_conditions, prepare, with_visible_effect
+from harness.gate.explain import ExplainOptions, Explanation, explain
 from harness.gate.stacks import gate_stacks
 from harness.hardware.certificate import Certificate, CertifySettings
 from harness.interface.machine import hold_machine
@@ -78,6 +79,28 @@ def bisect_cell(
         return bisect(sweep, cell, profile, options, repository, view)
 
 
+def explain_arms(
+    sweep: Sweep,
+    cell_name: str | None,
+    profile: Profile,
+    options: ExplainOptions,
+    *,
+    wait: bool,
+    on_message: Callable[[str], None],
+    on_progress: Callable[[str], None],
+) -> Explanation:
+    """Measure what the difference of two cells, revisions or stacks consists of.
+
+    Revisions and stacks train the cell of that name, or the only one; it is None for cells. `wait`
+    and `on_message` are those of `hold_machine`.
+    """
+    cell = None if cell_name is None else choose_cell(sweep, cell_name)
+    activity = f"explaining {sweep.name}"
+    with hold_machine(profile, activity, wait=wait, on_message=on_message):
+        inside = _repository_folder(sweep)
+        return explain(sweep, cell, profile, options, inside, on_progress)
+
+
 def choose_cell(sweep: Sweep, name: str) -> Cell:
     """Return the cell that is named, or the only one; raises BadInput if it is not clear which."""
     if name:
@@ -90,13 +113,15 @@ def choose_cell(sweep: Sweep, name: str) -> Cell:
     )
 
 
-def recorded_cell(results: Results, name: str, profile: Profile) -> tuple[Sweep, Cell]:
+def recorded_cell(
+    results: Results, name: str, profile: Profile, option: str = "--cell"
+) -> tuple[Sweep, Cell]:
     """Return a cell of a sweep that has run, with its sweep.
 
-    Raises BadInput for a cell that no sweep or several sweeps have, and for one that the profile
-    can't run.
+    `option` is where the name was given, for errors. Raises BadInput for a cell that no sweep or
+    several sweeps have, and for one that the profile can't run.
     """
-    sweep, cell = planned_cell(results, name)
+    sweep, cell = planned_cell(results, name, option)
     check_fits(profile, [cell], sweep.source)
     return sweep, cell
 

@@ -48,6 +48,10 @@ class SegmentTimes:
 
     steps: NDArray[np.float64]  # shape (steps,)
     phases: dict[str, NDArray[np.float64]]  # by name of each phase that was entered; shape (steps,)
+    began: float  # when the segment began, by `time.perf_counter`
+    # The phases in the order in which they were entered, and how long each lasted; (entries,).
+    order: NDArray[np.int64]
+    durations: NDArray[np.float64]
 
 
 class StepClock(ABC):
@@ -59,6 +63,7 @@ class StepClock(ABC):
 
     def __init__(self) -> None:
         self.running = False
+        self._began = 0.0  # of the segment, by `time.perf_counter`
         self._clear()
 
     def _clear(self) -> None:
@@ -71,6 +76,7 @@ class StepClock(ABC):
         self._wait_for_device()
         self._clear()
         self.running = True
+        self._began = time.perf_counter()
         self.end_step()  # the first step begins where a step before it would have ended
 
     def enter(self, phase: Phase) -> None:
@@ -118,6 +124,9 @@ class StepClock(ABC):
         return SegmentTimes(
             steps=phases.sum(axis=0),
             phases={Phase(code).name: phases[code] for code in occurring.tolist()},
+            began=self._began,
+            order=phase,
+            durations=seconds,
         )
 
     @abstractmethod

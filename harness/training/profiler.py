@@ -1,10 +1,14 @@
-"""A torch.profiler trace of a few more training steps.
+"""Traces of training steps by torch.profiler: of a trial's last ones, and of segments between others.
 
-Profiling slows training down, so it happens once all that a trial records has been measured.
+Profiling slows training down. Of a trial it happens once all that it records has been measured; the
+segments are those of `harness explain`, which says what their profiler costs.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +17,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.core.paths import write_atomically
+from harness.measure.clock import SegmentTimes
+from harness.measure.timeline import MARK, Part, divide
 from harness.training.build import TrialParts
 from harness.training.loader import Fetched
 from harness.training.model import place_batch
@@ -31,13 +37,10 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
     """
     trace_path = parts.folder.trace_path(parts.mesh.ranks.rank)
     on_gpu = parts.mesh.device.type == "cuda"
-    activities = [ProfilerActivity.CPU]
-    if on_gpu:
-        activities.append(ProfilerActivity.CUDA)
     with (
         state.timed("profile"),
         profile(
-            activities=activities,
+            activities=_activities(parts.mesh.device),
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
             on_trace_ready=lambda finished: _write(finished, trace_path, on_gpu=on_gpu),
             acc_events=True,
@@ -46,6 +49,37 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
         _train(parts, state.step, WARMUP_STEPS + steps, profiler)
         if on_gpu:
             torch.cuda.synchronize(parts.mesh.device)
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    """Return what is traced: the CPU, and a GPU that is trained on."""
+    if device.type == "cuda":
+        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    return [ProfilerActivity.CPU]
+
+
+class SegmentProfiler:
+    """Traces one segment of training, and divides its steps' time into parts."""
+
+    def __init__(self, device: torch.device, folder: Path) -> None:
+        """Begin to trace; `folder` holds the trace while it is read."""
+        self._path = folder / f"segment-{os.getpid()}.json"  # ranks share the folder
+        self._profile = profile(activities=_activities(device), record_shapes=True)
+        self._profile.start()
+        with record_function("the first range takes longer to begin"):
+            pass
+        self._mark = record_function(MARK)
+        self._marked_at = time.perf_counter()
+        self._mark.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self, times: SegmentTimes, *, with_phases: bool) -> list[Part]:
+        """End the trace, after the segment, and return the parts of its steps."""
+        self._mark.__exit__(None, None, None)
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self._path))
+        trace = json.loads(self._path.read_bytes())
+        self._path.unlink()
+        return divide(trace, times, self._marked_at, with_phases=with_phases)
 
 
 def _train(parts: TrialParts, start_step: int, steps: int, profiler: profile) -> None:

@@ -129,6 +129,19 @@ MISTAKES = {
     # wrong commands
     "list": Mistake("list", "did you mean `harness results list`?"),
     "train": Mistake("train demo.yaml", "did you mean `harness run`?"),
+    "a cell to explain without the other": Mistake("explain precision=bf16", "Missing argument 'B'"),
+    "revisions and stacks at once": Mistake(
+        "explain a b demo.yaml --revisions --stacks", "found both; allowed: one of them, or neither"
+    ),
+    "a cell to train where cells are explained": Mistake(
+        "explain a b demo.yaml --cell c", "--cell: found c with cells as A and B"
+    ),
+    "an unknown cell to explain": Mistake(
+        "explain precision=bf16 b demo.yaml", "A precision=bf16: no such cell in demo.yaml"
+    ),
+    "an unknown stack to explain": Mistake(
+        "explain old new demo.yaml --stacks", "A old: found no such stack in demo.yaml"
+    ),
     "a misspelt command of a group": Mistake("gate bisetc", "did you mean `harness gate bisect`?"),
     "a command of another group": Mistake("results export x", "did you mean `harness export`?"),
     "an axis as an option": Mistake(

@@ -89,6 +89,9 @@ OPTIONS = {
         "--control --accuracy --accuracy-seeds --accuracy-margin --inconclusive "
         "--accept-sweep-changes --order --results --no-wait --summary --junit --json"
     ),
+    "explain": (
+        "--revisions --stacks --cell --set --data --cluster --results --budget --order --no-wait --json"
+    ),
     "gate bisect": (
         "--cell --set --data --cluster --results --min-effect --budget --bits --first-parent "
         "--stacks --order --no-wait --json"

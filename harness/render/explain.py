@@ -1,0 +1,194 @@
+"""Shows `harness explain`: what the difference of two arms' steps consists of, as bars and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from harness.core.errors import one_line
+from harness.core.text import counted
+from harness.gate.explain import SMALL, Difference, Explanation
+from harness.measure.timeline import COMPILED
+from harness.render.console import TerminalConsole, show_table
+from harness.render.table import Look, Styled, Table
+
+BAR_WIDTH = 16  # characters of the largest difference
+MOST_ROWS = 20  # of parts; JSON has all
+MOST_SHAPES = 2  # of the calls that only one arm has
+SAME_SIZE = 0.01  # of what collectives send: a smaller difference is none
+COLUMNS = ["ms a step", "A", "B", "B - A", "interval", "", "what differs"]
+NUMBERS = ["A", "B", "B - A", "interval"]
+
+
+def show(explanation: Explanation) -> None:
+    """Print the parts of a step with their differences, the largest certain ones first."""
+    console = TerminalConsole()
+    console.print_text(f"A  {_printable(explanation.a_name)}")
+    console.print_text(f"B  {_printable(explanation.b_name)}\n")
+    show_table(console, difference_table(explanation))
+    console.print_text("")
+    for line in lines(explanation):
+        console.print_text(line)
+
+
+def difference_table(explanation: Explanation) -> Table:
+    """Return a row for each part, for what is left over and for the whole difference."""
+    table = Table(COLUMNS, NUMBERS, wrapped=["what differs"])
+    largest = max(abs(part.seconds) for part in [*explanation.parts, explanation.whole])
+    for part in explanation.parts[:MOST_ROWS]:
+        table.add_row(*_row(part, largest))
+    rest = explanation.parts[MOST_ROWS:]
+    if rest:
+        a, b = math.fsum(part.a for part in rest), math.fsum(part.b for part in rest)
+        name = counted(len(rest), "smaller difference")
+        table.add_row(name, _ms(a), _ms(b), f"{1000 * (b - a):+.3f}", "", "", "")
+    table.add_row(*_row(explanation.left_over, largest))
+    table.add_row(*_row(explanation.whole, largest))
+    return table
+
+
+def _row(part: Difference, largest: float) -> list[str | Styled]:
+    """Return the fields of a part, in milliseconds a step."""
+    look = look_of(part)
+    bar = "█" * round(BAR_WIDTH * abs(part.seconds) / largest) if largest else ""
+    return [
+        _printable(part.name),
+        _ms(part.a),
+        _ms(part.b),
+        Styled(f"{1000 * part.seconds:+.3f}", look),
+        _interval(part, 1000),
+        Styled(bar, look),
+        describe_cause(part),
+    ]
+
+
+def look_of(part: Difference) -> Look:
+    """Return the look of a difference: only a certain one is better or worse."""
+    if not part.is_certain:
+        return "quiet"
+    return "worse" if part.seconds > 0 else "better"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}"
+
+
+def _interval(part: Difference, scale: float) -> str:
+    """Return the interval of a difference, times `scale`."""
+    return f"{scale * part.low:+.3f} to {scale * part.high:+.3f}"
+
+
+def describe_cause(part: Difference) -> str:
+    """Return in what the calls of a part differ: in number, in the shapes of their tensors."""
+    if part.most_of_it:
+        return f"mostly {part.most_of_it}" if part.is_certain else ""
+    if part.calls_differ:
+        change = f"{_count(part.a_calls)} → {_count(part.b_calls)} calls a step"
+        if part.name == COMPILED:
+            more = "more" if part.b_calls > part.a_calls else "fewer"
+            return f"graph breaks: {change}, {more} compiled regions"
+        if part.kind == "collective":
+            return f"{change}{_describe_sent(part)}"
+        return f"{change}{_describe_shapes(part)}"
+    a_only, b_only = _only(part.a_shapes, part.b_shapes), _only(part.b_shapes, part.a_shapes)
+    if a_only and b_only:
+        return f"shapes {'; '.join(a_only)} → {'; '.join(b_only)}"
+    return ""
+
+
+def _describe_sent(part: Difference) -> str:
+    """Return whether collectives together send more, where their shapes are known."""
+    sent_a, sent_b = _elements(part.a_shapes), _elements(part.b_shapes)
+    if not sent_a or not sent_b:
+        return ""
+    if abs(sent_b / sent_a - 1) < SAME_SIZE:
+        return f", of the same {sent_a:,.0f} numbers in other pieces"
+    return f", of {sent_a:,.0f} → {sent_b:,.0f} numbers"
+
+
+def _elements(shapes: Mapping[str, float]) -> float:
+    """Return how many numbers the tensors of all calls of a step have."""
+    total = 0.0
+    for text, calls in shapes.items():
+        for shape in filter(None, text.split(", ")):
+            total += calls * math.prod(map(int, shape.split("×")))
+    return total
+
+
+def _describe_shapes(part: Difference) -> str:
+    """Return the shapes of the calls that one arm has more of."""
+    more, fewer = part.b_shapes, part.a_shapes
+    if part.b_calls < part.a_calls:
+        more, fewer = fewer, more
+    shapes = _only(more, fewer)
+    return f", of {'; '.join(shapes)}" if shapes else ""
+
+
+def _only(shapes: Mapping[str, float], others: Mapping[str, float]) -> list[str]:
+    """Return the shapes that are called more often than in `others`, the most frequent first."""
+    more = {}
+    for text, calls in shapes.items():
+        difference = calls - others.get(text, 0.0)
+        if text and difference > 0.5:
+            more[text] = difference
+    return sorted(more, key=lambda text: -more[text])[:MOST_SHAPES]
+
+
+def _count(calls: float) -> str:
+    """Return calls a step: a whole number unless they are not in every step."""
+    return f"{calls:.0f}" if abs(calls - round(calls)) < 0.05 else f"{calls:.1f}"
+
+
+def headline(explanation: Explanation) -> str:
+    """Return how much longer B's steps take, and what most of it is."""
+    whole = explanation.whole
+    change = whole.seconds / whole.a
+    direction = "longer" if whole.seconds > 0 else "shorter"
+    text = f"B's steps take {abs(change):.1%} {direction} than A's with the profiler"
+    certain = [part for part in explanation.parts if part.is_certain and part.name != SMALL]
+    if not certain:
+        return f"{text}; no part differs with certainty"
+    largest = certain[0]
+    cause = describe_cause(largest)
+    text += f"; most of it: {largest.name}, {1000 * largest.seconds:+.3f} ms a step"
+    return f"{text} ({cause})" if cause else text
+
+
+def lines(explanation: Explanation) -> list[str]:
+    """Return the finding, what the profiler costs, and what the intervals mean."""
+    plain, whole = explanation.plain, explanation.whole
+    return [
+        _printable(headline(explanation)),
+        f"without the profiler a step takes {_ms(plain.a)} and {_ms(plain.b)} ms,"
+        f" {1000 * plain.seconds:+.3f} ({_interval(plain, 1000)}); with it"
+        f" {whole.a / plain.a - 1:+.0%} and {whole.b / plain.b - 1:+.0%}",
+        f"{counted(explanation.pairs, 'pair')} of processes, {explanation.steps} profiled steps of"
+        f" each arm, in {explanation.seconds:.0f} s; the intervals of all parts hold together with"
+        f" {explanation.confidence:.0%} confidence; times are means over"
+        f" {counted(explanation.ranks, 'rank')}",
+    ]
+
+
+def as_json(explanation: Explanation) -> str:
+    """Return all of the explanation as JSON, in seconds a step."""
+    content = asdict(explanation)
+    content["cell"] = {"id": explanation.cell.id, "label": explanation.cell.label}
+    rows = [content["plain"], content["whole"], content["left_over"], *content["parts"]]
+    differences = [
+        explanation.plain,
+        explanation.whole,
+        explanation.left_over,
+        *explanation.parts,
+    ]
+    for row, difference in zip(rows, differences, strict=True):
+        row["difference"] = difference.seconds
+        row["cause"] = describe_cause(difference)
+    content["summary"] = headline(explanation)
+    return json.dumps(content, indent=1)
+
+
+def _printable(text: str) -> str:
+    """Return a name in one line."""
+    return one_line(text)

@@ -1,0 +1,102 @@
+"""`harness explain` on causes that were planted: each is the first of its list."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.gate import explain
+from harness.measure.timeline import COMPILED, COPIES, DATA_WAIT, SYNCHRONIZATION
+from tests.support.commands import harness
+from tests.support.running import processes_below
+
+pytestmark = pytest.mark.distributed
+
+PLANTED = Path(__file__).parents[1] / "support" / "planted.py"
+TWO_RANKS = {"strategy": "ddp", "world_size": 2}
+
+
+def explained(folder: Path, *names: str, budget: str = "30s", **keys: Any) -> dict[str, Any]:
+    """Return what `harness explain` says of two cells of a sweep of the planted workload."""
+    shutil.copy(PLANTED, folder / "planted.py")
+    content = {
+        "name": "planted",
+        "workloads": {"planted": {"uses": "planted.py:Planted", "data": {"source": "digits"}}},
+        "length": {"steps": 100},
+        **keys,
+    }
+    sweep = folder / "sweep.yaml"
+    sweep.write_text(yaml.safe_dump(content), encoding="utf-8")
+    ended = harness("explain", *names, str(sweep), "--budget", budget, "--json")
+    assert ended.code == 0, ended.err
+    explanation: dict[str, Any] = json.loads(ended.out)
+    return explanation
+
+
+def planted(folder: Path, plant: str, axes: dict[str, Any], budget: str = "30s") -> dict[str, Any]:
+    """Return what is said of a cell with a planted cause next to one without."""
+    return explained(
+        folder,
+        "options.plant=nothing",
+        f"options.plant={plant}",
+        budget=budget,
+        matrix={"options.plant": ["nothing", plant]},
+        axes=axes,
+    )
+
+
+def test_an_explanation_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "FEWEST_PAIRS", 2)
+    explanation = planted(tmp_path, "operator", {}, budget="1s")
+    parts = {part["name"]: part for part in explanation["parts"]}
+    cumsum = parts["aten::cumsum"]
+    assert (cumsum["a_calls"], round(cumsum["b_calls"])) == (0, 1)
+    assert cumsum["cause"] == "0 → 1 calls a step, of 512×512"
+    together = math.fsum(part["difference"] for part in [*parts.values(), explanation["left_over"]])
+    assert together == pytest.approx(explanation["whole"]["difference"])
+    assert explanation["pairs"] == 2
+    assert processes_below(tmp_path) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("plant", "axes", "first"),
+    [
+        ("copy", {}, COPIES),
+        ("operator", {}, "aten::cumsum"),
+        ("synchronization", {}, SYNCHRONIZATION),
+        ("loader", {}, DATA_WAIT),
+        ("graph break", {"execution": "compile"}, COMPILED),
+        ("all-reduce", TWO_RANKS, "all_reduce"),
+    ],
+)
+def test_a_planted_cause_is_first(
+    tmp_path: Path, plant: str, axes: dict[str, Any], first: str
+) -> None:
+    explanation = planted(tmp_path, plant, axes)
+    part = explanation["parts"][0]
+    assert part["name"] == first, explanation["parts"][:3]
+    assert part["low"] > 0
+    if plant != "loader":
+        assert part["b_calls"] > part["a_calls"]
+
+
+@pytest.mark.nightly
+def test_smaller_buckets_are_first(tmp_path: Path) -> None:
+    explanation = explained(
+        tmp_path,
+        "bucket_cap_mb=25",
+        "bucket_cap_mb=0.1",
+        axes=TWO_RANKS,
+        matrix={"bucket_cap_mb": [25, 0.1]},
+    )
+    part = explanation["parts"][0]
+    assert part["name"] == "all_reduce", explanation["parts"][:3]
+    assert part["b_calls"] > part["a_calls"]
+    assert "of the same" in part["cause"]

@@ -1,0 +1,177 @@
+"""What an explanation says of profiles, here of arms without processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.core.errors import BadInput
+from harness.gate.arms import ArmTurn, TrainingArm
+from harness.gate.explain import (
+    SLOW_STEPS,
+    SLOWEST_RANK,
+    Difference,
+    Explanation,
+    check_comparable,
+    profile_pairs,
+)
+from harness.measure.timeline import COMPILED, DATA_WAIT, Part
+from harness.render.explain import as_json, describe_cause, headline, show
+from tests.factories import make_cell
+
+CELL = make_cell()
+
+
+class ProfiledArm(TrainingArm):
+    """An arm whose steps have known parts, in milliseconds by rank, and a little noise."""
+
+    def __init__(self, ranks: Sequence[Sequence[Part]], rng: np.random.Generator) -> None:
+        super().__init__("arm", Path("launch.log"))
+        self.ranks = ranks
+        self.rng = rng
+
+    def train(self, steps: int) -> ArmTurn:
+        return self.profile(steps, steps)
+
+    def profile(self, steps: int, first: int) -> ArmTurn:
+        noise = self.rng.normal(1.0, 0.002, size=steps)
+        own = [sum(sum(part.seconds) + sum(part.waited) for part in parts) for parts in self.ranks]
+        seconds = (max(own) * noise).tolist()
+        profiled = noise[first:].tolist()
+        parts = [[repeated(part, profiled) for part in of_rank] for of_rank in self.ranks]
+        total = sum(seconds)
+        return ArmTurn(
+            seconds=seconds, reported=[total], elapsed=[total], delay=0.0, losses="", parts=parts
+        )
+
+
+def repeated(part: Part, factors: Sequence[float]) -> Part:
+    """A part of several steps, from that of a single one."""
+    return replace(
+        part,
+        seconds=[sum(part.seconds) * factor for factor in factors],
+        waited=[sum(part.waited) * factor for factor in factors] if part.waited else (),
+        calls=part.calls * len(factors),
+        shapes={text: calls * len(factors) for text, calls in part.shapes.items()},
+    )
+
+
+def part(
+    name: str, milliseconds: float, waited: float = 0.0, calls: int = 1, **shapes: int
+) -> Part:
+    return Part(
+        name=name,
+        kind="collective" if waited else "operator",
+        seconds=[milliseconds / 1e3],
+        waited=[waited / 1e3] if waited else (),
+        calls=calls,
+        shapes=shapes,
+    )
+
+
+def explanation(a: Sequence[Sequence[Part]], b: Sequence[Sequence[Part]]) -> Explanation:
+    rng = np.random.default_rng(0)
+    arms: dict[str, TrainingArm] = {"a": ProfiledArm(a, rng), "b": ProfiledArm(b, rng)}
+    return profile_pairs({"a": CELL, "b": CELL}, lambda keys: nullcontext(arms), 0.0, rng)
+
+
+def test_differences_add_up_to_the_whole_and_the_largest_is_first() -> None:
+    common = [part("aten::mm", 5.0), part("aten::relu", 2.0), part("tiny", 0.001)]
+    found = explanation([[*common, part("copies", 1.0)]], [[*common, part("copies", 3.0, calls=4)]])
+    first = found.parts[0]
+    assert first.name == "copies"
+    assert first.seconds == pytest.approx(0.002, rel=0.05)
+    assert first.is_certain
+    total = math.fsum(each.seconds for each in [*found.parts, found.left_over])
+    assert total == pytest.approx(found.whole.seconds)
+    assert [first.a_calls, first.b_calls] == pytest.approx([1, 4])
+    assert "most of it: copies, +" in headline(found)
+    assert {each.name for each in found.parts} >= {"aten::mm", "aten::relu", SLOW_STEPS}
+    assert "tiny" not in {each.name for each in found.parts}
+
+
+def test_the_wait_for_a_slower_rank_is_told_apart_from_the_collective() -> None:
+    even = [part("aten::mm", 4.0), part("all_reduce", 0.5, waited=1.0)]
+    slow = [part("aten::mm", 6.0), part("all_reduce", 0.5, waited=1.0)]
+    waiting = [part("aten::mm", 4.0), part("all_reduce", 0.5, waited=3.0)]
+    found = {each.name: each for each in explanation([even, even], [waiting, slow]).parts}
+    assert found[SLOWEST_RANK].seconds == pytest.approx(1e-3, rel=0.05)  # of one rank of two
+    assert found["aten::mm"].seconds == pytest.approx(1e-3, rel=0.05)
+    assert abs(found["all_reduce"].seconds) < 1e-4
+
+
+def difference(**keys: object) -> Difference:
+    base = Difference(name="aten::mm", kind="operator", a=1e-3, b=2e-3, low=5e-4, high=2e-3)
+    return replace(base, **keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [
+        (difference(a_calls=3, b_calls=3), ""),
+        (
+            difference(a_calls=1, b_calls=2, a_shapes={"4×4": 1}, b_shapes={"4×4": 1, "8×8": 1}),
+            "1 → 2 calls a step, of 8×8",
+        ),
+        (
+            difference(a_calls=1, b_calls=1, a_shapes={"4×4": 1}, b_shapes={"8×8": 1}),
+            "shapes 4×4 → 8×8",
+        ),
+        (
+            difference(
+                name="all_reduce",
+                kind="collective",
+                a_calls=1,
+                b_calls=4,
+                a_shapes={"400": 1},
+                b_shapes={"100": 4},
+            ),
+            "1 → 4 calls a step, of the same 400 numbers in other pieces",
+        ),
+        (
+            difference(
+                name="all_reduce",
+                kind="collective",
+                a_calls=1,
+                b_calls=2,
+                a_shapes={"400": 1},
+                b_shapes={"400": 1, "100": 1},
+            ),
+            "1 → 2 calls a step, of 400 → 500 numbers",
+        ),
+        (
+            difference(name=COMPILED, a_calls=1, b_calls=2),
+            "graph breaks: 1 → 2 calls a step, more compiled regions",
+        ),
+        (difference(name=SLOW_STEPS, most_of_it=DATA_WAIT), f"mostly {DATA_WAIT}"),
+    ],
+)
+def test_the_cause_is_told_where_calls_or_shapes_differ(part: Difference, cause: str) -> None:
+    assert describe_cause(part) == cause
+
+
+def test_cells_that_cannot_take_turns_are_refused() -> None:
+    other = replace(CELL, axes=replace(CELL.axes, num_threads=CELL.axes.num_threads + 1))
+    with pytest.raises(BadInput, match="A and B: found num_threads=1 and num_threads=2; allowed: "):
+        check_comparable(CELL, other)
+    with pytest.raises(BadInput, match="environment"):
+        check_comparable(CELL, replace(CELL, environment={"A": "1"}))
+
+
+def test_an_explanation_is_shown_and_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explanation([[part("aten::mm", 5.0)]], [[part("aten::mm", 6.0)]])
+    show(found)
+    shown = capsys.readouterr().out
+    assert "aten::mm" in shown
+    assert "the whole difference" in shown
+    assert "█" in shown
+    content = json.loads(as_json(found))
+    assert content["parts"][0]["name"] == "aten::mm"
+    assert content["summary"] == headline(found)
