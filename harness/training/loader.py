@@ -1,4 +1,4 @@
-"""How samples reach the loop: through a DataLoader, or from the device that they are already on.
+"""How samples reach the loop: from worker processes of a DataLoader, or fetched by the rank itself.
 
 Either way, batches come in the order of a `BatchOrder`, together with the indices of their samples,
 from which the digest of the order is computed. What the loop trained on is digested, rather than
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -23,7 +23,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from harness.core.errors import LoaderTimeout, NotApplied
 from harness.core.processes import die_with_parent, wait_for_idle_threads
 from harness.spec.axes import Axes
-from harness.training.epoch import EpochOrder, InOrder, Keyed, Permutation, ShardWindows
+from harness.training.epoch import (
+    EpochOrder,
+    Indices,
+    InOrder,
+    Keyed,
+    Permutation,
+    ShardWindows,
+)
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed, seed_generators
 from workloads.base import Batch, Samples
@@ -32,8 +39,8 @@ from workloads.shards import ShardSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.
-Fetched = tuple[list[int], int, Batch]
-Fetch = Callable[[int, Sequence[int]], Batch]  # of a step's number and the indices of its samples
+Fetched = tuple[Indices, int, Batch]
+Fetch = Callable[[int, Indices], Batch]  # of a step's number and the indices of its samples
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
 M_MMAP_THRESHOLD = -3  # glibc's number of the setting
@@ -89,8 +96,9 @@ def make_loader(
             count=axes.grad_accum_steps,
             device=device if is_resident else CPU,
         )
-    if is_resident:
-        return _ResidentLoader(fetch, order)
+    pin_memory = device.type == "cuda" and axes.pin_memory != "never" and not is_resident
+    if not axes.num_workers:
+        return _InProcessLoader(fetch, order, pin_memory=pin_memory)
     # The sampler yields whole batches, which the data set fetches at once. By default, torch would
     # fetch sample by sample and put them together.
     return _ForkSafeLoader(
@@ -98,18 +106,23 @@ def make_loader(
         batch_sampler=_NumberedBatches(order),
         collate_fn=_identity,
         num_workers=axes.num_workers,
-        prefetch_factor=axes.prefetch_factor if axes.num_workers else None,
-        persistent_workers=axes.num_workers > 0 and axes.persistent_workers,
-        timeout=WORKER_TIMEOUT if axes.num_workers else 0,
+        prefetch_factor=axes.prefetch_factor,
+        persistent_workers=axes.persistent_workers,
+        timeout=WORKER_TIMEOUT,
         worker_init_fn=_prepare_worker,
-        pin_memory=device.type == "cuda" and axes.pin_memory != "never",
+        pin_memory=pin_memory,
         generator=torch.Generator().manual_seed(derive_seed(seed, order.dp_rank)),
     )
 
 
-def _fetch_share(samples: Samples, step: int, indices: Sequence[int]) -> Batch:
+def _fetch_share(samples: Samples, step: int, indices: Indices) -> Batch:
     """Return a rank's share of the batch of a step, all at once."""
-    return samples.batch(indices)
+    return samples.batch(as_sequence(indices))
+
+
+def as_sequence(indices: Indices) -> Sequence[int]:
+    """Return an array as workloads get it: a sequence of integers in all but its type."""
+    return cast(Sequence[int], indices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +140,7 @@ class MicroBatches:
     count: int  # micro-batches of a share
     device: torch.device  # where the samples are
 
-    def __call__(self, step: int, indices: Sequence[int]) -> Batch:
+    def __call__(self, step: int, indices: Indices) -> Batch:
         """Return the tensors of all micro-batches of a step, one micro-batch after the other."""
         size = len(indices) // self.count
         tensors: list[torch.Tensor] = []
@@ -135,7 +148,8 @@ class MicroBatches:
             micro_batch = number * self.dp_size + self.dp_rank
             seed = derive_seed(self.seed, FETCH_STREAM, step, micro_batch)
             seed_generators(seed, self.device)
-            tensors += self.samples.batch(indices[number * size : (number + 1) * size])
+            share = indices[number * size : (number + 1) * size]
+            tensors += self.samples.batch(as_sequence(share))
         return tuple(tensors)
 
 
@@ -153,10 +167,10 @@ class _NumberedBatches:
 
 
 class _BatchDataset(Dataset[Any]):
-    """The data set of the DataLoader: fetches a whole batch at once.
+    """The data set of the DataLoader: fetches a whole batch at once, in a worker process.
 
-    In a worker, a batch is fetched with random numbers that depend on its step only. So it does not
-    matter which worker fetches it, and how often workers were started.
+    A batch is fetched with random numbers that depend on its step only. So it does not matter which
+    worker fetches it, and how often workers were started.
     """
 
     def __init__(self, fetch: Fetch, seed: int, dp_rank: int) -> None:
@@ -164,12 +178,11 @@ class _BatchDataset(Dataset[Any]):
         self.seed = seed
         self.dp_rank = dp_rank
 
-    def __getitems__(self, numbered_batch: tuple[int, list[int]]) -> Fetched:
+    def __getitems__(self, numbered_batch: tuple[int, Indices]) -> Fetched:
         """Return the batch of a sampler's entry; torch calls this with one entry at a time."""
         number, indices = numbered_batch
         worker = get_worker_info()
-        if worker is None:
-            return indices, NO_WORKER, self.fetch(number, indices)
+        assert worker is not None
         seed_generators(derive_seed(self.seed, self.dp_rank, number), CPU)
         return indices, worker.id, self.fetch(number, indices)
 
@@ -219,8 +232,6 @@ class _ForkSafeLoader(DataLoader[Any]):
     """
 
     def __iter__(self) -> Any:
-        if not self.num_workers:
-            return super().__iter__()
         if sys.version_info < (3, 12):
             wait_for_idle_threads()
         return _name_worker_errors(super().__iter__())
@@ -258,13 +269,20 @@ def _move(samples: Samples, device: torch.device) -> Samples:
     return move(device)
 
 
-class _ResidentLoader:
-    """Batches of samples that are all on the device."""
+class _InProcessLoader:
+    """Batches that the rank itself fetches when they are wanted.
 
-    def __init__(self, fetch: Fetch, order: BatchOrder) -> None:
+    A DataLoader would do the same, and take as long again for what it does around each batch.
+    """
+
+    def __init__(self, fetch: Fetch, order: BatchOrder, *, pin_memory: bool) -> None:
         self.fetch = fetch
         self.order = order
+        self.pin_memory = pin_memory  # for copies to the GPU next to the host's own work
 
     def __iter__(self) -> Iterator[Fetched]:
         for number, indices in enumerate(self.order, start=self.order.next_step):
-            yield indices, NO_WORKER, self.fetch(number, indices)
+            batch = self.fetch(number, indices)
+            if self.pin_memory:
+                batch = tuple(tensor.pin_memory() for tensor in batch)
+            yield indices, NO_WORKER, batch

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness.core.errors import BadInput
 from harness.training.bijection import splitmix64
-from harness.training.epoch import EpochOrder, Permutation
+from harness.training.epoch import EpochOrder, Indices, Permutation
 
 # The samples that a rank looks up at once. One batch at a time would take longer: a lookup is some
 # hundred calls of NumPy, however many samples it has.
@@ -81,13 +81,13 @@ class BatchOrder:
         """Return the number of batches until the end of the epoch."""
         return self.steps - self.skip
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's share of each batch until the end of the epoch."""
+    def __iter__(self) -> Iterator[Indices]:
+        """Yield this rank's share of each batch until the end of the epoch, shape (share,)."""
         samples_at = self.epoch_order.of_epoch(self.seed, self.epoch)
         steps_at_once = max(1, LOOKUP_SAMPLES // len(self.positions))
         for start in range(self.skip, self.steps, steps_at_once):
             steps = np.arange(start, min(start + steps_at_once, self.steps))
-            yield from samples_at(steps[:, None] * self.batch_size + self.positions).tolist()
+            yield from samples_at(steps[:, None] * self.batch_size + self.positions)
 
 
 @dataclass
@@ -101,7 +101,7 @@ class OrderDigest:
 
     sums: tuple[int, int] = (0, 0)  # of this rank's share, for either constant
 
-    def add(self, order: BatchOrder, start_step: int, batches: Sequence[Sequence[int]]) -> None:
+    def add(self, order: BatchOrder, start_step: int, batches: Sequence[Indices]) -> None:
         """Add this rank's share of consecutive batches, which begin with that of `start_step`.
 
         `batches` has the indices of the samples, shape (steps, samples of a share).

@@ -36,6 +36,7 @@ from harness.records.trace import (
 )
 from harness.spec.cell import Fingerprints
 from harness.training.build import TrialParts
+from harness.training.epoch import Indices
 from harness.training.fingerprint import full_tensors
 from harness.training.state import TrainingState
 from harness.training.step import StepObserver
@@ -125,7 +126,7 @@ class Recorder(StepObserver, Hooks):
 
     # What the training step calls
 
-    def before_step(self, step: int, indices: Sequence[int]) -> None:
+    def before_step(self, step: int, indices: Indices) -> None:
         self._step, self._micro_step = step + 1, 1
         self._phase_digests.clear()
         self._write("parameters", self._parameters())

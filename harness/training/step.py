@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.measure.clock import Phase, StepClock
+from harness.training.epoch import Indices
 from harness.training.loss_weights import LossWeights, weighted
 from harness.training.optimization import PreparedTurn
 from harness.training.precision import Scaler
@@ -34,7 +35,7 @@ class StepObserver:
     from 0 over all epochs, micro-steps from 0 in each step.
     """
 
-    def before_step(self, step: int, indices: Sequence[int]) -> None:
+    def before_step(self, step: int, indices: Indices) -> None:
         """Look at the parameters, and at which samples this rank is going to train on."""
 
     def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:

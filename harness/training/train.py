@@ -24,6 +24,7 @@ from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
+from harness.training.epoch import Indices
 from harness.training.evaluate import Scores, evaluate
 from harness.training.fingerprint import digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
@@ -213,7 +214,7 @@ class Trainer:
         observer = parts.train_step.observer
         start_step = state.step
         losses: list[Tensor] = []
-        trained_on: list[list[int]] = []
+        trained_on: list[Indices] = []
         parts.train_step.step = start_step
         if observer is None:
             self.telemetry.begin_segment()

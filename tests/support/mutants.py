@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import get_worker_info
 
+from harness.training.epoch import Indices
 from harness.training.order import BatchOrder
 from harness.training.step import TrainStep
 from harness.training.strategies import ddp, fsdp2
@@ -216,7 +217,7 @@ def _swap_samples(workload: MutantLine) -> None:
     """Swap the first samples of two ranks' shares of one batch."""
     options, shares = workload.options, BatchOrder.__iter__
 
-    def swapped(order: BatchOrder) -> Iterator[list[int]]:
+    def swapped(order: BatchOrder) -> Iterator[Indices]:
         partners = {options.at_rank: 1, (options.at_rank + 1) % order.dp_size: -1}
         other_rank = (order.dp_rank + partners.get(order.dp_rank, 0)) % order.dp_size
         other = BatchOrder(
@@ -240,7 +241,7 @@ def _forget_epoch(workload: MutantLine) -> None:
     """Have every epoch go through the samples as the first does."""
     shares = BatchOrder.__iter__
 
-    def same(order: BatchOrder) -> Iterator[list[int]]:
+    def same(order: BatchOrder) -> Iterator[Indices]:
         epoch, order.epoch = order.epoch, 0
         yield from shares(order)
         order.epoch = epoch

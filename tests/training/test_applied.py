@@ -113,7 +113,7 @@ def test_resident_samples_come_in_the_loaders_order() -> None:
     for name, batches in fetched.items():
         axes = Axes(batch_size=4, input=name)  # type: ignore[arg-type]
         for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU):
-            batches.append((indices, batch[0].tolist()))
+            batches.append((indices.tolist(), batch[0].tolist()))
     assert fetched["resident"] == fetched["loader"]
     assert len(fetched["loader"]) == 3
 

@@ -47,7 +47,7 @@ def fetch(
         seed=seed,
         device=torch.device("cpu"),
     )
-    return [(indices, worker, batch[0].tolist()) for indices, worker, batch in loader]
+    return [(indices.tolist(), worker, batch[0].tolist()) for indices, worker, batch in loader]
 
 
 def drawn_numbers(fetched: list[tuple[list[int], int, list[float]]]) -> set[float]:

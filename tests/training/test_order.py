@@ -258,6 +258,6 @@ def test_every_order_of_five_samples_has_its_own_digest() -> None:
     digests = set()
     for permutation in itertools.permutations(range(5)):
         digest = OrderDigest()
-        digest.add(order, 0, [permutation])
+        digest.add(order, 0, [np.array(permutation)])
         digests.add(digest.sums)
     assert len(digests) == 120

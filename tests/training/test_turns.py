@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.core.errors import NotApplied
 from harness.training.epoch import InOrder
+from harness.training.loader import as_sequence
 from harness.training.order import BatchOrder
 from tests.support import adversarial
 from tests.support.adversarial import Gan, GanOptions, MaskedLanguageModel, pad, read_sentences
@@ -140,8 +141,8 @@ def test_a_stream_is_read_in_its_order_by_every_rank() -> None:
         samples = StreamSamples(read_sentences, 12, pad)
         for _ in range(2):  # epochs
             for number, indices in enumerate(order):
-                assert indices == [4 * number + 2 * rank, 4 * number + 2 * rank + 1]
-                (words,) = samples.batch(indices)
+                assert indices.tolist() == [4 * number + 2 * rank, 4 * number + 2 * rank + 1]
+                (words,) = samples.batch(as_sequence(indices))
                 assert words.shape[1] == max(len(sentences[index]) for index in indices)
                 for row, index in zip(words, indices, strict=True):
                     assert torch.equal(row[: len(sentences[index])], sentences[index])

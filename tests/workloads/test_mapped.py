@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from harness.training.epoch import ShardWindows
+from harness.training.loader import as_sequence
 from harness.training.order import BatchOrder
 from tests.support.images import idx
 from workloads.base import Batch
@@ -160,8 +161,8 @@ def test_a_reader_reads_each_shard_once_in_an_epoch(window: int, workers: int) -
         reads: Counter[str] = Counter()
         samples = shard_samples(sizes, reads, window)
         for indices in list(order)[worker::workers]:
-            (batch,) = samples.batch(indices)
-            assert batch.tolist() == indices
+            (batch,) = samples.batch(as_sequence(indices))
+            assert batch.tolist() == indices.tolist()
         assert reads == dict.fromkeys("01234", 1)
 
 

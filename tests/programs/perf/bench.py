@@ -65,6 +65,11 @@ PARTS = (
         ranks=2,
     ),
     Part(
+        title="A trial beside a plain loop, each in processes of its own",
+        arguments=["-m", "tests.programs.perf.trial_race"],
+        quick=["--pairs", "2", "--epochs", "3"],
+    ),
+    Part(
         title="A sweep of short trials beside a bare script under torchrun for each of them",
         arguments=["-m", "tests.programs.perf.launcher"],
         quick=["--cells", "4", "--runs", "1", "--scripts", "1"],

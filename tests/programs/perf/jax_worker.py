@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from harness.training.epoch import Indices
 from harness.training.order import BatchOrder
 
 Parameters = dict[str, jax.Array]  # by the names of torch's state dict, in torch's shapes
@@ -153,7 +154,7 @@ def _make_step(forward: Forward, optimizer: optax.GradientTransformation) -> Cal
     return cast(Callable[..., Any], jax.jit(train_step, donate_argnums=(0, 1)))
 
 
-def _batches(order: BatchOrder) -> Iterator[Sequence[int]]:
+def _batches(order: BatchOrder) -> Iterator[Indices]:
     """Yield the indices of each batch, one epoch after the other."""
     while True:
         yield from order

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from harness.records.assignment import Assignment
 from harness.spec.cell import Trial
 from harness.training.entry import load_workload
+from harness.training.loader import as_sequence
 from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
 from tests.support.training import CPU, NoEvaluation, make_trainer
@@ -96,14 +97,7 @@ class Bare:
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, cell.length.in_steps(order.steps))
         seed_everything(trial.seed, ranks.rank)
-        loader = DataLoader(
-            _WholeBatches(samples),
-            batch_sampler=order,
-            collate_fn=_identity,
-            generator=torch.Generator(),
-            pin_memory=device.type == "cuda",
-        )
-        self.batches = _epochs(loader, order)
+        self.batches = _whole_batches(samples, order, pin_memory=device.type == "cuda")
         self._losses: list[Tensor] = []
 
     @property
@@ -255,25 +249,16 @@ def _on_device(batch: Batch, device: torch.device) -> Batch:
     return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
 
-class _WholeBatches(Dataset[Any]):
-    """A data set that is asked for whole batches."""
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        return self.samples.batch(indices)
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
-def _epochs(loader: DataLoader[Any], order: BatchOrder | None = None) -> Iterator[Batch]:
-    """Yield the batches of one epoch after the other."""
-    epoch = 0
+def _whole_batches(samples: Samples, order: BatchOrder, *, pin_memory: bool) -> Iterator[Batch]:
+    """Yield the batches of one epoch after the other, each fetched at once."""
     while True:
-        if order is not None:
-            order.epoch = epoch
+        for indices in order:
+            batch = samples.batch(as_sequence(indices))
+            yield tuple(tensor.pin_memory() for tensor in batch) if pin_memory else batch
+        order.epoch += 1
+
+
+def _epochs(loader: DataLoader[Any]) -> Iterator[Batch]:
+    """Yield the batches of one epoch after the other."""
+    while True:
         yield from loader
-        epoch += 1

@@ -45,13 +45,13 @@ from tests.support.tree import TOP
 
 DATA = TOP.parent / "shared" / "data" / "mnist10k"
 # Of each workload, in which each of its loops is at each position about equally often. A step of
-# DistilBERT is long, so a block has few and tells less.
-BLOCKS = {"mlp": 28, "cnn": 30, "distilbert": 48}
+# DistilBERT and of the decoder is long, so a block has few and tells less.
+BLOCKS = {"mlp": 28, "cnn": 30, "distilbert": 48, "gpt": 48}
 HARNESS, BARE, TEXTBOOK = "harness", "bare loop", "textbook loop"
 HARNESS_BF16 = "harness in bf16"  # which is one word in a sweep, and not the same training
 ACCELERATE, FABRIC = "accelerate", "Lightning Fabric"
 FLOOR, WITHOUT_DDP = "its products and optimizer alone", "two ranks without DDP"
-# The workloads of which libraries train a loop too; steps of the other one are so long that none shows.
+# The workloads of which libraries train a loop too; steps of the others are so long that none shows.
 WITH_LIBRARIES = ("mlp", "cnn")
 PACKAGES = {ACCELERATE: "accelerate", FABRIC: "lightning_fabric"}  # that loops need besides torch
 # The ratios that the loop should reach, and the lower ends of their intervals.
@@ -110,6 +110,7 @@ def make_assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assi
             "data": {"source": "tickets"},
             "options": {"sequence": 32, "padding": "fixed"},
         },
+        "gpt": {"data": {"sequence": 32}},
     }
     strategy = "ddp" if ranks.world_size > 1 else "single"
     sweep = load(
