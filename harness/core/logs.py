@@ -66,18 +66,22 @@ def read_tail(file: BinaryIO, limit: int = TAIL_BYTES) -> str:
     return file.read(limit).decode("utf-8", errors="replace")
 
 
+def log_tail(log: Path) -> str:
+    """Return the end of a log, empty for one that can't be read."""
+    try:
+        with open_log(log) as file:
+            return read_tail(file)
+    except OSError:
+        return ""
+
+
 def last_log_line(log: Path) -> str:
     """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
 
     torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
     be read. Secrets are removed from the line, because it goes into records and messages.
     """
-    try:
-        with open_log(log) as file:
-            lines = read_tail(file).splitlines()
-    except OSError:
-        return "none"
-    for line in reversed(lines):
+    for line in reversed(log_tail(log).splitlines()):
         if line.strip(" =-"):
             return one_line(scrub(line))
     return "none"

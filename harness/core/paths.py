@@ -74,6 +74,20 @@ class TrialFolder:
         return self.heartbeat_folder / f"rank{rank}.json"
 
     @property
+    def flight_folder(self) -> Path:
+        """Return the folder of what ranks leave when the trial hangs; it stays with the record."""
+        return self.path / "flight"
+
+    @property
+    def suspicion_path(self) -> Path:
+        """Return where the ranks of a trial that seems to hang are asked what they do."""
+        return self.flight_folder / "question.json"
+
+    def flight_path(self, rank: int) -> Path:
+        """Return where a rank leaves its answer, as a FlightRecord."""
+        return self.flight_folder / f"rank{rank}.json"
+
+    @property
     def failures_path(self) -> Path:
         """Return where the process that started the ranks lists those that it saw fail."""
         return self.path / "failures.json"

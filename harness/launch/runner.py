@@ -25,7 +25,7 @@ from harness.launch.launcher import Launcher, signal_failure
 from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.stack import ReadyStack, write_packages
-from harness.launch.watchdog import Watchdog, describe_stall, failure_of, find_straggler
+from harness.launch.watchdog import Watchdog
 from harness.mllog.log import write_log
 from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment, read_assignment, write_assignment
@@ -38,7 +38,7 @@ from harness.records.files import (
     write_record,
 )
 from harness.records.record import Failure, Record
-from harness.records.running import read_heartbeats, read_progress_file
+from harness.records.running import read_progress_file
 from harness.records.settings import run_settings, saves_at_intervals
 from harness.records.store import comparison_key
 from harness.spec.cell import Trial
@@ -65,7 +65,7 @@ RETRIED_FAILURES = {
     "DistStoreError",
 }
 # Failures that may be the trial's own, after which one that saves at intervals resumes.
-RESUMED_FAILURES = {"Killed", "OutOfMemory"}
+RESUMED_FAILURES = {"Killed", "OutOfMemory", "Hang"}
 
 
 class TrialListener(Protocol):
@@ -442,10 +442,8 @@ class Runner:
         It takes turns with the trials in other lanes, so that each of them waits for a part of the
         time between two looks.
         """
-        deadline = time.monotonic() + self.sweep.timeout
         next_signal: float | None = None  # on the monotonic clock; None before the first
-        world_size = trial.cell.axes.world_size
-        watchdog = Watchdog(folder, world_size)
+        watchdog = Watchdog(folder, trial.cell.axes.world_size, self.sweep.timeout)
         while True:
             try:
                 process.wait(self.poll_seconds / max(1, occupancy.running))
@@ -453,8 +451,7 @@ class Runner:
                 return None
             except subprocess.TimeoutExpired:
                 _refuse_moved_folder(self.folder, folder)
-                progress = read_progress(folder)
-                self.listener.on_trial_progress(trial, progress)
+                self.listener.on_trial_progress(trial, read_progress(folder))
                 yield
             now = time.monotonic()
             reason = self.stop_reason()
@@ -462,8 +459,6 @@ class Runner:
             if reason and (next_signal is None or now > next_signal):
                 next_signal = now + SIGNAL_INTERVAL
                 launcher.interrupt(process)
-            if now > deadline:
-                return _timeout_failure(folder, progress, world_size)
             verdict = watchdog.look()
             if verdict is not None:
                 with folder.launch_log.open("a", encoding="utf-8") as log:
@@ -512,28 +507,6 @@ def _advance(life: Life) -> Record | None:
 def read_progress(folder: TrialFolder) -> dict[str, Any]:
     """Return how far a running trial has come; empty before its first step."""
     return read_progress_file(folder.progress_path)
-
-
-def _timeout_failure(folder: TrialFolder, progress: Mapping[str, Any], world_size: int) -> Failure:
-    """Return the failure of a trial that took longer than its sweep allows.
-
-    It names the rank that the others wait for, if their heartbeats tell.
-    """
-    reached = "no step"
-    if progress:
-        reached = f"step {progress['step']} of {progress['steps']}"
-    message = f"took longer than its time-out; it had reached {reached}"
-    beats = read_heartbeats(folder.heartbeat_folder)
-    stall = describe_stall(beats, world_size)
-    if stall is not None:
-        message = f"{message}; {stall}"
-    straggler = find_straggler(beats, world_size)
-    if straggler is None:
-        log = str(folder.rank_log(0).relative_to(folder.path))
-        return Failure(kind="Timeout", message=message, log=log)
-    if straggler.heartbeat is None:
-        return Failure(kind="Timeout", message=message, rank=straggler.rank)
-    return failure_of(straggler.heartbeat, "Timeout", message, folder)
 
 
 def _describe_launcher_end(exit_code: int | None, is_out_of_memory: bool) -> str:
@@ -627,7 +600,8 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
             shutil.rmtree(stale, ignore_errors=True)
     elif folder.record_path.exists():
         previous_failures = _set_last_attempt_aside(folder)
-    shutil.rmtree(folder.trace_folder, ignore_errors=True)
+    for stale in (folder.trace_folder, folder.flight_folder):
+        shutil.rmtree(stale, ignore_errors=True)
     folder.mllog_path.unlink(missing_ok=True)
     remove_leftovers(folder)
     return previous_failures

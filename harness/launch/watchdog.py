@@ -2,29 +2,42 @@
 
 A launcher ends all ranks when one has failed, and then ends itself. One that can't, such as srun
 whose helper on a node was killed, would keep the nodes until the trial's time-out. And a rank that
-is stopped fails in no way at all.
+is stopped, or waits for another for ever, fails in no way at all.
 
 Files are looked at, not processes, because ranks may run on other nodes. While training gets on,
 that is two files every few seconds, however many ranks there are. While it does not, it is also when
-each heartbeat was written, twice in the time between two of a rank; only that of a silent rank is
-read.
+each heartbeat was written, twice in the time between two of a rank. Once the trial seems to hang, all
+ranks are asked what they do, and what they answer decides what its failure says.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import BadInput, Interrupted
-from harness.core.paths import TrialFolder
+from harness.core.paths import TrialFolder, write_atomically
 from harness.core.text import ranges
+from harness.launch.hang import RankEvidence, name_hang
+from harness.measure.stacks import look_at
 from harness.records.files import read_rank_result
 from harness.records.record import Failure
-from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeat
+from harness.records.running import (
+    Heartbeat,
+    ProcessView,
+    Suspicion,
+    heartbeat_seconds,
+    read_flight_record,
+    read_heartbeat,
+    read_heartbeats,
+    read_progress_file,
+)
 
 LOOK_SECONDS = 2.0  # between two looks
 # That a launcher has to end once a rank has failed, or all have ended. torchrun and Slurm both give
@@ -32,9 +45,11 @@ LOOK_SECONDS = 2.0  # between two looks
 LAUNCHER_SECONDS = 60.0
 STALE_SECONDS = 30.0  # without a report of training, after which heartbeats are looked at
 SILENCE_SECONDS = 300.0  # without a heartbeat, after which a rank counts as lost
-MISSED_BEATS = 4  # by which the heartbeat of a rank that hangs is older than the others'
-# Modules in which a rank waits for others, in a collective or for the device that runs it.
-WAITING_MODULES = ("torch.distributed.", "torch.autograd.", "torch.cuda.", "torch.nn.parallel.")
+# Without progress in training, after which the ranks are asked: this long, and this many times the
+# longest segment of the attempt. A segment takes 2 s, or as long as one step if that is more.
+MIN_STANDSTILL_SECONDS = 60.0
+STANDSTILL_SEGMENTS = 10
+ANSWER_SECONDS = 10.0  # that a rank has to answer after its next two heartbeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +60,16 @@ class Verdict:
     failure: Failure | None = None  # None: the ranks' own results say how the trial ended
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question to all ranks, after which the trial ends unless it turns out to make progress."""
+
+    kind: str  # of the failure
+    reason: str  # why they are asked
+    deadline: float  # on the watchdog's clock
+    names_silent: bool = False  # whether it asks for ranks that have not answered the one before
+
+
 class Watchdog:
     """Watches one attempt of a trial, from its start on."""
 
@@ -52,20 +77,27 @@ class Watchdog:
         self,
         folder: TrialFolder,
         world_size: int,
+        timeout: float,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to watch a trial of `world_size` ranks; `clock` returns seconds."""
+        """Begin to watch a trial of `world_size` ranks that may take `timeout` seconds.
+
+        `clock` returns seconds.
+        """
         self._folder = folder
         self._world_size = world_size
         self._clock = clock
         self._looked_at = clock()
+        self._ends_at = self._looked_at + timeout
         self._first_result_at: float | None = None
         self._progress_changed: tuple[int, float] = (0, self._looked_at)
         self._sound_results: set[str] = set()  # names of results that report no error
         self._heartbeats_due = self._looked_at  # when they are looked at again
         # By name of the file: when it was modified last, and when that was seen for the first time.
         self._heartbeats: dict[str, tuple[int, float]] = {}
+        self._question: Question | None = None
+        self._views: dict[int, ProcessView] = {}  # of ranks that don't answer, seen from here
 
     def look(self) -> Verdict | None:
         """Return why the trial has to end, None if it may go on or was looked at just now."""
@@ -79,7 +111,7 @@ class Watchdog:
             self._first_result_at = None
             self._progress_changed = (0, now)
             self._heartbeats.clear()
-        return self._hanging_launcher(now) or self._silent_rank(now)
+        return self._hanging_launcher(now) or self._hang(now)
 
     def _hanging_launcher(self, now: float) -> Verdict | None:
         """Return the verdict on a launcher that still runs long after it should have ended."""
@@ -121,32 +153,141 @@ class Watchdog:
             self._sound_results.add(name)
         return False
 
-    def _silent_rank(self, now: float) -> Verdict | None:
-        """Return the verdict on a rank that has had no heartbeat for too long, if there is one.
+    # Hangs
+
+    def _hang(self, now: float) -> Verdict | None:
+        """Return the verdict on a trial that hangs, or has taken too long, once ranks have answered.
+
+        A trial that makes progress again before that is let alone.
+        """
+        if self._question is not None and self._question.kind == "Timeout":
+            return self._verdict(now, self._question)
+        if now > self._ends_at:
+            return self._verdict(now, self._ask(now, "Timeout", self._timeout_reason()))
+        if not self._is_progress_stale(now):
+            self._heartbeats.clear()
+            self._withdraw()
+            return None
+        if self._question is not None:
+            return self._verdict(now, self._question)
+        if now < self._heartbeats_due:
+            return None
+        self._heartbeats_due = now + heartbeat_seconds(self._world_size) / 2
+        reason = self._silence(now) or self._standstill(now)
+        if reason is not None:
+            self._ask(now, "Hang", reason)
+        return None
+
+    def _silence(self, now: float) -> str | None:
+        """Return which rank has had no heartbeat for too long, if there is one.
 
         Times are those at which this process has seen a new heartbeat, because the clocks of nodes
         differ. A rank that never had a heartbeat is still starting.
         """
-        if not self._is_progress_stale(now):
-            self._heartbeats.clear()
-            return None
-        if now < self._heartbeats_due:
-            return None
-        self._heartbeats_due = now + heartbeat_seconds(self._world_size) / 2
         results = self._result_names()  # a rank's has the same name as its heartbeat
         for name, modified in _modification_times(self._folder.heartbeat_folder):
             last_modified, seen_at = self._heartbeats.get(name, (None, now))
             if modified != last_modified:
                 seen_at = now
             self._heartbeats[name] = (modified, seen_at)
-            if name in results or now <= seen_at + SILENCE_SECONDS:
-                continue
-            beat = read_heartbeat(self._folder.heartbeat_folder / name)
-            if beat is not None:
-                message = f"no sign of life for {now - seen_at:.0f} s; at its last one, {beat}"
-                failure = failure_of(beat, "Unresponsive", message, self._folder)
-                return Verdict(reason=str(failure), failure=failure)
+            if name not in results and now > seen_at + SILENCE_SECONDS:
+                return f"{Path(name).stem} has given no sign of life for {now - seen_at:.0f} s"
         return None
+
+    def _standstill(self, now: float) -> str | None:
+        """Return for how long training has made no progress, if that is too long for this trial.
+
+        None unless all ranks train: what else they do may take long.
+        """
+        progress = read_progress_file(self._folder.progress_path)
+        slowest = progress.get("slowest")
+        if slowest is None:
+            return None
+        seconds = now - self._progress_changed[1]
+        if seconds <= max(MIN_STANDSTILL_SECONDS, STANDSTILL_SEGMENTS * slowest):
+            return None
+        for rank in range(self._world_size):
+            beat = read_heartbeat(self._folder.heartbeat_path(rank))
+            if beat is None or not beat.in_step:
+                return None
+        return f"no progress for {seconds:.0f} s, and {slowest:.1f} s at most before"
+
+    def _timeout_reason(self) -> str:
+        """Return that the trial has taken too long, and how far it came."""
+        progress = read_progress_file(self._folder.progress_path)
+        reached = "no step"
+        if progress:
+            reached = f"step {progress['step']} of {progress['steps']}"
+        return f"took longer than its time-out; it had reached {reached}"
+
+    def _ask(
+        self, now: float, kind: str, reason: str, silent: tuple[Heartbeat, ...] = ()
+    ) -> Question:
+        """Ask all ranks what they do, and what those do on their host that are silent."""
+        seconds = 2 * heartbeat_seconds(self._world_size) + ANSWER_SECONDS
+        question = Question(
+            kind=kind, reason=reason, deadline=now + seconds, names_silent=bool(silent)
+        )
+        if not silent:
+            self._withdraw()
+        self._question = question
+        self._folder.flight_folder.mkdir(parents=True, exist_ok=True)
+        content = asdict(Suspicion(silent=silent))
+        write_atomically(self._folder.suspicion_path, json.dumps(content), durable=False)
+        return question
+
+    def _withdraw(self) -> None:
+        """Forget the question and its answers, if there is one."""
+        if self._question is not None:
+            shutil.rmtree(self._folder.flight_folder, ignore_errors=True)
+        self._question = None
+        self._views.clear()
+
+    def _verdict(self, now: float, question: Question) -> Verdict | None:
+        """Return the verdict once all is known that can be, None while answers may still come.
+
+        A rank that does not answer in time is looked at: from here, or else by ranks of its host,
+        which are asked again.
+        """
+        evidence = read_evidence(self._folder, self._views)
+        silent = [rank for rank in evidence if rank.flight is None]
+        if silent and now < question.deadline and not all(rank.process for rank in silent):
+            return None
+        if not question.names_silent:
+            for rank in silent:
+                beat, log = rank.heartbeat, self._folder.rank_log(rank.rank)
+                view = look_at(beat.pid, beat.created, log, native=True)
+                if view is not None:
+                    self._views[beat.rank] = view
+            unseen = tuple(rank.heartbeat for rank in silent if rank.rank not in self._views)
+            if unseen and len(silent) < len(evidence):
+                self._ask(now, question.kind, question.reason, unseen)
+                return None
+            evidence = read_evidence(self._folder, self._views)
+        return self._conclude(question, evidence)
+
+    def _conclude(self, question: Question, evidence: list[RankEvidence]) -> Verdict:
+        """Return the verdict on ranks that have answered, as far as they do."""
+        hang = name_hang(evidence, self._world_size)
+        message = question.reason if hang is None else f"{hang}; {question.reason}"
+        kind, log = question.kind, self._folder.rank_log(0)
+        rank, host, stack = None, None, None
+        if hang is not None and hang.culprit is not None:
+            culprit = hang.culprit
+            rank, host, stack = culprit.rank, culprit.heartbeat.host, culprit.stack
+            log = self._folder.rank_log(culprit.rank)
+            if culprit.flight is None and kind == "Hang":
+                kind = "Unresponsive"
+        failure = Failure(
+            kind=kind,
+            message=message,
+            rank=rank,
+            host=host,
+            log=str(log.relative_to(self._folder.path)),
+            traceback=stack,
+            at=time.time(),
+        )
+        return Verdict(reason=str(failure), failure=failure)
 
     def _is_progress_stale(self, now: float) -> bool:
         """Return whether rank 0 has not reported progress for a while."""
@@ -159,6 +300,26 @@ class Watchdog:
         return now > self._progress_changed[1] + STALE_SECONDS
 
 
+def read_evidence(
+    folder: TrialFolder, views: Mapping[int, ProcessView] | None = None
+) -> list[RankEvidence]:
+    """Return what is known of the ranks that have started, by rank.
+
+    `views` are of ranks that do not answer, as this process sees them.
+    """
+    seen = dict(views or {})
+    beats = read_heartbeats(folder.heartbeat_folder)
+    flights = {beat.rank: read_flight_record(folder.flight_path(beat.rank)) for beat in beats}
+    for flight in flights.values():
+        if flight is not None:
+            seen.update({int(rank): view for rank, view in flight.neighbors.items()})
+    evidence = []
+    for beat in beats:
+        rank = beat.rank
+        evidence.append(RankEvidence(heartbeat=beat, flight=flights[rank], process=seen.get(rank)))
+    return evidence
+
+
 def _modification_times(folder: Path) -> Iterator[tuple[str, int]]:
     """Yield the name of each heartbeat in a folder and when it was written, in nanoseconds.
 
@@ -169,66 +330,3 @@ def _modification_times(folder: Path) -> Iterator[tuple[str, int]]:
         for entry in entries:
             if not entry.name.startswith("."):
                 yield entry.name, entry.stat().st_mtime_ns
-
-
-def failure_of(beat: Heartbeat, kind: str, message: str, folder: TrialFolder) -> Failure:
-    """Return a failure at the rank that a heartbeat is of, with the log of that rank."""
-    return Failure(
-        kind=kind,
-        message=message,
-        rank=beat.rank,
-        host=beat.host,
-        log=str(folder.rank_log(beat.rank).relative_to(folder.path)),
-        at=time.time(),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Straggler:
-    """The rank that the others wait for, as far as heartbeats tell."""
-
-    rank: int
-    heartbeat: Heartbeat | None  # its last one; None of a rank that never had any
-    reason: str  # how it differs from the others
-
-    def __str__(self) -> str:
-        if self.heartbeat is None:
-            return f"rank {self.rank} {self.reason}"
-        return f"{self.heartbeat}, {self.reason}"
-
-
-def find_straggler(beats: Sequence[Heartbeat], world_size: int) -> Straggler | None:
-    """Return the rank that the others wait for, None where nothing tells one from the others.
-
-    That is, in this order, a rank without a heartbeat; the one whose heartbeat stopped first; the
-    one that is furthest behind; the only one that does not wait in a collective. `beats` are the
-    last heartbeats, by rank.
-    """
-    if not beats:
-        return None
-    missing = set(range(world_size)) - {beat.rank for beat in beats}
-    if missing:
-        return Straggler(rank=min(missing), heartbeat=None, reason="has not started")
-    oldest = min(beats, key=lambda beat: beat.at)
-    lag = max(beat.at for beat in beats) - oldest.at
-    if lag > MISSED_BEATS * heartbeat_seconds(world_size):
-        reason = f"and has given no sign of life for {lag:.0f} s longer than the others"
-        return Straggler(rank=oldest.rank, heartbeat=oldest, reason=reason)
-    behind = min(beats, key=lambda beat: beat.step)
-    furthest = max(beat.step for beat in beats)
-    if behind.step < furthest:
-        reason = f"and others are after step {furthest}"
-        return Straggler(rank=behind.rank, heartbeat=behind, reason=reason)
-    busy = [beat for beat in beats if not beat.position.startswith(WAITING_MODULES)]
-    if len(busy) == 1:
-        reason = "and the others wait for it" if world_size > 1 else "and is the only one"
-        return Straggler(rank=busy[0].rank, heartbeat=busy[0], reason=reason)
-    return None
-
-
-def describe_stall(beats: Sequence[Heartbeat], world_size: int) -> str | None:
-    """Say which rank the others wait for, or else what rank 0 does; None without heartbeats."""
-    straggler = find_straggler(beats, world_size)
-    if straggler is not None:
-        return str(straggler)
-    return f"{beats[0]}, like the others" if beats else None

@@ -57,12 +57,24 @@ INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3")
 NOT_OWN = ("<", f"{ROOT}/harness/", f"{ROOT}/workloads/")  # what the paths of other code begin with
 
 
+def own_frame(trace: str) -> tuple[str, int] | None:
+    """Return the path and the line of the last call of a traceback in the user's own code.
+
+    That is neither code of the harness nor of an installed package, which may have been called from
+    there. None without one.
+    """
+    for path, line in reversed(FRAME.findall(trace)):
+        if not path.startswith(NOT_OWN) and not INSTALLED.search(path):
+            return path, int(line)
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """Why a trial failed: the first error of the rank that caused it."""
 
     # The name of an exception (Interrupted is one of them), or Timeout, CollectiveTimeout,
-    # ConnectionLost, Unresponsive, Killed, Exited, Lost, Invalid; of a Slurm step also OutOfMemory,
+    # ConnectionLost, Unresponsive, Hang, Killed, Exited, Lost, Invalid; of a Slurm step also OutOfMemory,
     # NodeFailure, NotStarted and ControllerDown.
     kind: str
     message: str  # one line
@@ -81,15 +93,12 @@ class Failure:
 
     @property
     def own_line(self) -> str | None:
-        """Return where the user's own code was when it failed, as in `lm.py:12`, None elsewhere.
-
-        That is the last line of the traceback that is neither of the harness nor of an installed
-        package, which may have been called from there.
-        """
-        for path, line in reversed(FRAME.findall(self.traceback or "")):
-            if not path.startswith(NOT_OWN) and not INSTALLED.search(path):
-                return f"{os.path.relpath(path)}:{line}"
-        return None
+        """Return where the user's own code was when it failed, as in `lm.py:12`, None elsewhere."""
+        frame = own_frame(self.traceback or "")
+        if frame is None:
+            return None
+        path, line = frame
+        return f"{os.path.relpath(path)}:{line}"
 
     def __str__(self) -> str:
         """Return the error with the rank, after the line of the user's own code that it came from."""

@@ -25,9 +25,10 @@ from typing import Any
 from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
+from harness.launch.hang import RankEvidence, name_hang
 from harness.launch.race import SweepRace
 from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
-from harness.launch.watchdog import STALE_SECONDS, describe_stall
+from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.goodput import Goodput, goodput, total
 from harness.records.nodes import NodeTimes, node_times, speeds_by_trials
@@ -492,13 +493,15 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
         return TrialFiles(
             record=record, unreadable=unreadable, progress=progress or None, begun_at=begun_at
         )
+    beats = read_heartbeats(trial_folder.heartbeat_folder)
+    hang = name_hang([RankEvidence(heartbeat=beat) for beat in beats], world_size)
     return TrialFiles(
         record=record,
         unreadable=unreadable,
         progress=progress or None,
         begun_at=begun_at,
         silent_seconds=silent_seconds,
-        stall=describe_stall(read_heartbeats(trial_folder.heartbeat_folder), world_size),
+        stall=None if hang is None else str(hang),
     )
 
 

@@ -112,6 +112,7 @@ def build_trial(
         folder.compiler_cache(mesh.ranks.rank),
         workload=cell.workload.uses,
         device=mesh.device,
+        state=state,
     )
     with state.timed("data"):
         splits, page_cache = _load_splits(workload, axes, mesh)

@@ -21,6 +21,7 @@ from harness.core.errors import NotApplied, one_line
 from harness.records.record import Compiled
 from harness.spec.axes import Axes
 from harness.training import compile_cache
+from harness.training.state import TrainingState
 
 # The axis `dynamic` as torch.compile takes it; None is torch's own rule.
 DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
@@ -33,15 +34,24 @@ class Compiler:
 
     `cold_cache` is a folder that only this rank uses. If the axes ask for a cold cache, it is emptied and
     used instead of the one that all trials of `workload` share, which is named as a sweep's `uses`.
+    While it compiles, `state` says that the rank is in no step.
     """
 
     def __init__(
-        self, axes: Axes, cold_cache: Path, *, workload: str, device: torch.device
+        self,
+        axes: Axes,
+        cold_cache: Path,
+        *,
+        workload: str,
+        device: torch.device,
+        state: TrainingState,
     ) -> None:
         self.axes = axes
         self.seconds = 0.0  # spent compiling, so far
         self.recompiles = 0
         self._compile_start = 0.0
+        self._state = state
+        self._was_in_step = False  # when the compilation started
         self._has_own_forward = True  # of the model
         self._is_eager = axes.execution == "eager"
         if self._is_eager:
@@ -87,6 +97,7 @@ class Compiler:
     def _on_compile_start(self, compilation: Any) -> None:
         """Note when a compilation starts, and whether its code has been compiled before."""
         self._compile_start = time.perf_counter()
+        self._was_in_step, self._state.in_step = self._state.in_step, False
         # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
         _, _, number = compilation.compile_id.rpartition("/")
         # Parts of a compilation, such as Triton's, report themselves too and are not counted.
@@ -97,6 +108,7 @@ class Compiler:
     def _on_compile_end(self, compilation: Any) -> None:
         """Add the seconds of the compilation that has ended."""
         self.seconds += time.perf_counter() - self._compile_start
+        self._state.in_step = self._was_in_step
 
     def account(self) -> Compiled | None:
         """Return the counts of compilations so far, None for eager.

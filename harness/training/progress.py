@@ -21,8 +21,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.core.paths import write_atomically
+import psutil
+
+from harness.core.paths import TrialFolder, write_atomically
 from harness.records.running import Heartbeat, heartbeat_seconds
+from harness.training.flight import FlightRecorder
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 
@@ -41,6 +44,11 @@ class ProgressFile:
         # The newest samples/s and loss; they stay in the file until there are newer ones.
         self._pace: dict[str, float] = {}
         self._saved: dict[str, float] = {}
+        self._slowest = 0.0  # seconds of the longest segment so far
+
+    def note_segment(self, seconds: float) -> None:
+        """Have reports say how long the longest segment of training took."""
+        self._slowest = max(self._slowest, seconds)
 
     def report_training(self, step: int, samples_per_second: float, loss: float | None) -> None:
         """Report that a segment of training is over, unless another was reported just before.
@@ -73,15 +81,21 @@ class ProgressFile:
             **self._pace,
             **self._saved,
         }
+        if self._slowest:
+            content["slowest"] = self._slowest
         write_atomically(self._path, json.dumps(content), durable=False)
 
 
 @contextmanager
-def heartbeats(path: Path, ranks: Ranks, state: TrainingState) -> Iterator[None]:
-    """Write a rank's heartbeats to `path` while the block lasts, each in place of the last.
+def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Iterator[None]:
+    """Write a rank's heartbeats while the block lasts, each in place of the last.
 
-    Ranks that begin at the same time take turns from their second heartbeat on.
+    Ranks that begin at the same time take turns from their second heartbeat on. After each one, the
+    rank answers what it does if it is asked.
     """
+    path = folder.heartbeat_path(ranks.rank)
+    recorder = FlightRecorder(folder, ranks)
+    created = psutil.Process().create_time()
     ended = threading.Event()
     period = heartbeat_seconds(ranks.world_size)
 
@@ -94,13 +108,16 @@ def heartbeats(path: Path, ranks: Ranks, state: TrainingState) -> Iterator[None]
                     rank=ranks.rank,
                     host=ranks.host,
                     pid=os.getpid(),
+                    created=created,
                     step=state.step,
+                    in_step=state.in_step,
                     position=_position(threading.main_thread()),
                     at=time.time(),
                 )
                 # The results may have been moved, which the runner notices.
                 if path.parent.exists():
                     write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
+                recorder.answer()
             ended.wait(pause)
             pause = period
 

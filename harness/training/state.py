@@ -55,14 +55,16 @@ class TrainingState:
     training_began_at: float | None = None
     epoch_began_at: list[float] = field(default_factory=list)
     epoch_ended_at: list[float] = field(default_factory=list)
-    # Steps done by earlier attempts: where this one began. It alone is not part of a checkpoint.
+    # Not part of a checkpoint: the steps done by earlier attempts, where this one began, and whether
+    # the rank trains at this moment, which other threads read.
     resumed_at: int = 0
+    in_step: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values; the lists of numbers of each step are not copied."""
         series = {name: getattr(self, name) for name in SERIES}
         content = asdict(replace(self, losses=[], step_seconds=[], step_phases={}))
-        del content["resumed_at"]
+        del content["resumed_at"], content["in_step"]
         return {**content, **series}
 
     def resume_from(self, content: Mapping[str, Any]) -> None:

@@ -218,6 +218,7 @@ class Trainer:
         parts.train_step.step = start_step
         if observer is None:
             self.telemetry.begin_segment()
+            state.in_step = True
         clock.start()
         for step in range(start_step, stop):
             indices, worker, batch = next(batches)
@@ -264,6 +265,7 @@ class Trainer:
                 bad_loss, self._next_segment_steps(segment), not is_requested(), *votes
             )
         )
+        self.state.in_step = False
         self._last_sync = time.perf_counter()  # a reduction ends at all ranks at once
         if self._first_sync is None:
             self._first_sync = self._last_sync
@@ -309,6 +311,7 @@ class Trainer:
             state.add_seconds("compile", compile_seconds)
         phase = "fingerprint" if segment.is_observed else "train"
         state.add_seconds(phase, segment.seconds - compile_seconds)
+        self.progress.note_segment(segment.seconds - compile_seconds)
 
     def _check_settings_had_effect(self) -> None:
         """Raise NotApplied if a setting did nothing, such as torch.compile that compiled no graph."""

@@ -32,6 +32,7 @@ from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
 from harness.measure.collectives import count_collectives
 from harness.measure.flops import flops_per_sample
+from harness.measure.stacks import write_stacks_on_signal
 from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records.assignment import read_assignment
 from harness.records.files import write_record
@@ -47,6 +48,7 @@ from harness.training import checkpoint
 from harness.training.binding import account_binding
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload, with_batch_size_of
+from harness.training.flight import FlightRecorder
 from harness.training.model import place_batch
 from harness.training.outcome import environment_of, pack_series
 from harness.training.precision import autocast
@@ -86,11 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ranks.export()
     if options.write_logs:
         _redirect_output(folder.rank_log(ranks.rank))
+    write_stacks_on_signal()
     entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered_at=time.time())
     state = TrainingState()
     exit_code = 0
     try:
-        with heartbeats(folder.heartbeat_path(ranks.rank), ranks, state):
+        with heartbeats(folder, ranks, state):
             result = _run_rank(options.task)(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
         with suppress(OSError):  # its log may be what the disk does not take
@@ -106,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):  # of a log on the same disk
             traceback.print_exc()
         return storage.EXIT_CODE
+    if exit_code == 1:
+        with suppress(OSError):  # it only helps to explain the failure
+            FlightRecorder(folder, ranks).leave()
     return exit_code
 
 

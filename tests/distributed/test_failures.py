@@ -109,7 +109,7 @@ def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     )
     assert record.failure is not None
     assert (record.failure.kind, record.failure.rank) == ("Timeout", 0)
-    assert "_misbehave" in record.failure.message, "it says where the rank hangs"
+    assert "line.py:" in record.failure.message, "it says where the rank hangs"
     assert 6 <= record.ended - record.started < 21
     assert processes_below(tmp_path) == []
 

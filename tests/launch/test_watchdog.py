@@ -10,17 +10,27 @@ import pytest
 
 from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watchdog
-from harness.launch.watchdog import Verdict, Watchdog, describe_stall, find_straggler
+from harness.launch.hang import MISSED_BEATS
+from harness.launch.watchdog import Verdict, Watchdog
 from harness.records.files import write_record
 from harness.records.record import Failure, RankResult
-from harness.records.running import Heartbeat, heartbeat_seconds, read_heartbeats
+from harness.records.running import (
+    FlightRecord,
+    Heartbeat,
+    ProcessView,
+    heartbeat_seconds,
+    read_heartbeats,
+)
 from harness.training import progress
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from tests.support.running import wait_until
 
 WAITING = "torch.autograd.graph._engine_run_backward:825"
-BEAT = Heartbeat(rank=0, host="n1", pid=7, step=5, position=WAITING, at=100.0)
+# No process has this number.
+BEAT = Heartbeat(
+    rank=0, host="n1", pid=2**22, created=1.0, step=5, in_step=False, position=WAITING, at=100.0
+)
 
 
 class Watched:
@@ -29,25 +39,33 @@ class Watched:
     def __init__(self, path: Path) -> None:
         self.folder = TrialFolder(path)
         self.now = 1000.0
-        self.watchdog = Watchdog(self.folder, 2, clock=lambda: self.now)
+        self.watchdog = Watchdog(self.folder, 2, 1e5, clock=lambda: self.now)
 
     def end_rank(self, rank: int, failure: Failure | None = None) -> None:
         """Leave the result of a rank."""
         result = RankResult(rank=rank, host="n1", pid=7, entered_at=1.0, failure=failure)
         write_record(self.folder.result_path(rank), result)
 
-    def beat(self, rank: int) -> None:
-        """Leave a heartbeat of a rank."""
-        beat = replace(BEAT, rank=rank, host=f"n{rank + 1}", at=self.now)
+    def beat(self, rank: int, *, in_step: bool = False) -> None:
+        """Leave a heartbeat of a rank, which answers if it is asked."""
+        if self.folder.suspicion_path.exists() and not self.folder.flight_path(rank).exists():
+            record = FlightRecord(rank=rank, process=ProcessView(pid=7, state="sleeping"), calls=[])
+            write_atomically(self.folder.flight_path(rank), json.dumps(asdict(record)))
+        beat = replace(BEAT, rank=rank, host=f"n{rank + 1}", at=self.now, in_step=in_step)
         write_atomically(self.folder.heartbeat_path(rank), json.dumps(asdict(beat)), durable=False)
 
-    def wait(self, seconds: float, *beating: int) -> Verdict | None:
+    def progress(self, step: int, slowest: float) -> None:
+        """Report that training has come to a step."""
+        content = {"phase": "train", "step": step, "steps": 100, "at": self.now, "slowest": slowest}
+        write_atomically(self.folder.progress_path, json.dumps(content), durable=False)
+
+    def wait(self, seconds: float, *beating: int, in_step: bool = False) -> Verdict | None:
         """Look every few seconds while these ranks have heartbeats; returns the first verdict."""
         end = self.now + seconds
         while self.now < end:
             self.now += 2 * watchdog.LOOK_SECONDS
             for rank in beating:
-                self.beat(rank)
+                self.beat(rank, in_step=in_step)
             verdict = self.watchdog.look()
             if verdict is not None:
                 return verdict
@@ -86,7 +104,8 @@ class TestARankThatIsSilent:
         verdict = watched.wait(watchdog.SILENCE_SECONDS + 100, 0)
         assert verdict is not None
         assert verdict.failure is not None
-        assert str(verdict.failure).startswith("rank 1 on n2: Unresponsive: no sign of life for 30")
+        assert verdict.failure.kind == "Unresponsive"
+        assert "rank1 has given no sign of life for 30" in verdict.failure.message
         assert verdict.failure.log == "logs/rank1.log"
 
     def test_is_not_what_a_rank_left_that_was_killed_while_it_wrote(self, watched: Watched) -> None:
@@ -98,7 +117,7 @@ class TestARankThatIsSilent:
         """However many ranks there are."""
         periods = [heartbeat_seconds(ranks) for ranks in (1, 64, 1024, 100_000)]
         assert periods == [2.0, 4.0, 60.0, 60.0]
-        assert watchdog.MISSED_BEATS * max(periods) < watchdog.SILENCE_SECONDS
+        assert MISSED_BEATS * max(periods) < watchdog.SILENCE_SECONDS
 
     def test_is_not_assumed_of_one_that_has_ended(self, watched: Watched) -> None:
         watched.wait(100, 0, 1)
@@ -111,39 +130,64 @@ class TestARankThatIsSilent:
         assert watched.wait(watchdog.SILENCE_SECONDS, 0, 1) is None
 
 
-class TestTheRankThatOthersWaitFor:
-    @pytest.mark.parametrize(
-        ("rank1", "end"),
-        [
-            (None, "rank 1 has not started"),
-            (replace(BEAT, rank=1, at=60.0), "no sign of life for 40 s longer than the others"),
-            (replace(BEAT, rank=1, step=4), "after step 4, and others are after step 5"),
-            (replace(BEAT, rank=1, position="line.loss:31"), "step 5, and the others wait for it"),
-        ],
-    )
-    def test_is_the_one_that_differs(self, rank1: Heartbeat | None, end: str) -> None:
-        beats = [BEAT, replace(BEAT, rank=2)]
-        if rank1 is not None:
-            beats.insert(1, rank1)
-        straggler = find_straggler(beats, 3)
-        assert straggler is not None
-        assert straggler.rank == 1
-        assert str(straggler).endswith(end)
+class TestATrialThatStandsStill:
+    def test_is_ended_after_ten_times_its_longest_segment(self, watched: Watched) -> None:
+        watched.progress(8, slowest=20.0)
+        assert watched.wait(200, 0, 1, in_step=True) is None
+        verdict = watched.wait(30, 0, 1, in_step=True)
+        assert verdict is not None
+        assert verdict.failure is not None
+        assert verdict.failure.kind == "Hang"
+        assert verdict.failure.message.startswith("rank 0 on n1 is in ")
+        assert "s, and 20.0 s at most before" in verdict.failure.message
 
-    def test_is_unknown_where_all_do_the_same(self) -> None:
-        beats = [BEAT, replace(BEAT, rank=1)]
-        assert find_straggler(beats, 2) is None
-        assert describe_stall(beats, 2) == f"{BEAT}, like the others"
-        assert describe_stall([], 2) is None
+    def test_is_given_a_minute_however_fast_it_is(self, watched: Watched) -> None:
+        watched.progress(8, slowest=0.1)
+        assert watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, 1, in_step=True) is None
+        assert watched.wait(30, 0, 1, in_step=True) is not None
+
+    def test_is_left_alone_before_its_first_steps(self, watched: Watched) -> None:
+        assert watched.wait(400, 0, 1, in_step=True) is None
+
+    def test_is_left_alone_while_a_rank_does_something_else(self, watched: Watched) -> None:
+        """It compiles, evaluates or saves."""
+        watched.progress(8, slowest=0.1)
+        watched.beat(1)
+        assert watched.wait(200, 0, in_step=True) is None
+
+    def test_is_left_alone_once_it_gets_on(self, watched: Watched) -> None:
+        """What ranks have answered is gone."""
+        watched.progress(8, slowest=0.1)
+        for _ in range(40):
+            watched.wait(2 * watchdog.LOOK_SECONDS, 0, in_step=True)
+            watched.beat(1, in_step=True)
+            if watched.folder.suspicion_path.exists():
+                break
+        watched.progress(9, slowest=0.1)
+        assert watched.wait(50, 0, 1, in_step=True) is None
+        assert not watched.folder.flight_folder.exists()
+
+    def test_ends_at_its_time_out_at_the_latest(self, tmp_path: Path) -> None:
+        watched = Watched(tmp_path / "trial")
+        watched.watchdog = Watchdog(watched.folder, 2, 500.0, clock=lambda: watched.now)
+        watched.progress(8, slowest=0.1)
+        assert watched.wait(500, 0, 1) is None
+        verdict = watched.wait(30, 0, 1)
+        assert verdict is not None
+        assert verdict.failure is not None
+        assert verdict.failure.kind == "Timeout"
+        end = "took longer than its time-out; it had reached step 8 of 100"
+        assert verdict.failure.message.endswith(end)
 
 
 def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread ends with the block, and leaves nothing half-written."""
     monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
     ranks = Ranks(rank=3, local_rank=0, world_size=4)
-    folder = tmp_path / "heartbeats"
-    with progress.heartbeats(folder / "rank3.json", ranks, TrainingState(step=12)):
+    trial = TrialFolder(tmp_path)
+    folder = trial.heartbeat_folder
+    with progress.heartbeats(trial, ranks, TrainingState(step=12, in_step=True)):
         wait_until(lambda: any("tests." in beat.position for beat in read_heartbeats(folder)), 10)
     (beat,) = read_heartbeats(folder)
-    assert (beat.rank, beat.step) == (3, 12)
+    assert (beat.rank, beat.step, beat.in_step) == (3, 12, True)
     assert [entry.name for entry in folder.iterdir()] == ["rank3.json"]

@@ -296,7 +296,8 @@ def test_a_trial_that_is_silent_has_no_rate_and_names_the_rank_that_others_wait_
     minute_ago = time.time() - 60
     write_atomically(trial_folder.assignment_path, "{}")
     write_atomically(trial_folder.progress_path, json.dumps(PROGRESS | {"at": minute_ago}))
-    beat = {"rank": 0, "host": "n1", "pid": 7, "step": 30, "position": "torch.autograd.graph.run:1"}
+    position = "torch.autograd.graph.run:1"
+    beat = {"pid": 7, "created": 1.0, "step": 30, "in_step": True, "position": position}
     for rank, at in ((0, minute_ago + 60), (1, minute_ago)):
         content = json.dumps(beat | {"rank": rank, "host": f"n{rank + 1}", "at": at})
         write_atomically(trial_folder.heartbeat_path(rank), content)

@@ -20,6 +20,7 @@ from harness.training.model import build_model, place_batch
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, autocast
 from harness.training.profiler import trace_steps
+from harness.training.state import TrainingState
 from harness.training.step import TrainStep
 from harness.training.strategies import strategy_class
 from tests.support.line import LineFit, Options
@@ -36,7 +37,10 @@ def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH)
     model = build_model(workload, axes, CPU)
     return strategy.prepare(
-        model, workload, Compiler(axes, Path("unused"), workload="mlp", device=CPU), HostClock()
+        model,
+        workload,
+        Compiler(axes, Path("unused"), workload="mlp", device=CPU, state=TrainingState()),
+        HostClock(),
     )
 
 

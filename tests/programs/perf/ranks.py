@@ -76,7 +76,14 @@ def write_heartbeats(part: int, barrier: Any, folder: TrialFolder, ranks: int) -
     barrier.wait()
     for rank in share(ranks, part):
         beat = Heartbeat(
-            rank=rank, host="node", pid=os.getpid(), step=7, position="m.f:1", at=time.time()
+            rank=rank,
+            host="node",
+            pid=os.getpid(),
+            created=1.0,
+            step=7,
+            in_step=True,
+            position="m.f:1",
+            at=time.time(),
         )
         path = folder.heartbeat_path(rank)
         write_atomically(path, json.dumps(asdict(beat)), durable=False)
@@ -95,7 +102,7 @@ def write_results(
 def measure_look(folder: TrialFolder, ranks: int) -> float:
     """Return the seconds of a look at a trial without progress: at every rank's heartbeat."""
     now = 0.0
-    watchdog = Watchdog(folder, ranks, clock=lambda: now)
+    watchdog = Watchdog(folder, ranks, 1e6, clock=lambda: now)
     seconds = 0.0
     while now <= STALE_SECONDS:
         now += LOOK_SECONDS
