@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from harness.core.paths import Results
+from harness.interface.fitting import memory_warning
 from harness.interface.planning import estimate_cells
 from harness.launch.sweep import Redo
 from harness.slurm import submit
@@ -27,20 +29,22 @@ def submit_sweep(
 
     `redo` says which finished trials run again. Jobs are packed by how long earlier trials of the same
     cells took, in any sweep among these results. `on_prepared` is called before Slurm is, so that the
-    remarks are seen even if sbatch refuses. `on_wait` gets a line while Slurm's controller is waited
+    remarks are seen even if sbatch refuses: among them that cells will not fit into the memory that
+    the profile states. `on_wait` gets a line while Slurm's controller is waited
     for.
 
     Raises BadInput and HarnessError as `harness.slurm.submit` does.
     """
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
+    warning = memory_warning(sweep, profile, results)
     return submit.submit(
         sweep,
         profile,
         sweep_folder,
         redo=redo,
         estimates=estimate_cells(sweep.cells, results),
-        on_prepared=on_prepared,
+        on_prepared=lambda prepared: on_prepared(_with_remark(prepared, warning)),
         on_wait=on_wait,
     )
 
@@ -52,7 +56,15 @@ def prepare_submission(
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
     estimates = estimate_cells(sweep.cells, results)
-    return submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
+    prepared = submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
+    return _with_remark(prepared, memory_warning(sweep, profile, results))
+
+
+def _with_remark(prepared: PreparedSubmission, remark: str | None) -> PreparedSubmission:
+    """Return a submission with a remark more, if there is one."""
+    if remark is None:
+        return prepared
+    return replace(prepared, remarks=[*prepared.remarks, remark])
 
 
 def batch_scripts(results: Results, submission: Submission) -> Iterator[str]:

@@ -24,7 +24,7 @@ from harness.measure.page_cache import PageCacheWatch, prepare_page_cache
 from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
-from harness.spec.cell import MAX_STEPS, Length
+from harness.spec.cell import MAX_STEPS, Cell, Length
 from harness.spec.custom import active_axes
 from harness.training.checkpoint import Checkpointer
 from harness.training.determinism import DeterministicMode
@@ -35,7 +35,7 @@ from harness.training.loss_weights import weights_of
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, check_training_mode, place_batch
-from harness.training.optimization import prepare_turns
+from harness.training.optimization import PreparedTurn, prepare_turns
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.training.ranks import derive_seed, seed_everything
@@ -46,7 +46,7 @@ from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
 from harness.training.workload_state import WorkloadState
 from workloads.axis import CustomAxis
-from workloads.base import Batch, Splits, Workload
+from workloads.base import Batch, Samples, Splits, Workload
 from workloads.datasets import load_splits
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -91,6 +91,21 @@ class TrialParts:
         return self.assignment.trial.cell.axes
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuiltStep:
+    """A training step with the parts that it works on."""
+
+    model: nn.Module  # without the strategy's wrapper
+    training_module: nn.Module  # with it
+    parameter_count: int
+    strategy: Strategy
+    turns: Sequence[PreparedTurn]
+    scaler: Scaler
+    clock: StepClock
+    custom: Mapping[str, CustomAxis]
+    train_step: TrainStep
+
+
 def build_trial(
     assignment: Assignment,
     workload: Workload,
@@ -132,76 +147,34 @@ def build_trial(
         memory = PeakMemory(mesh.device)
         apply_matmul_precision(axes, mesh.device)
         determinism = DeterministicMode(axes, mesh.device)
-        # The same seed at every rank, as FSDP2 shards the model that each rank has built.
-        seed_everything(seed)
-        model = build_model(workload, axes, mesh.device)
-        custom = active_axes(cell.workload, Path(assignment.base_folder))
-        for axis in custom.values():
-            axis.change_model(model)
-        check_metrics(workload, model, splits.test, axes, mesh.device, cell.stop)
-        parameter_count = sum(parameter.numel() for parameter in model.parameters())
-        clock = step_clock(mesh.device)
-        strategy = strategy_class(axes.strategy)(axes, mesh)
-        training_module = strategy.prepare(model, workload, compiler, clock)
         total_steps = count_steps(cell.length, order.steps)
-        turns = prepare_turns(
+        built = build_step(
+            cell,
+            seed,
             workload,
-            model,
-            axes,
+            splits.test,
+            mesh,
+            compiler,
             total_steps,
-            partial(_change_loss, custom, axes, mesh.device),
-            can_freeze=not strategy.shards_parameters,
+            Path(assignment.base_folder),
         )
-        for axis in custom.values():
-            for turn in turns:
-                axis.change_optimizer(turn.optimizer)
-        check_training_mode(workload, model)
-        scaler = Scaler(axes, mesh.device)
+        model, turns = built.model, built.turns
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
-        # From here on ranks draw different numbers, for dropout on different samples.
-        seed_everything(seed, mesh.dp_rank)
-        step_parts: dict[str, Any] = {
-            "module": training_module,
-            "loss": turns[-1].loss,
-            "loss_hook": strategy.loss_hook(clock),
-            "strategy": strategy,
-            "optimizer": turns[-1].optimizer,
-            "schedule": turns[-1].schedule,
-            "scaler": scaler,
-            "clock": clock,
-            "grad_accum_steps": axes.grad_accum_steps,
-            "max_grad_norm": axes.max_grad_norm,
-            "loss_weights": weights_of(workload, mesh, clock),
-        }
-        if type(workload).after_step is not Workload.after_step:
-            step_parts["after_step"] = partial(workload.after_step, model)
-        train_step = TrainStep(**step_parts)
-        if len(turns) > 1:
-            train_step = TurnStep(**step_parts, turns=turns)
-        if axes.reduction == "tree":
-            train_step = TreeStep(
-                **step_parts,
-                model=model,
-                device=mesh.device,
-                seed=seed,
-                dp_rank=mesh.dp_rank,
-                dp_size=mesh.dp_size,
-            )
         optimizers = [turn.optimizer for turn in turns]
         schedules = [turn.schedule for turn in turns]
         workload_state = WorkloadState(
-            workload, _restored_objects(model, training_module, *optimizers, *schedules)
+            workload, _restored_objects(model, built.training_module, *optimizers, *schedules)
         )
         checkpointer = Checkpointer(
             origin=describe_origin(assignment.trial.id),
             resumes_from=describe_origin(assignment.continues or assignment.trial.id),
             folder=folder,
             mesh=mesh,
-            strategy=strategy,
+            strategy=built.strategy,
             model=model,
             optimizers=optimizers,
             schedules=schedules,
-            scaler=scaler,
+            scaler=built.scaler,
             workload_state=workload_state,
         )
     parts = TrialParts(
@@ -212,19 +185,19 @@ def build_trial(
         splits=splits,
         order=order,
         loader=loader,
-        strategy=strategy,
+        strategy=built.strategy,
         model=model,
-        parameter_count=parameter_count,
+        parameter_count=built.parameter_count,
         compiler=compiler,
         determinism=determinism,
         optimizers=optimizers,
-        scaler=scaler,
-        train_step=train_step,
-        clock=clock,
+        scaler=built.scaler,
+        train_step=built.train_step,
+        clock=built.clock,
         telemetry=telemetry_for(mesh.device, warmup=cell.warmup, cores=assignment.lane.cores),
         memory=memory,
         workload_state=workload_state,
-        custom=custom,
+        custom=built.custom,
         checkpointer=checkpointer,
         page_cache=page_cache,
         total_steps=total_steps,
@@ -232,6 +205,88 @@ def build_trial(
     with state.timed("build"):
         checkpointer.resume(state, rehearse_step=lambda: _rehearse_step(parts, state))
     return parts
+
+
+def build_step(
+    cell: Cell,
+    seed: int,
+    workload: Workload,
+    test_samples: Samples,
+    mesh: ParallelMesh,
+    compiler: Compiler,
+    total_steps: int,
+    base_folder: Path,
+) -> BuiltStep:
+    """Return a rank's training step, with model and optimizer as they are before the first one.
+
+    `total_steps` are those of the whole trial. Every rank must call this. Raises BadInput and
+    NotApplied.
+    """
+    axes = cell.axes
+    # The same seed at every rank, as FSDP2 shards the model that each rank has built.
+    seed_everything(seed)
+    model = build_model(workload, axes, mesh.device)
+    custom = active_axes(cell.workload, base_folder)
+    for axis in custom.values():
+        axis.change_model(model)
+    check_metrics(workload, model, test_samples, axes, mesh.device, cell.stop)
+    parameter_count = sum(parameter.numel() for parameter in model.parameters())
+    clock = step_clock(mesh.device)
+    strategy = strategy_class(axes.strategy)(axes, mesh)
+    training_module = strategy.prepare(model, workload, compiler, clock)
+    turns = prepare_turns(
+        workload,
+        model,
+        axes,
+        total_steps,
+        partial(_change_loss, custom, axes, mesh.device),
+        can_freeze=not strategy.shards_parameters,
+    )
+    for axis in custom.values():
+        for turn in turns:
+            axis.change_optimizer(turn.optimizer)
+    check_training_mode(workload, model)
+    scaler = Scaler(axes, mesh.device)
+    # From here on ranks draw different numbers, for dropout on different samples.
+    seed_everything(seed, mesh.dp_rank)
+    step_parts: dict[str, Any] = {
+        "module": training_module,
+        "loss": turns[-1].loss,
+        "loss_hook": strategy.loss_hook(clock),
+        "strategy": strategy,
+        "optimizer": turns[-1].optimizer,
+        "schedule": turns[-1].schedule,
+        "scaler": scaler,
+        "clock": clock,
+        "grad_accum_steps": axes.grad_accum_steps,
+        "max_grad_norm": axes.max_grad_norm,
+        "loss_weights": weights_of(workload, mesh, clock),
+    }
+    if type(workload).after_step is not Workload.after_step:
+        step_parts["after_step"] = partial(workload.after_step, model)
+    train_step = TrainStep(**step_parts)
+    if len(turns) > 1:
+        train_step = TurnStep(**step_parts, turns=turns)
+    if axes.reduction == "tree":
+        train_step = TreeStep(
+            **step_parts,
+            model=model,
+            device=mesh.device,
+            seed=seed,
+            dp_rank=mesh.dp_rank,
+            dp_size=mesh.dp_size,
+        )
+    return BuiltStep(
+        model=model,
+        training_module=training_module,
+        parameter_count=parameter_count,
+        strategy=strategy,
+        turns=turns,
+        scaler=scaler,
+        clock=clock,
+        custom=custom,
+        train_step=train_step,
+    )
 
 
 def _load_splits(

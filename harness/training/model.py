@@ -38,7 +38,9 @@ def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Modu
     That is the memory format, activation checkpointing and fp64. Raises NotApplied if channels_last
     would change nothing.
     """
-    model = workload.build_model().to(device)
+    model = workload.build_model()
+    if device.type != "cpu":
+        model.to(device)
     if axes.precision == "fp64":
         # Only now: initial parameters that are drawn in fp64 would be other random numbers.
         model.double()

@@ -70,6 +70,7 @@ TASKS = {
     "trace": "harness.reproduce.trace_worker:trace_rank",
     "operations": "harness.reproduce.operation_worker:measure_rank",
     "check": "harness.preflight.worker:examine_workload",
+    "forecast-memory": "harness.preflight.memory_worker:forecast_memory",
     "find-lr": "harness.preflight.rate_worker:search_rates",
     "export": "harness.serving.export_worker:export_model",
     "latency": "harness.serving.latency_worker:measure_latency",

@@ -1,0 +1,103 @@
+"""Whether the cells of a sweep fit into memory, before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.interface.folders import run_folder
+from harness.preflight.memory import CellMemory, forecast_cells
+from harness.records.files import read_record
+from harness.records.record import Record
+from harness.spec.cell import Cell
+from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
+
+# Smaller peaks on CPUs are not compared: what libraries take in training is a part of them.
+LEAST_COMPARED = 2**26  # bytes
+
+
+def forecast_memory(
+    sweep: Sweep,
+    profile: Profile,
+    results: Results,
+    on_progress: Callable[[str], None],
+    *,
+    limit: int | None = None,
+    advise: bool = True,
+) -> list[CellMemory]:
+    """Return the memory of each cell of a sweep, which needs no device and none of its ranks.
+
+    `limit` are the bytes that a rank may take, which otherwise the profile says. With `advise`, the
+    largest batch that fits is searched, and what makes a cell fit. `on_progress` is called with the
+    label of each workload.
+    """
+    limits: dict[str, int | None] = {}
+    for cell in sweep.cells:
+        limits[cell.id] = limit or profile.rank_memory(cell.axes.world_size)
+    with run_folder("memory") as scratch:
+        forecasts = forecast_cells(
+            sweep.cells,
+            limits if advise else {},
+            sweep.base_folder,
+            profile,
+            scratch.path,
+            on_progress,
+        )
+    paths = results.record_paths_by_cell()
+    return [
+        CellMemory(
+            cell=cell,
+            forecast=forecasts[cell.id],
+            limit=limits[cell.id],
+            measured=list(_measured_peaks(cell, paths.get(cell.id, ()))),
+        )
+        for cell in sweep.cells
+    ]
+
+
+def memory_warning(sweep: Sweep, profile: Profile, results: Results) -> str | None:
+    """Return a line on cells that do not fit into the memory that the profile states, None without any.
+
+    A workload whose data are not on this machine can't be forecast, and is left out.
+    """
+    if all(profile.rank_memory(cell.axes.world_size) is None for cell in sweep.cells):
+        return None
+    cells = forecast_memory(sweep, profile, results, lambda label: None, advise=False)
+    too_large = [memory for memory in cells if memory.excess]
+    if not too_large:
+        return None
+    worst = max(too_large, key=lambda memory: memory.excess or 0)
+    return (
+        f"{len(too_large)} of {len(cells)} cells will not fit into memory, {worst.cell.label} by"
+        f" {(worst.excess or 0) / 2**30:.3g} GiB a rank; harness plan --memory says what fits"
+    )
+
+
+def _measured_peaks(cell: Cell, record_paths: Sequence[Path]) -> Iterator[int]:
+    """Yield the peaks of a cell's trials that a forecast can be compared with."""
+    for path in record_paths:
+        try:
+            record = read_record(path)
+        except BadInput:
+            continue  # a damaged record must not stop a plan: the others will do
+        peak = _comparable_peak(cell, record)
+        if peak is not None:
+            yield peak
+
+
+def _comparable_peak(cell: Cell, record: Record) -> int | None:
+    """Return the bytes that training took at most, None where they are no measure of the forecast.
+
+    On CPUs, what torch.compile itself takes is a part of them.
+    """
+    across = record.ranks.across
+    peak = across.training_bytes
+    if record.status != "done" or peak is None:
+        return None
+    on_cpu = "allocated" not in across.memory
+    if on_cpu and (peak < LEAST_COMPARED or cell.axes.execution != "eager"):
+        return None
+    return peak
