@@ -141,7 +141,11 @@ class Forecaster:
         axes = cell.axes
         storages = LiveStorages(() if self.on_gpu else COPIED_BY_GLOO)
         compiler = Compiler(
-            axes, self.folder.compiler_cache(0), workload=cell.workload.uses, device=CPU
+            axes,
+            self.folder.compiler_cache(0),
+            workload=cell.workload.uses,
+            device=CPU,
+            state=TrainingState(),
         )
         # What a workload makes of its own arrays has values, and is taken for its shape.
         with FakeTensorMode(allow_non_fake_inputs=True), storages:
