@@ -77,10 +77,15 @@ class Axes:
     # `torch.compile(fullgraph=…)`.
     fullgraph: Annotated[bool, AxisHelp("a graph break fails the trial", "compile")] = False
     # Where Inductor and Triton keep compiled code. `cold` is for measuring the time of compiling: a
-    # warm cache makes the second trial of a cell start faster than its first.
+    # warm cache makes the second trial of a cell start faster than its first. `once` is for ranks on
+    # nodes with separate caches: they take what `torch.compiler.save_cache_artifacts` gives.
     cache: Annotated[
-        Literal["warm", "cold"],
-        AxisHelp("the compiler's cache: shared by all trials, or a new one", "compile"),
+        Literal["warm", "cold", "once"],
+        AxisHelp(
+            "the compiler's cache: shared by all trials, or a new one; once: shared, and one process"
+            " compiles for all ranks before they do",
+            "compile",
+        ),
     ] = "warm"
     # tf32 is `torch.set_float32_matmul_precision("high")` with cuDNN's TensorFloat-32; bf16 and
     # fp16 are `torch.autocast`; bf16:fsdp2 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`;

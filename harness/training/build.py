@@ -27,6 +27,7 @@ from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Cell, Length
 from harness.spec.custom import active_axes
 from harness.training.checkpoint import Checkpointer
+from harness.training.compiled_code import take_compiled_code
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler
@@ -129,6 +130,9 @@ def build_trial(
         device=mesh.device,
         state=state,
     )
+    if axes.cache == "once":
+        with state.timed("compile"):
+            take_compiled_code(folder, assignment, mesh)
     with state.timed("data"):
         splits, page_cache = _load_splits(workload, axes, mesh)
     check_validation_set(cell.stop, workload, splits)

@@ -155,6 +155,16 @@ def share_cache(workload: str, device: torch.device) -> None:
         os.environ[variable] = str(folder)
 
 
+def shared_folder() -> Path:
+    """Return the folder in which torch's compilers cache, after `share_cache`."""
+    return Path(os.environ[CACHE_VARIABLES[0]])
+
+
+def environment_name(device: torch.device) -> str:
+    """Return the name of this environment's folder, which tells it from others."""
+    return _environment_folder(device).name
+
+
 def release(*, clear_surplus: bool) -> None:
     """Release the workload's folder; with `clear_surplus`, bring `root` below its limit.
 

@@ -129,6 +129,8 @@ class Compiler:
         cache_hits = self._count("fxgraph_cache_hit")
         if cache_hits and self.axes.cache == "cold":
             raise NotApplied(f"cache=cold had no effect: {cache_hits} graphs came from a cache")
+        if not cache_hits and self.axes.cache == "once":
+            raise NotApplied("cache=once had no effect: the rank compiled all graphs again")
         breaks = {}
         for reason, count in counters["graph_break"].items():
             breaks[one_line(reason)] = int(count)

@@ -69,6 +69,7 @@ TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 TASKS = {
     "trace": "harness.reproduce.trace_worker:trace_rank",
     "operations": "harness.reproduce.operation_worker:measure_rank",
+    "compile": "harness.training.compile_worker:compile_cell",
     "check": "harness.preflight.worker:examine_workload",
     "forecast-memory": "harness.preflight.memory_worker:forecast_memory",
     "find-lr": "harness.preflight.rate_worker:search_rates",

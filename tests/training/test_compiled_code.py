@@ -1,0 +1,87 @@
+"""What one process has compiled gets into the caches of others, and adds to what they have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.errors import NotApplied
+from harness.core.paths import TrialFolder
+from harness.training import compile_cache, compiled_code
+from harness.training.compiled_code import load, take_compiled_code
+from harness.training.mesh import ParallelMesh
+from tests.support.training import CPU, SINGLE_RANK, make_assignment
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import torch
+from torch._dynamo.utils import counters
+from harness.training import compiled_code
+action, file, cache = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+if action == "load":
+    compiled_code.load(file, cache)
+x = torch.arange(8.0)
+assert torch.equal(torch.compile(lambda x: x.sin() + x.cos())(x), x.sin() + x.cos())
+if action == "save":
+    compiled_code.save(file, cache)
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+def test_libraries_that_a_cache_has_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bytes] = []
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", taken.append)
+    (tmp_path / "cache" / "ab").mkdir(parents=True)
+    (tmp_path / "cache" / "ab" / "old.so").write_bytes(b"own")
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as file:
+        file.writestr("artifacts", b"graphs")
+        file.writestr("ab/old.so", b"other")
+        file.writestr("cd/new.so", b"new")
+    load(tmp_path / "code.zip", tmp_path / "cache")
+    assert taken == [b"graphs"]
+    assert (tmp_path / "cache" / "ab" / "old.so").read_bytes() == b"own"
+    assert (tmp_path / "cache" / "cd" / "new.so").read_bytes() == b"new"
+
+
+def test_a_rank_waits_for_the_code_no_longer_than_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_COMPILE_CACHE", str(tmp_path / "compile"))
+    monkeypatch.setattr(compiled_code, "TIMEOUT", 0.0)
+    mesh = ParallelMesh(replace(SINGLE_RANK, rank=1, world_size=2), CPU)
+    assignment = make_assignment(steps=1, execution="compile", cache="once")
+    with pytest.raises(
+        NotApplied, match=r"cache=once had no effect: no .*\.zip after 0 s"
+    ) as error:
+        take_compiled_code(TrialFolder(tmp_path / "trial"), assignment, mesh)
+    assert compile_cache.environment_name(CPU) in str(error.value), "as the cache is keyed"
+
+
+@pytest.mark.nightly
+def test_another_cache_gets_graphs_and_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no C++ compiler in its way, a process shows that it compiles nothing."""
+    counts = []
+    for action in ("save", "load"):
+        cache = tmp_path / action
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        command = [sys.executable, "-c", PROGRAM, action, str(tmp_path / "code.zip"), str(cache)]
+        ended = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+        counts.append(ended.stdout.split())
+    assert counts == [["0", "1"], ["1", "0"]]
+    saved, loaded = (
+        {path.relative_to(tmp_path / action) for path in (tmp_path / action).glob("*/*.main.so")}
+        for action in ("save", "load")
+    )
+    assert saved
+    assert loaded == saved
