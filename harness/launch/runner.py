@@ -225,6 +225,8 @@ class Runner:
                     if has_advanced(record, self.folder.trial_folder(trial.id)):
                         first_attempts[trial.id] = record.attempt + 1
                     if self.runs_again(record, first_attempt):
+                        if record.status == "failed":
+                            self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
                         queue.insert(_end_of_block(queue, trial), trial)
         finally:
             for _, _, life in running:

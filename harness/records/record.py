@@ -370,7 +370,7 @@ class Saves:
     # From the copy in memory to the flushed file, while training went on.
     writing_seconds: Duration = 0.0
     bytes: Number = 0  # of this rank's part of the last one, which the copy in memory takes too
-    # Those that could not be written, and why: a line each, of rank 0 alone.
+    # Saves of any kind that could not be written, and why: a line each, of rank 0 alone.
     failed: Sequence[str] = ()
 
 
@@ -411,7 +411,7 @@ class RankResult:
     interruptions: Sequence[Interruption] = ()
     # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
     refused_checkpoints: Sequence[str] = ()
-    saves: Saves | None = None  # None without checkpoints at intervals
+    saves: Saves | None = None  # None without checkpoints at intervals and failed saves
     order_sums: Sequence[Number] = (
         0,
         0,
@@ -472,7 +472,7 @@ class AcrossRanks:
     may_vary: Sequence[str]  # what torch said of operations in deterministic mode, each text once
     interruptions: Sequence[Interruption]  # of rank 0: all ranks stop after the same step
     refused_checkpoints: Sequence[str]  # of rank 0
-    saves: Saves | None = None  # of rank 0; None without checkpoints at intervals
+    saves: Saves | None = None  # of rank 0; None without checkpoints at intervals and failed saves
     telemetry: TelemetryAcross | None  # None unless every rank has some
     # Of memory on other NUMA nodes than a bound rank's own, at the rank with the largest; None where
     # ranks are not bound, or Linux does not say.

@@ -93,8 +93,8 @@ class Checkpointer:
         """Write `folder/step-N`, and remove all but the newest `keep`.
 
         `interrupted_by` is the name of the signal that asked for it, None for one taken in passing.
-        `with_weights` writes the whole weights too. Raises StorageError at every rank if the disk
-        does not take it.
+        `with_weights` writes the whole weights too. Raises StorageError at every rank if it
+        can't be written at one of them.
         """
         weights = self.strategy.full_weights(self.model) if with_weights else None
         not_resumable = self.workload_state.missing_from_checkpoints()
@@ -106,14 +106,14 @@ class Checkpointer:
             if weights is not None and self.mesh.ranks.is_rank_0:
                 with writing(aside / WEIGHTS_FILE):
                     save_file(weights, aside / WEIGHTS_FILE)
-        except StorageError as error:
+        except (StorageError, OSError) as error:  # OSError: a folder that may not be written to
             outcome = str(error)
         outcomes = self.mesh.gather(outcome)
         problem: str | None = None
         if self.mesh.ranks.is_rank_0:
             try:
                 self.commit(folder, state.step, outcomes, keep=keep, not_resumable=not_resumable)
-            except StorageError as error:
+            except (StorageError, OSError) as error:
                 problem = str(error)
         # All ranks raise it, or the others would only report a lost connection to rank 0.
         problem = self.mesh.broadcast_from_rank_0(problem)

@@ -160,9 +160,7 @@ class IntervalSaver:
         problem = None if self._task is None else self._task.result
         assert state.saves is not None
         if problem is not None:
-            line = f"step {self._step} was not saved: {problem}"
-            print(line, flush=True)
-            state.saves = replace(state.saves, failed=[*state.saves.failed, line])
+            state.note_unsaved(f"step {self._step} was not saved: {problem}")
         else:
             state.saves = replace(state.saves, count=state.saves.count + 1)
             self.saved_step, self.saved_at = self._step, self._begun_at

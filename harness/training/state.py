@@ -45,7 +45,7 @@ class TrainingState:
     interruptions: list[Interruption] = field(default_factory=list)
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)
-    saves: Saves | None = None  # at intervals; None without them
+    saves: Saves | None = None  # at intervals, and what could not be saved; None without either
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
@@ -94,6 +94,12 @@ class TrainingState:
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to the seconds that a phase of the trial has taken."""
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+
+    def note_unsaved(self, line: str) -> None:
+        """Note that something could not be saved, in the rank's log too."""
+        print(line, flush=True)
+        saves = self.saves or Saves()
+        self.saves = replace(saves, failed=[*saves.failed, line])
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[Callable[[], float]]:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
@@ -368,7 +368,23 @@ class Trainer:
         self._keep_confusions(test)
         if self._keeps_best() and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
-                parts.checkpointer.save(parts.folder.best_checkpoints, state, with_weights=True)
+                self._save_best()
+
+    def _save_best(self) -> None:
+        """Save the model as the best so far; what can't be written costs a line and no trial.
+
+        Raises StorageError where the trial ends with this model.
+        """
+        try:
+            self.parts.checkpointer.save(
+                self.parts.folder.best_checkpoints, self.state, with_weights=True
+            )
+        except StorageError as error:
+            if self.stop_rule is not None and self.stop_rule.restore_best:
+                raise
+            self.state.note_unsaved(
+                f"the best model, step {self.state.step}, was not saved: {error}"
+            )
 
     def _scores_of(self, samples: Samples, name: str) -> Scores:
         """Return the scores over samples; `name` is for errors.
@@ -451,19 +467,23 @@ class Trainer:
         return bool(continues)
 
     def _interrupt(self) -> NoReturn:
-        """Leave a checkpoint to resume from, and raise Interrupted."""
+        """Leave a checkpoint to resume from, if it can be written, and raise Interrupted."""
         parts, state = self.parts, self.state
         self.progress.report("interrupted", state.step)
         if self.saver is not None:
             self.saver.stop()
+        unsaved = ""
         if state.step > state.resumed_at:
             keep = KEPT if parts.assignment.saves is None else parts.assignment.saves.keep
-            parts.checkpointer.save(
-                parts.folder.resume_checkpoints, state, interrupted_by=SIGNAL.name, keep=keep
-            )
+            try:
+                parts.checkpointer.save(
+                    parts.folder.resume_checkpoints, state, interrupted_by=SIGNAL.name, keep=keep
+                )
+            except StorageError as error:
+                unsaved = f"; step {state.step} was not saved: {error}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         parts.mesh.barrier()
-        message = f"stopped after step {state.step} of {parts.total_steps}"
+        message = f"stopped after step {state.step} of {parts.total_steps}{unsaved}"
         lost = parts.workload_state.missing_from_checkpoints()
         if lost is not None and state.step:
             message += f"; the next attempt starts from step 0: {lost}"

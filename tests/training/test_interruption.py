@@ -22,7 +22,7 @@ import torch
 from torch.distributed.checkpoint import state_dict
 
 from harness.core import storage
-from harness.core.errors import BadCheckpoint, Interrupted, NotApplied, StorageError
+from harness.core.errors import BadCheckpoint, Interrupted, NotApplied
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
@@ -455,8 +455,8 @@ def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     else:
         monkeypatch.setattr(checkpoint, part, refuse)
     path = trial_folder.resume_checkpoints / name
-    message = rf"^{path}: No space left on device; free: .* of .* MiB$"
-    with pytest.raises(StorageError, match=message):
+    message = rf"^stopped after step 6 of 20; step 6 was not saved: {path}: No space left on device"
+    with pytest.raises(Interrupted, match=message):
         attempt(trial_folder, assignment, 6)
     assert names_in(trial_folder.resume_checkpoints) == ["step-000000003"]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.errors import Interrupted
+from harness.core.errors import Interrupted, StorageError
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
@@ -32,6 +34,7 @@ from tests.support.training import SINGLE_RANK
 from tests.training.test_interruption import (
     PLAIN,
     STEPS,
+    STOPPED,
     attempt,
     find_sound,
     load_assignment,
@@ -213,6 +216,64 @@ def test_a_folder_that_takes_no_files_costs_a_message_and_no_trial(tmp_path: Pat
     assert result.rank0 is not None
     assert result.saves is not None
     assert result.saves.failed[0].startswith("step 4 was not saved: ")
+
+
+@pytest.fixture(params=["full", "read-only"])
+def refusing_disk(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[Path], None]]:
+    """Return what puts a disk that is full, or read-only, in place of a folder."""
+    mounted = []
+
+    def mount(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        options = "size=4k" if request.param == "full" else "ro"
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("no right to mount a disk")
+        mounted.append(folder)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(
+    tmp_path: Path, whole: RankResult, refusing_disk: Callable[[Path], None]
+) -> None:
+    folder = TrialFolder(tmp_path / "trial")
+    refusing_disk(folder.best_checkpoints)
+    result = attempt(folder, load_assignment(tmp_path, PLAIN, "best"), None)
+    assert outcome_of(result) == outcome_of(whole)
+    assert result.rank0 is not None
+    assert result.rank0.checkpoint is None, "nothing is called the best that is not there"
+    assert result.saves is not None
+    assert result.saves.count == 0
+    assert re.match(
+        r"the best model, step \d+, was not saved: .*(No space left|Read-only)",
+        result.saves.failed[0],
+    )
+
+
+def test_a_trial_that_ends_with_its_best_model_needs_a_disk_for_it(
+    tmp_path: Path, refusing_disk: Callable[[Path], None]
+) -> None:
+    folder = TrialFolder(tmp_path / "trial")
+    refusing_disk(folder.best_checkpoints)
+    assignment = load_assignment(tmp_path, STOPPED, "none")
+    with pytest.raises(StorageError, match=r"No space left|Read-only"):
+        attempt(folder, assignment, None)
+
+
+def test_a_disk_that_refuses_a_last_save_costs_the_work_since_the_one_before(
+    tmp_path: Path, whole: RankResult, refusing_disk: Callable[[Path], None]
+) -> None:
+    folder = TrialFolder(tmp_path / "trial")
+    refusing_disk(folder.resume_checkpoints)
+    assignment = load_assignment(tmp_path, PLAIN, "none")
+    with pytest.raises(Interrupted, match=r"step 6 was not saved: .*(No space left|Read-only)"):
+        attempt(folder, assignment, 6)
+    assert outcome_of(attempt(folder, assignment, None)) == outcome_of(whole)
 
 
 def test_a_request_to_stop_ends_a_save_that_is_under_way(
