@@ -10,6 +10,7 @@
 # make bench-statistics: how often intervals and sequential tests are wrong, and how soon a trend shows, by simulation, in five
 # minutes; tables are left in results/bench and in the guide. OTAVA=ENV/bin/python: Apache Otava on the same series, 20 more.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
+# make bench-race: how often equal cells leave a race, and what a race of 48 cells saves, in about 20 minutes.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
@@ -29,7 +30,7 @@ DEVICE ?= cuda
 TESTS := not alone and not nightly
 BENCH_PACKAGES := build/bench/packages
 
-.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate bench-parallel gpu setup setup-test \
+.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate bench-parallel bench-race gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -103,6 +104,9 @@ bench-gate: setup-test
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
 	@$(PYTHON) -m tests.programs.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
+
+bench-race: setup-test
+	@$(BIN)/python -m tests.programs.perf.racing
 
 bench-parallel: setup-test
 	@$(BIN)/python -m tests.programs.perf.side_by_side

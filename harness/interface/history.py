@@ -10,9 +10,12 @@ from harness.analysis.trend import Trend, make_trend
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.core.scratch import ScratchFolder
+from harness.core.text import counted
 from harness.housekeeping.archive import restore
+from harness.launch.race import SweepRace
 from harness.records.files import read_record
 from harness.records.record import Record
+from harness.records.store import read_spec
 
 ARCHIVES = "*.tar.gz"
 
@@ -22,7 +25,9 @@ class Night:
     """The records that one command has left of a sweep, those of earlier code included."""
 
     records: Sequence[Record]
-    unreadable: Sequence[str] = ()  # for each record that can't be read, which and why: a line
+    # What the folder has besides: for each record that can't be read, which and why, and how many are
+    # of cells that have left a race; a line each.
+    left_out: Sequence[str] = ()
 
 
 def read_trend(
@@ -53,13 +58,13 @@ def read_trend(
             f"{name}: found no records of such a sweep in {results.runs} or the paths given; allowed:"
             " a sweep that has run, archives of it, folders of archives, other results folders"
         )
-    unreadable = [line for night in nights for line in night.unreadable]
+    left_out = [line for night in nights for line in night.left_out]
     return make_trend(
         name,
         [night.records for night in nights],
         control=control,
         min_effect=min_effect,
-        notes=[f"left out {line}" for line in unreadable],
+        notes=[f"left out {line}" for line in left_out],
     )
 
 
@@ -100,4 +105,11 @@ def _read_folder(results: Results, name: str) -> list[Night]:
             unreadable.append(str(error))
     if not records and not unreadable:
         return []
-    return [Night(records=records, unreadable=unreadable)]
+    in_race = records
+    if folder.spec_path.exists():
+        in_race = SweepRace.of_records(read_spec(folder), records).records_in(records)
+    left_out = list(unreadable)
+    if len(in_race) < len(records):
+        trials = counted(len(records) - len(in_race), "trial")
+        left_out.append(f"{trials} of cells that have left a race")
+    return [Night(records=in_race, left_out=left_out)]

@@ -11,6 +11,7 @@ from harness.analysis.result import LEFT_RACE
 from harness.analysis.selection import find
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
+from harness.interface.history import read_trend
 from harness.launch.race import SweepRace
 from harness.records.record import Record
 from harness.records.store import write_spec
@@ -135,6 +136,15 @@ def test_the_report_says_when_it_left(tmp_path: Path, decided: tuple[Sweep, list
     page = render(make_report(Results(tmp_path), sweep, records, None))
     assert str(departure) in page
     assert "The race of mlp was decided after" in page
+
+
+def test_a_history_has_no_point_of_it(tmp_path: Path, decided: tuple[Sweep, list[Record]]) -> None:
+    sweep, records = decided
+    trend = read_trend(Results(tmp_path), sweep.name, [], control="", min_effect=0.01)
+    assert [series.points[0].result.cell.id for series in trend.series] == [sweep.cells[1].id]
+    race = SweepRace.of_records(sweep, records)
+    left = len(records) - len(race.records_in(records))
+    assert f"left out {left} trials of cells that have left a race" in trend.notes
 
 
 def test_mlflow_shows_no_means_of_it(decided: tuple[Sweep, list[Record]]) -> None:
