@@ -40,9 +40,8 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware import certificate
 from harness.records.differences import as_text, code_fields, differences, shown
-from harness.records.record import THROUGHPUT_UNITS
 from harness.spec.axes import AXES
-from harness.spec.cell import SECTIONS, Cell, axis_names, setting_of
+from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
 from harness.statistics.estimate import Drift
 from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, Question, judge

@@ -25,9 +25,9 @@ from harness.records.company import ALONE
 from harness.records.cost import TrialCost, seconds_until, trial_cost
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
-from harness.records.record import Rank0Report, Record, TargetMetric, ThroughputUnit
+from harness.records.record import Rank0Report, Record, TargetMetric
 from harness.records.series import Numbers
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, ThroughputUnit
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
 from harness.statistics.trials import independent_values, mean_by_seed
 

@@ -282,11 +282,12 @@ def _divide(
         if point.result.cell.workload.label == control:
             continue
         match = _control_of(point, controls.get((point.night, point.hardware), ()))
-        if match is None:
+        difference = None
+        if match is not None:  # and if both are measured in one unit
+            difference = throughput_difference(match.result, point.result, 0.0, {})
+        if difference is None:
             without += 1
             continue
-        difference = throughput_difference(match.result, point.result, 0.0, {})
-        assert difference is not None  # both were measured
         divided.append(replace(point, value=difference.question.estimate.value))
     left_out = []
     if without:

@@ -9,8 +9,7 @@ from typing import Literal
 from harness.analysis.compare import CODE_FIELDS, CellComparison, Match, MetricRow
 from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
-from harness.records.record import THROUGHPUT_UNITS
-from harness.spec.cell import Cell
+from harness.spec.cell import THROUGHPUT_UNITS, Cell
 from harness.statistics.verdict import ALPHA
 
 # Outcomes of a gate for one cell.

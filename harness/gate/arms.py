@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from harness.core.errors import HarnessError, one_line
 from harness.core.redaction import redact_text
 from harness.measure.timeline import Part
-from harness.records.record import THROUGHPUT_UNITS, ThroughputUnit
+from harness.spec.cell import THROUGHPUT_UNITS, ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
 # with every change of the messages, the arguments of `turn_worker` or the content of `trial.json`.

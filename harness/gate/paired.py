@@ -21,8 +21,7 @@ from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.arms import ArmTurn, TrainingArm, milliseconds
 from harness.gate.pairs import PairStarter
-from harness.records.record import ThroughputUnit
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.cluster import Profile
 from harness.statistics.sequential import (
     FEWEST_VALUES,

@@ -35,7 +35,6 @@ from harness.core.redaction import scrub
 from harness.gate.arms import PROTOCOL
 from harness.measure.timeline import Part
 from harness.records.assignment import read_assignment
-from harness.records.record import ThroughputUnit
 from harness.spec.cell import Cell
 from harness.training.build import build_trial
 from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
@@ -166,13 +165,11 @@ class ScriptTurns(TakingTurns):
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Report that the script is ready, the first time, and wait for a turn if the last is over."""
         if not self._is_ready:
-            batch_size = self._cell.axes.batch_size
-            unit: ThroughputUnit = "samples/s"
+            batch_size, unit = self._cell.axes.batch_size, self._cell.throughput_unit
             reported = self._observed.reports.samples_per_step
             if reported:
                 batch_size = max(1, round(reported * self._observed.ranks.world_size))
-            elif self._cell.level("batch_size") is None:
-                batch_size, unit = 1, "steps/s"
+                unit = "samples/s"
             self._turns.send(ready=True, batch_size=batch_size, unit=unit)
             self._is_ready = True
         return super().before_segment(state, stop)

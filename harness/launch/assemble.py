@@ -28,10 +28,9 @@ from harness.records.record import (
     Record,
     Status,
     Summary,
-    ThroughputUnit,
 )
 from harness.records.series import Series
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
@@ -135,9 +134,8 @@ def _samples_of_step(cell: Cell, ranks: Sequence[RankResult]) -> tuple[float, Th
     reported = reported_samples(ranks)
     if reported:
         return reported, "samples/s"
-    if cell.level("batch_size") is None:
-        return 1, "steps/s"
-    return cell.axes.batch_size, "samples/s"
+    is_known = cell.throughput_unit == "samples/s"
+    return cell.axes.batch_size if is_known else 1, cell.throughput_unit
 
 
 def _uneven_steps(ranks: Sequence[RankResult]) -> Failure | None:

@@ -16,9 +16,9 @@ from harness.records.record import (
     RankResult,
     SlowestRank,
     Summary,
-    ThroughputUnit,
 )
 from harness.records.series import Numbers, Series, mean_over_ranks
+from harness.spec.cell import ThroughputUnit
 from harness.statistics.doubt import doubt_about_mean
 from harness.statistics.trace import relative_error, trial_batches
 

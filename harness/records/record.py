@@ -20,14 +20,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, overload
 
 from harness.core.import_path import ROOT
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
 from harness.records.company import Company
 from harness.records.environment import Environment
 from harness.records.series import Series
-from harness.spec.cell import Fingerprints, Profiling, Trial
+from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema with this
 # major number has records in tests/records/schemas, which must always be readable. 6.1 has the moments
@@ -46,8 +46,6 @@ SCHEMA = "6.12"
 # interrupted: ended by a signal, and can be resumed
 # keyed: computed index by index; shards: a few files at a time; stream: as they come
 SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
-ThroughputUnit = Literal["samples/s", "steps/s"]
-THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
 

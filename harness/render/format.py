@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.cells import naming_axes
 from harness.render.table import Look, Styled
 from harness.spec.axes import AXES, DEFAULTS
-from harness.spec.cell import LABEL_AXES, short_axis
+from harness.spec.cell import LABEL_AXES, ThroughputUnit, short_axis
 
 if TYPE_CHECKING:
     from harness.analysis.compare import MetricRow
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.analysis.stopping import StopSummary
     from harness.hardware.machine import Machine
     from harness.preflight.rates import Spread
-    from harness.records.record import Interruption, Record, ThroughputUnit
+    from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
     from harness.statistics.interval import Interval

@@ -134,8 +134,7 @@ class RunView:
             news += f"/{steps}"
             self.shares_done[trial.id] = progress["step"] / max(1, steps)
         if "rate" in progress:
-            unit = "steps/s" if trial.cell.level("batch_size") is None else "samples/s"
-            news += f" · {progress['rate']:,.0f} {unit}"
+            news += f" · {progress['rate']:,.0f} {trial.cell.throughput_unit}"
         if "loss" in progress:
             news += f" · loss {progress['loss']:.3f}"
         time_left = f"{duration(self._estimate_seconds_left())} left"

@@ -21,6 +21,7 @@ from harness.render.format import STATUS_LOOKS, duration
 from harness.render.table import Content, Look, Styled, Table
 from harness.slurm.rules import OPEN_STATES
 from harness.slurm.status import SweepStatus, TrialState
+from harness.spec.cell import THROUGHPUT_UNITS
 
 STATE_LOOKS: Mapping[str, Look] = {  # by the state of a trial
     **STATUS_LOOKS,
@@ -47,7 +48,7 @@ StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
 GOODPUT_WORDS: Mapping[str, str] = {"again": "work done twice", "checkpoint": "checkpoints"}
 LEAST_SHARE = 0.0005  # of the wall time, below which a part is not listed
 SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
-NUMBER_COLUMNS = ("seed", "repeat", "step", "samples/s", "left")  # aligned to the right
+NUMBER_COLUMNS = ("seed", "repeat", "step", *THROUGHPUT_UNITS, "left")  # aligned to the right
 
 
 def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
@@ -210,7 +211,7 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         "repeat": str(trial.repeat),
         "state": Styled(trial.state, STATE_LOOKS.get(trial.state, "plain")),
         "step": "",
-        "samples/s": "",
+        **dict.fromkeys(THROUGHPUT_UNITS, ""),
         "left": "",
         "last save": "",
         "a death costs": "",
@@ -222,8 +223,8 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         # A script that ends when it likes has no number of steps to come.
         total = "" if trial.steps is None else f"/{trial.steps:,}"
         row["step"] = f"{trial.step:,}{total}"
-    if trial.samples_per_second is not None:
-        row["samples/s"] = f"{trial.samples_per_second:,.0f}"
+    if trial.throughput is not None:
+        row[trial.throughput_unit] = f"{trial.throughput:,.0f}"
     if trial.seconds_left is not None:
         row["left"] = duration(trial.seconds_left)
     if trial.saved_step is not None and trial.seconds_at_risk is not None:

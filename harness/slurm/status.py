@@ -40,7 +40,7 @@ from harness.slurm import submission as submissions
 from harness.slurm.queue import QueuedJob, SlurmDown
 from harness.slurm.rules import OPEN_STATES, JobState, RecordHeader, State, TrialFacts, conclude
 from harness.slurm.submission import Submission, SubmittedJob
-from harness.spec.cell import Trial
+from harness.spec.cell import ThroughputUnit, Trial
 from harness.spec.sweep import Sweep
 from harness.statistics.nodes import NodeSpeed
 
@@ -76,7 +76,8 @@ class TrialState:
     step: int | None = None  # that a running trial has reached
     steps: int | None = None  # that it will train
     # Over all ranks, by its last report; None if that is old.
-    samples_per_second: float | None = None
+    throughput: float | None = None
+    throughput_unit: ThroughputUnit = "samples/s"
     seconds_left: float | None = None  # of a running trial, at that rate
     silent_seconds: float | None = None  # without a report of a running trial, if they are many
     duration: float | None = None  # seconds, of one that is done
@@ -293,6 +294,7 @@ def _trial_state(trial: Trial, facts: TrialFacts, files: TrialFiles) -> TrialSta
         seed=trial.seed,
         repeat=trial.repeat,
         state=state,
+        throughput_unit=trial.cell.throughput_unit,
         duration=duration,
         detail=detail,
     )
@@ -313,7 +315,7 @@ def _with_silence(row: TrialState, seconds: float, stall: str | None) -> TrialSt
     parts = [row.detail, f"no report for {seconds:.0f} s", stall]
     return replace(
         row,
-        samples_per_second=None,
+        throughput=None,
         seconds_left=None,
         silent_seconds=seconds,
         detail="; ".join(part for part in parts if part),
@@ -336,7 +338,7 @@ def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int
         row,
         step=step,
         steps=steps,
-        samples_per_second=rate,
+        throughput=rate,
         seconds_left=seconds_left,
         saved_step=progress.get("saved_step"),
         seconds_at_risk=None if saved_at is None else max(0.0, time.time() - saved_at),

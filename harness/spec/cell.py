@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from harness.core.errors import BadInput
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
@@ -32,6 +32,9 @@ CUSTOM = "custom"  # the axes that users have written
 SOURCE = "source"  # the data setting that decides which others there are
 # Of what a cell's workload is trained with; the first two are keys of its entry in a sweep file.
 SECTIONS = ("options", "data", CUSTOM)
+
+ThroughputUnit = Literal["samples/s", "steps/s"]
+THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
 MAX_AXES = 2**12  # whose settings are kept: to compare many cells asks for them again and again
 # The axes that every label shows.
 LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
@@ -316,6 +319,11 @@ class Cell:
         if self.stack is not None:
             settings["stack"] = asdict(self.stack)
         return settings
+
+    @property
+    def throughput_unit(self) -> ThroughputUnit:
+        """Return steps/s for a script that gets no batch size, which may still report its samples."""
+        return "steps/s" if self.level("batch_size") is None else "samples/s"
 
     @property
     def key_without_axes(self) -> Hashable:

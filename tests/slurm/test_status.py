@@ -154,7 +154,7 @@ class TestOfSubmittedTrials:
         assert names(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
         running = rows[0]
         assert (running.job, running.nodes) == ("7_0", "n[1-2]")
-        assert (running.step, running.steps, running.samples_per_second) == (30, 100, 512.5)
+        assert (running.step, running.steps, running.throughput) == (30, 100, 512.5)
         assert rows[2].detail == "JobArrayTaskLimit"
         assert rows[6].detail == "ValueError: no"
 
@@ -303,7 +303,7 @@ def test_a_trial_that_is_silent_has_no_rate_and_names_the_rank_that_others_wait_
         write_atomically(trial_folder.heartbeat_path(rank), content)
     row = states_by(submission, {0: read_trial_files(trial_folder, 2)})[0]
     assert (row.state, row.step) == ("running", 30)
-    assert (row.samples_per_second, row.seconds_left) == (None, None)
+    assert (row.throughput, row.seconds_left) == (None, None)
     assert row.detail.startswith("no report for 60 s; rank 1 on n2 is in torch.autograd.graph.run")
 
 

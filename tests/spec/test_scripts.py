@@ -36,6 +36,7 @@ def test_a_file_without_a_workload_is_a_script(tmp_path: Path) -> None:
     assert cell.label == "mine script×1 t1"
     assert set(cell.levels) == {"world_size", "num_threads", "stack"}
     assert cell.level("precision") is None, "what the script computes in is not known"
+    assert cell.throughput_unit == "steps/s"
 
 
 def test_a_file_with_a_workload_is_none(tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_options_and_axes_reach_the_arguments(tmp_path: Path) -> None:
     assert first.label == "mine script×2 t1 batch_size=32"
     assert cell_name(first, ["world_size", "batch_size"]) == "script×2 b32"
     assert (first.level("batch_size"), first.level("lr")) == (32, None)
+    assert first.throughput_unit == "samples/s"
     assert first.workload.options == {"lr": 1}
 
 
