@@ -60,7 +60,10 @@ def explain(
         ),
     ] = False,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="A and B are stacks of the sweep instead.")
+        bool,
+        typer.Option(
+            "--stacks", help="A and B are stacks of the sweep instead; . is the cell's own."
+        ),
     ] = False,
     cell: Annotated[
         str,

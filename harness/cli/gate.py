@@ -136,6 +136,12 @@ def gate(
             help="Pass although the sweep lost or changed cells that the revision has.",
         ),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Also find out what makes each slower cell slower: harness explain."
+        ),
+    ] = False,
     order: OrderOption = None,
     results: ResultsOption = Path("results"),
     no_wait: NoWaitOption = False,
@@ -164,7 +170,8 @@ def gate(
     from harness.core.paths import Results, write_atomically
     from harness.gate.against import MIN_EFFECT, GateOptions
     from harness.gate.limits import Policy
-    from harness.interface.gating import gate_sweep
+    from harness.interface.gating import explain_slower, gate_sweep
+    from harness.render import explain as explanation_view
     from harness.render import gate as view
     from harness.render.console import spinner
 
@@ -203,13 +210,26 @@ def gate(
             on_message=print_message,
             on_progress=on_progress,
         )
+    explanations = {}
+    if explain:
+        with spinner("explaining", refresh_per_second=2) as on_progress:
+            explanations = explain_slower(
+                loaded,
+                profile,
+                outcome,
+                wait=not no_wait,
+                on_message=print_message,
+                on_progress=on_progress,
+            )
     if as_json:
-        print(view.as_json(outcome))
+        print(view.as_json(outcome, explanations))
     else:
         view.show_outcome(outcome)
+        explanation_view.show_reasons(outcome, explanations, sweep, cluster)
     # The files are written whatever the outcome is: CI shows them above all for a gate that fails.
     if summary is not None:
-        write_atomically(summary, view.markdown(outcome, loaded.name))
+        reasons = explanation_view.reasons(outcome, explanations, sweep, cluster)
+        write_atomically(summary, view.markdown(outcome, loaded.name, reasons))
     if junit is not None:
         write_atomically(junit, view.junit(outcome, loaded.name))
     if outcome.exit_code:

@@ -133,6 +133,15 @@ class GateOutcome:
             return True
         return outcome.measured.verdict == "slower" and not outcome.control_disagrees
 
+    @property
+    def slower_cells(self) -> list[CellOutcome]:
+        """The cells that fail because they are slower."""
+        slower = []
+        for outcome in self.cells:
+            if outcome.measured.verdict == "slower" and not outcome.control_disagrees:
+                slower.append(outcome)
+        return slower
+
     def is_inconclusive(self, outcome: CellOutcome) -> bool:
         """Whether a cell neither fails nor passes."""
         if self.has_failed(outcome):

@@ -40,11 +40,11 @@ from harness.statistics.verdict import ALPHA
 
 ArmKind = Literal["cells", "revisions", "stacks"]
 
-HERE = "."  # the working tree, in place of a revision
+HERE = "."  # in place of a revision the working tree, of a stack the cell's own
 FEWEST_PAIRS = 4  # of processes, also where they take longer than the budget
 ROUNDS = 2  # of a pair: each arm trains a plain and a profiled turn in each
-TURN_SECONDS = 0.05  # of a plain turn
-MOST_STEPS = 24  # of a turn: a step may have thousands of events
+TURN_SECONDS = 0.15  # of a plain turn
+MOST_STEPS = 40  # of a turn: a step may have thousands of events
 FEWEST_STEPS = 2
 SMALL_SHARE = 0.01  # of a step: smaller parts are one line together
 SMALL = "parts below 1% of a step each"
@@ -206,9 +206,11 @@ def _trees(
         assert cell is not None
         if options.arms == "stacks":
             for key, name in names.items():
-                (cells[key],) = under_stack(sweep, [cell], name, key.upper())
+                cells[key] = cell
+                if name != HERE:
+                    (cells[key],) = under_stack(sweep, [cell], name, key.upper())
             stacks = stack_trees(sweep, list(cells.values()), profile)
-            yield cells, {key: stacks[name] for key, name in names.items()}
+            yield cells, {key: stacks[of_arm.axes.stack] for key, of_arm in cells.items()}
             return
         repository = find_repository(inside)
         scratch = stack.enter_context(ScratchFolder("explain"))

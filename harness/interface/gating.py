@@ -12,7 +12,7 @@ from harness.gate.against import GateOptions, GateOutcome, gate
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.bisect_stacks import StackBisectOutcome, bisect_stacks
 from harness.gate.certify import certify, describe_conditions, prepare, with_visible_effect
-from harness.gate.explain import ExplainOptions, Explanation, explain
+from harness.gate.explain import HERE, ExplainOptions, Explanation, explain
 from harness.gate.stacks import gate_stacks
 from harness.hardware.certificate import Certificate, CertifySettings
 from harness.interface.machine import hold_machine
@@ -99,6 +99,40 @@ def explain_arms(
     with hold_machine(profile, activity, wait=wait, on_message=on_message):
         inside = _repository_folder(sweep)
         return explain(sweep, cell, profile, options, inside, on_progress)
+
+
+def explain_slower(
+    sweep: Sweep,
+    profile: Profile,
+    outcome: GateOutcome,
+    *,
+    wait: bool,
+    on_message: Callable[[str], None],
+    on_progress: Callable[[str], None],
+) -> dict[str, Explanation]:
+    """Explain each cell that a gate has found slower, for as long as it was measured; by cell id.
+
+    `wait` and `on_message` are those of `hold_machine`.
+    """
+    explanations = {}
+    for slower in outcome.slower_cells:
+        options = ExplainOptions(
+            a=outcome.options.stack or outcome.options.revision,
+            b=HERE,
+            arms="stacks" if outcome.options.stack else "revisions",
+            budget_seconds=outcome.options.budget_seconds,
+            order_seed=outcome.options.order_seed,
+        )
+        explanations[slower.cell.id] = explain_arms(
+            sweep,
+            slower.cell.id,
+            profile,
+            options,
+            wait=wait,
+            on_message=on_message,
+            on_progress=on_progress,
+        )
+    return explanations
 
 
 def choose_cell(sweep: Sweep, name: str) -> Cell:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from harness.core.errors import one_line
 from harness.core.text import counted
-from harness.gate.explain import SMALL, Difference, Explanation
+from harness.gate.against import CellOutcome, GateOutcome
+from harness.gate.explain import HERE, SMALL, Difference, Explanation
 from harness.measure.timeline import COMPILED
-from harness.render.console import TerminalConsole, show_table
+from harness.render.console import TerminalConsole, next_lines, show_table
 from harness.render.table import Look, Styled, Table
 
 BAR_WIDTH = 16  # characters of the largest difference
@@ -173,6 +176,11 @@ def lines(explanation: Explanation) -> list[str]:
 
 def as_json(explanation: Explanation) -> str:
     """Return all of the explanation as JSON, in seconds a step."""
+    return json.dumps(json_content(explanation), indent=1)
+
+
+def json_content(explanation: Explanation) -> dict[str, Any]:
+    """Return all of the explanation as JSON has it, in seconds a step."""
     content = asdict(explanation)
     content["cell"] = {"id": explanation.cell.id, "label": explanation.cell.label}
     rows = [content["plain"], content["whole"], content["left_over"], *content["parts"]]
@@ -186,7 +194,55 @@ def as_json(explanation: Explanation) -> str:
         row["difference"] = difference.seconds
         row["cause"] = describe_cause(difference)
     content["summary"] = headline(explanation)
-    return json.dumps(content, indent=1)
+    return content
+
+
+def show_reasons(
+    outcome: GateOutcome, explanations: Mapping[str, Explanation], sweep: str, cluster: str
+) -> None:
+    """Print why the cells of a gate are slower, or the commands that find out."""
+    console = TerminalConsole()
+    commands = {}
+    for slower in outcome.slower_cells:
+        explanation = explanations.get(slower.cell.id)
+        if explanation is None:
+            command = explain_command(outcome, slower, sweep, cluster)
+            commands[command] = "what makes it slower"
+        else:
+            console.print_text("")
+            show(explanation)
+    for line in next_lines(commands):
+        console.print_markup(line)
+
+
+def reasons(
+    outcome: GateOutcome, explanations: Mapping[str, Explanation], sweep: str, cluster: str
+) -> dict[str, str]:
+    """Return why each slower cell of a gate is slower, or the command that finds out, by id."""
+    texts = {}
+    for slower in outcome.slower_cells:
+        explanation = explanations.get(slower.cell.id)
+        if explanation is None:
+            texts[slower.cell.id] = explain_command(outcome, slower, sweep, cluster)
+        else:
+            texts[slower.cell.id] = headline(explanation)
+    return texts
+
+
+def explain_command(
+    outcome: GateOutcome, cell_outcome: CellOutcome, sweep: str, cluster: str
+) -> str:
+    """Return the command that explains a cell of a gate; `sweep` and `cluster` are as the user named them."""
+    options = outcome.options
+    command = ["harness", "explain", options.stack or options.revision, HERE, sweep]
+    command += ["--stacks" if options.stack else "--revisions", "--cell", cell_outcome.cell.id]
+    for setting in options.settings:
+        command += ["--set", setting]
+    for path in options.data:
+        command += ["--data", path]
+    if cluster != "local":
+        command += ["--cluster", cluster]
+    return shlex.join(command)
 
 
 def _printable(text: str) -> str:

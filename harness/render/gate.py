@@ -18,10 +18,12 @@ from rich.markup import escape
 from harness.core.text import counted
 from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
+from harness.gate.explain import Explanation
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
 from harness.render.ci import add_problem, escape_markdown, printable
 from harness.render.console import TerminalConsole, show_table
+from harness.render.explain import json_content
 from harness.render.format import (
     LARGEST_EFFECT,
     MISSING,
@@ -340,8 +342,8 @@ def _percent(ratio: float | None) -> str:
     return f"{ratio - 1:+.1%}"
 
 
-def as_json(outcome: GateOutcome) -> str:
-    """Return all of the outcome as JSON.
+def as_json(outcome: GateOutcome, explanations: Mapping[str, Explanation] | None = None) -> str:
+    """Return all of the outcome as JSON, with the explanations of its cells, by id.
 
     Numbers are not rounded: rates are in `unit`, ratios are throughput now over that before.
     `interval` is that of the ratio that the verdict rests on, and `summary` the sentence that people
@@ -350,6 +352,7 @@ def as_json(outcome: GateOutcome) -> str:
     cells: list[dict[str, Any]] = []
     for cell_outcome in outcome.cells:
         control, accuracy = cell_outcome.control, cell_outcome.accuracy
+        explanation = (explanations or {}).get(cell_outcome.cell.id)
         cells.append(
             {
                 "cell": cell_outcome.cell.id,
@@ -360,6 +363,7 @@ def as_json(outcome: GateOutcome) -> str:
                 "measured": asdict(cell_outcome.measured),
                 "control": None if control is None else asdict(control),
                 "accuracy": None if accuracy is None else asdict(accuracy),
+                "explanation": None if explanation is None else json_content(explanation),
             }
         )
     content = {
@@ -374,16 +378,21 @@ def as_json(outcome: GateOutcome) -> str:
     return json.dumps(content, indent=1, allow_nan=False)
 
 
-def markdown(outcome: GateOutcome, name: str) -> str:
+def markdown(outcome: GateOutcome, name: str, reasons: Mapping[str, str] | None = None) -> str:
     """Return a comment for a pull request, also fit for GitHub's step summary.
 
-    `name` is the sweep's. The comment has the heading, a bullet for each cell that does not pass,
-    the table, and the caption. Controls have no row; one that disagrees is in its cell's bullet.
+    `name` is the sweep's; `reasons` say why cells are slower, or how to find out, by id. The comment
+    has the heading, a bullet for each cell that does not pass, the reasons, the table, and the
+    caption. Controls have no row; one that disagrees is in its cell's bullet.
     """
     heading = headline(outcome).removeprefix("is ")
     caption = _caption(outcome)
     caption = caption[0].upper() + caption[1:]
     bullets = [f"- {escape_markdown(line)}" for line in lines(outcome)]
+    for cell_outcome in outcome.cells:
+        reason = (reasons or {}).get(cell_outcome.cell.id)
+        if reason is not None:
+            bullets.append(f"- {escape_markdown(f'{cell_outcome.cell.label}: {reason}')}")
     columns = [column for column in COLUMNS if column != "measured"]
     table = Table(columns, NUMBER_COLUMNS)
     for cell_outcome in outcome.cells:

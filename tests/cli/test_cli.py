@@ -87,7 +87,7 @@ OPTIONS = {
     "gate": (
         "--against --against-stack --set --data --cluster --min-effect --budget --bits "
         "--control --accuracy --accuracy-seeds --accuracy-margin --inconclusive "
-        "--accept-sweep-changes --order --results --no-wait --summary --junit --json"
+        "--accept-sweep-changes --explain --order --results --no-wait --summary --junit --json"
     ),
     "explain": (
         "--revisions --stacks --cell --set --data --cluster --results --budget --order --no-wait --json"

@@ -45,12 +45,35 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     )
     assert ended.code == 1, ended.err + ended.out
     # Next to other tests, steps that wait for a core may decide sooner than the usual ones.
-    assert re.search("slower (as a whole )?than main", ended.out.splitlines()[-2])
-    assert ended.out.splitlines()[-1] == "The gate fails: 1 of 1 cell."
+    *_, reason, headline, command = ended.out.splitlines()
+    assert re.search("slower (as a whole )?than main", reason)
+    assert headline == "The gate fails: 1 of 1 cell."
+    assert command.startswith(
+        f"next  harness explain main . {repository.sweep} --revisions --cell "
+    )
     assert summary.read_text(encoding="utf-8").startswith("### Training speed of own: fails")
     assert '<failure message="own eager' in junit.read_text(encoding="utf-8")
     assert repository.git("worktree", "list").count("\n") == 0  # the other one is gone
     assert processes_below(tmp_path) == []
+
+
+@pytest.mark.nightly
+def test_a_gate_explains_what_makes_a_cell_slower(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "repository")
+    more = (
+        "\n\nplain_loss = Slowed.loss\n\n\ndef loss(self, model, batch):\n    import torch\n\n"
+        "    torch.ones(700, 700).cumsum(dim=0)\n    return plain_loss(self, model, batch)\n"
+        "\n\nSlowed.loss = loss\n"
+    )
+    repository.write(0.0, more=more)
+    summary = tmp_path / "gate.md"
+    options = ("--explain", "--budget", "30s", "--min-effect", "20%", "--summary", str(summary))
+    ended = harness("gate", "--against", "main", str(repository.sweep), *options, "--json")
+    assert ended.code == 1, ended.err + ended.out
+    (cell,) = json.loads(ended.out)["cells"]
+    parts = cell["explanation"]["parts"]
+    assert parts[0]["name"] == "aten::cumsum"
+    assert "aten::cumsum" in summary.read_text(encoding="utf-8")
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from harness.core.errors import BadInput
+from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.explain import (
     SLOW_STEPS,
@@ -22,8 +23,9 @@ from harness.gate.explain import (
     check_comparable,
     profile_pairs,
 )
+from harness.gate.paired import PairedResult
 from harness.measure.timeline import COMPILED, DATA_WAIT, Part
-from harness.render.explain import as_json, describe_cause, headline, show
+from harness.render.explain import as_json, describe_cause, explain_command, headline, show
 from tests.factories import make_cell
 
 CELL = make_cell()
@@ -163,6 +165,29 @@ def test_cells_that_cannot_take_turns_are_refused() -> None:
         check_comparable(CELL, other)
     with pytest.raises(BadInput, match="environment"):
         check_comparable(CELL, replace(CELL, environment={"A": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "cluster", "command"),
+    [
+        (GateOptions(revision="main"), "local", f"main . s.yaml --revisions --cell {CELL.id}"),
+        (GateOptions(stack="old"), "local", f"old . s.yaml --stacks --cell {CELL.id}"),
+        (
+            GateOptions(revision="a b", settings=["length.steps=5"], data=["d"]),
+            "two.yaml",
+            f"'a b' . s.yaml --revisions --cell {CELL.id} --set length.steps=5 --data d"
+            " --cluster two.yaml",
+        ),
+    ],
+)
+def test_a_gate_names_the_command_that_explains_a_cell(
+    options: GateOptions, cluster: str, command: str
+) -> None:
+    slower = CellOutcome(cell=CELL, measured=PairedResult(verdict="slower"))
+    conditions = Conditions(hardware="", torch="", certificate="")
+    outcome = GateOutcome(options=options, conditions=conditions, commit="", cells=[slower])
+    assert outcome.slower_cells == [slower]
+    assert explain_command(outcome, slower, "s.yaml", cluster) == f"harness explain {command}"
 
 
 def test_an_explanation_is_shown_and_is_json(capsys: pytest.CaptureFixture[str]) -> None:
