@@ -6,7 +6,7 @@ Pure: what ranks leave is read by `harness.launch.watchdog`, and written by `har
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.text import ranges
@@ -95,7 +95,7 @@ def name_hang(evidence: Sequence[RankEvidence], world_size: int) -> Hang | None:
     )
 
 
-def _named(ranks: Iterator[int] | Sequence[int] | set[int]) -> str:
+def _named(ranks: Iterable[int]) -> str:
     """Return `rank 1` or `ranks 0, 2-3`."""
     numbers = list(ranks)
     return f"rank{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
@@ -129,18 +129,17 @@ def _divergence(evidence: Sequence[RankEvidence]) -> Hang | None:
     return None
 
 
-def _kind(call: CollectiveCall) -> str:
-    """Return what a collective has in common at all ranks."""
-    if call.operation.startswith(EVEN_OPERATIONS):
-        return f"{call.operation} of {call.sizes or 'nothing'}"
-    return call.operation
-
-
 def _by_kind(calls: Mapping[int, CollectiveCall]) -> list[list[int]]:
-    """Return the ranks whose calls are the same, the smallest set of ranks first."""
-    kinds: dict[str, list[int]] = {}
+    """Return the ranks whose calls are the same, the smallest set of ranks first.
+
+    Sizes count unless all ranks have finished: some backends take unequal ones.
+    """
+    is_over = all(call.finished for call in calls.values())
+    kinds: dict[tuple[str, str], list[int]] = {}
     for rank, call in calls.items():
-        kinds.setdefault(_kind(call), []).append(rank)
+        has_size = not is_over and call.operation.startswith(EVEN_OPERATIONS)
+        kind = (call.operation, call.sizes if has_size else "")
+        kinds.setdefault(kind, []).append(rank)
     return sorted(kinds.values(), key=lambda ranks: (len(ranks), [-rank for rank in ranks]))
 
 
@@ -248,6 +247,8 @@ def _describe(rank: RankEvidence) -> str:
     step = f"after step {beat.step}"
     if view.state in STOPPED:
         return f"{rank} is stopped (SIGSTOP) in {place} {step}"
+    if view.state in ENDED:
+        return f"{rank} has ended {step}"
     if rank.flight is None:
         return f"{rank} is in {place} {step}, in native code that keeps Python's lock"
     worker = _suspect_worker(rank.flight) if LOADER in view.stack else None

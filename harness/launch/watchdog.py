@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ SILENCE_SECONDS = 300.0  # without a heartbeat, after which a rank counts as los
 MIN_STANDSTILL_SECONDS = 60.0
 STANDSTILL_SEGMENTS = 10
 ANSWER_SECONDS = 10.0  # that a rank has to answer after its next two heartbeats
+MAX_VIEWS = 4  # silent ranks that are looked at, which takes seconds each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +192,8 @@ class Watchdog:
                 seen_at = now
             self._heartbeats[name] = (modified, seen_at)
             if name not in results and now > seen_at + SILENCE_SECONDS:
-                return f"{Path(name).stem} has given no sign of life for {now - seen_at:.0f} s"
+                rank = Path(name).stem.removeprefix("rank")
+                return f"rank {rank} has given no sign of life for {now - seen_at:.0f} s"
         return None
 
     def _standstill(self, now: float) -> str | None:
@@ -221,7 +223,7 @@ class Watchdog:
         return f"took longer than its time-out; it had reached {reached}"
 
     def _ask(
-        self, now: float, kind: str, reason: str, silent: tuple[Heartbeat, ...] = ()
+        self, now: float, kind: str, reason: str, silent: Sequence[Heartbeat] = ()
     ) -> Question:
         """Ask all ranks what they do, and what those do on their host that are silent."""
         seconds = 2 * heartbeat_seconds(self._world_size) + ANSWER_SECONDS
@@ -254,12 +256,13 @@ class Watchdog:
         if silent and now < question.deadline and not all(rank.process for rank in silent):
             return None
         if not question.names_silent:
-            for rank in silent:
+            for rank in silent[:MAX_VIEWS]:
                 beat, log = rank.heartbeat, self._folder.rank_log(rank.rank)
                 view = look_at(beat.pid, beat.created, log, native=True)
                 if view is not None:
                     self._views[beat.rank] = view
-            unseen = tuple(rank.heartbeat for rank in silent if rank.rank not in self._views)
+            unseen = [rank.heartbeat for rank in silent if rank.rank not in self._views]
+            unseen = unseen[:MAX_VIEWS]
             if unseen and len(silent) < len(evidence):
                 self._ask(now, question.kind, question.reason, unseen)
                 return None

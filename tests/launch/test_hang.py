@@ -82,6 +82,13 @@ class TestDifferentCollectives:
         ranks = [evidence(0, call(1204, "gather", sizes="")), evidence(1, call(1204, "gather"))]
         assert "differ" not in sentence(ranks, 2)
 
+    def test_that_all_ranks_have_finished_may_have_had_other_sizes(self) -> None:
+        """NCCL gathers tensors of unequal sizes."""
+        gathered = [call(1204, "all_gather", finished=True, sizes=size) for size in ("4", "8")]
+        ranks = [evidence(0, gathered[0], call(1205)), evidence(1, gathered[1])]
+        assert culprit(ranks, 2) == 1
+        assert "never came to all_reduce 1,205" in sentence(ranks, 2)
+
     def test_are_looked_for_in_each_group(self) -> None:
         """Ranks number the collectives of each group by themselves."""
         own = {0: call(7, group="1 row"), 1: call(7, "broadcast", group="1 row")}
@@ -107,6 +114,7 @@ class TestARankThatDoesNotCome:
         ("process", "what"),
         [
             (replace(RUNNING, state="stopped"), "is stopped (SIGSTOP) in train.py:99 after step 5"),
+            (replace(RUNNING, state="zombie"), "has ended after step 5"),
             (RUNNING, "is in train.py:99 after step 5, in native code that keeps Python's lock"),
             (None, f"is in {WAITING} after step 5"),
         ],

@@ -105,7 +105,7 @@ class TestARankThatIsSilent:
         assert verdict is not None
         assert verdict.failure is not None
         assert verdict.failure.kind == "Unresponsive"
-        assert "rank1 has given no sign of life for 30" in verdict.failure.message
+        assert "rank 1 has given no sign of life for 30" in verdict.failure.message
         assert verdict.failure.log == "logs/rank1.log"
 
     def test_is_not_what_a_rank_left_that_was_killed_while_it_wrote(self, watched: Watched) -> None:

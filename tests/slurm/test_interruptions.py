@@ -224,7 +224,13 @@ def test_ranks_that_hang_on_two_nodes_are_named_within_the_pace_of_the_trial(
         options = {"way": way, "at": 40, "rank": 1, "step_seconds": 0.1}
         axes = {"strategy": "ddp", "world_size": 2}
         variants[way] = {"uses": HANGS, "options": options, "axes": axes}
-    sweep = line_sweep(tmp_path, variants, length={"steps": 60}, timeout=900)
+    sweep = line_sweep(
+        tmp_path,
+        variants,
+        length={"steps": 60},
+        timeout=900,
+        checkpoint="none",  # or each would be tried again
+    )
     results = tmp_path / "results"
     submit(sweep, results)
     wait_until(lambda: is_over(results), 600)
