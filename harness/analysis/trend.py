@@ -307,31 +307,31 @@ def _series(
     points: Sequence[TrendPoint], trend: Trend, last_night: int, *, is_control: bool
 ) -> list[TrendSeries]:
     """Return a series for each cell and hardware, with its changes by the rules of `trend`."""
-    by_cell: dict[str, list[TrendPoint]] = {}
-    by_series: dict[tuple[str, str], list[TrendPoint]] = {}
+    by_cell: dict[str, dict[str, list[TrendPoint]]] = {}
     for point in points:
-        settings_id = point.result.cell.settings_id
-        by_cell.setdefault(settings_id, []).append(point)
-        by_series.setdefault((settings_id, point.hardware), []).append(point)
+        by_hardware = by_cell.setdefault(point.result.cell.settings_id, {})
+        by_hardware.setdefault(point.hardware, []).append(point)
     series = []
-    for (settings_id, hardware), members in by_series.items():
-        found = find_changes(
-            [point.value for point in members], trend.threshold, -math.log1p(-trend.min_effect)
-        )
-        earlier = [point for point in by_cell[settings_id] if point.started < members[0].started]
-        series.append(
-            TrendSeries(
-                cell=members[-1].result.cell,
-                hardware=hardware,
-                points=members,
-                changes=[
-                    _trend_change(change, members, last_night, is_control=is_control)
-                    for change in found
-                ],
-                previous=earlier[-1] if earlier else None,
-                is_control=is_control,
+    for by_hardware in by_cell.values():
+        of_cell = [point for members in by_hardware.values() for point in members]
+        for hardware, members in by_hardware.items():
+            earlier = [point for point in of_cell if point.started < members[0].started]
+            found = find_changes(
+                [point.value for point in members], trend.threshold, -math.log1p(-trend.min_effect)
             )
-        )
+            changes = []
+            for change in found:
+                changes.append(_trend_change(change, members, last_night, is_control=is_control))
+            series.append(
+                TrendSeries(
+                    cell=members[-1].result.cell,
+                    hardware=hardware,
+                    points=members,
+                    changes=changes,
+                    previous=max(earlier, key=lambda point: point.started, default=None),
+                    is_control=is_control,
+                )
+            )
     return series
 
 

@@ -1,21 +1,25 @@
-"""Reads the nights of a sweep: results folders, archives, and what MLflow has of it."""
+"""Reads the nights of a sweep (results folders, archives, MLflow), and bisects what is new in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.trend import Trend, make_trend
-from harness.core.errors import BadInput
-from harness.core.paths import Results, SweepFolder
+from harness.core.errors import BadInput, HarnessError
+from harness.core.paths import Results
 from harness.core.scratch import ScratchFolder
 from harness.core.text import counted
+from harness.gate.bisect import BisectOptions, BisectOutcome
 from harness.housekeeping.archive import restore
+from harness.interface.gating import bisect_cell
 from harness.launch.race import SweepRace
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.records.store import read_spec
+from harness.records.store import read_recorded_spec, read_spec
+from harness.render.bisect import BisectView
+from harness.spec.cluster import Profile
 
 ARCHIVES = "*.tar.gz"
 
@@ -96,7 +100,7 @@ def _read_archive(path: Path, name: str) -> list[Night]:
 
 def _read_folder(results: Results, name: str) -> list[Night]:
     """Return what a results folder has of a sweep: one night, or none."""
-    folder: SweepFolder = results.sweep_folder(name)
+    folder = results.sweep_folder(name)
     records, unreadable = [], []
     for path in folder.record_paths():
         try:
@@ -113,3 +117,46 @@ def _read_folder(results: Results, name: str) -> list[Night]:
         trials = counted(len(records) - len(in_race), "trial")
         left_out.append(f"{trials} of cells that have left a race")
     return [Night(records=in_race, left_out=left_out)]
+
+
+def bisect_slowdowns(
+    trend: Trend,
+    results: Results,
+    profile: Profile,
+    budget_seconds: float,
+    view: BisectView,
+    on_message: Callable[[str], None],
+) -> Iterator[BisectOutcome | str]:
+    """Search the commits between the points around each new slowdown that came with code.
+
+    The cells are those of the sweep in the results folder. Yields the outcome of each, or why there is
+    none, a line. Raises BadInput if the results folder does not have the sweep.
+    """
+    sweep = read_recorded_spec(results, trend.name)
+    cells = {cell.settings_id: cell for cell in sweep.cells}
+    for series, change in trend.new_slowdowns:
+        cell = cells.get(series.cell.settings_id)
+        good, bad = change.before.commit, change.after.commit
+        if "code" not in change.causes or cell is None or good is None or bad in (None, good):
+            yield f"{series.cell.label}: there are no commits to search between"
+            continue
+        assert bad is not None
+        options = BisectOptions(
+            good=good, bad=bad, min_effect=trend.min_effect, budget_seconds=budget_seconds
+        )
+        try:
+            outcome = bisect_cell(
+                sweep,
+                cell,
+                profile,
+                options,
+                view,
+                is_over_stacks=False,
+                wait=True,
+                on_message=on_message,
+            )
+        except HarnessError as error:  # such as ends that do not differ on this machine
+            yield f"{series.cell.label}: {error}"
+        else:
+            assert isinstance(outcome, BisectOutcome)
+            yield outcome

@@ -94,7 +94,7 @@ def now(trend: Trend, series: TrendSeries) -> str:
     """Return what the last night measured: samples/s, or how many times the control's."""
     point = series.points[-1]
     if trend.control and not series.is_control:
-        return f"{exp(point.value):.4g}×"
+        return f"{exp(point.value):.3f}×"
     assert point.result.throughput is not None
     return samples_per_second(point.result.throughput.mean)
 

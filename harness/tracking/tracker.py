@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
+from harness.analysis.trend import Trend
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
@@ -42,6 +43,7 @@ from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from harness.tracking.recall import records_by_origin, records_of
 from harness.tracking.runs import SweepRuns, search
+from harness.tracking.trend import write_trend
 
 # What a delivery imports sooner or later.
 LIBRARIES = (
@@ -308,6 +310,17 @@ class Tracker:
             if experiment is None:
                 return []
             return records_by_origin(client, experiment.experiment_id)
+
+    def deliver_trend(self, trend: Trend, files: Mapping[str, str]) -> str:
+        """Write the trend of a sweep into its experiment, with texts by name; return the run's id.
+
+        Raises TrackerDown if MLflow does not take it.
+        """
+        trouble = f"did not take the trend of {trend.name}"
+        with self._lock(), quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
+            client = self._connect()
+            experiment, _ = self._get_experiment(client, trend.name)
+            return write_trend(client, experiment.experiment_id, trend, files)
 
     def rename(self, old: str, new: str) -> bool:
         """Give a sweep's experiment and its runs another name; return whether there were any.

@@ -58,7 +58,8 @@ OPTIONS = {
         "--effects --results --tracking-uri --json"
     ),
     "trend": (
-        "--control --min-effect --from-mlflow --results --tracking-uri --summary --junit --json"
+        "--control --min-effect --from-mlflow --to-mlflow --bisect --budget --cluster --results --tracking-uri "
+        "--output --summary --junit --json"
     ),
     "ui": "--results --tracking-uri --port",
     "export": (

@@ -9,8 +9,11 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from harness.core.paths import Results
+from harness.tracking import Tracker
+from harness.tracking.connect import connect, quiet
 from tests.factories import make_cell, write_sweep
 from tests.support.commands import harness
+from tests.support.mlflow import runs_of
 from tests.support.nights import make_night, write_archives
 
 HOSTILE = "mlp\x1b[31m @org <b>|"
@@ -41,8 +44,9 @@ def archives(history: Path, count: int) -> list[str]:
 
 
 def test_a_new_slowdown_fails_and_is_named(history: Path, seen: int, tmp_path: Path) -> None:
-    summary, junit = tmp_path / "trend.md", tmp_path / "trend.xml"
-    files = ("--summary", str(summary), "--junit", str(junit), "--results", str(tmp_path))
+    summary, junit, page = tmp_path / "trend.md", tmp_path / "trend.xml", tmp_path / "trend.html"
+    files = ["--summary", str(summary), "--junit", str(junit), "--output", str(page)]
+    files += ["--results", str(tmp_path)]
     found = harness("trend", "nightly", *archives(history, seen), *files)
     assert found.code == 1
     assert found.out.splitlines()[-1] == "The trend fails: 1 new slowdown with the last night."
@@ -54,9 +58,13 @@ def test_a_new_slowdown_fails_and_is_named(history: Path, seen: int, tmp_path: P
     assert text.startswith("### Trend of nightly: The trend fails: 1 new slowdown")
     for harmful in ("\x1b", "@org", "<b>"):
         assert harmful not in text
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<svg role=") == 1  # the plot of the only series
+    assert "<b>" not in html
+    assert "<script" not in html
 
 
-def test_a_known_slowdown_passes_and_stays_in_the_table(history: Path, seen: int) -> None:
+def test_a_known_slowdown_passes_and_stays_in_the_table(history: Path) -> None:
     found = harness("trend", "nightly", str(history), "--results", "nowhere")
     assert found.code == 0, found.err
     last = found.out.splitlines()[-1]
@@ -90,3 +98,39 @@ def test_what_is_no_history_is_refused(tmp_path: Path, kind: str) -> None:
     assert (found.code, found.out) == (2, "")
     assert str(path) in found.err
     assert len(found.err.splitlines()) == 1
+
+
+def test_a_bisection_needs_the_sweep_in_the_results_folder(
+    history: Path, seen: int, tmp_path: Path
+) -> None:
+    found = harness(
+        "trend", "nightly", *archives(history, seen), "--bisect", "--results", str(tmp_path)
+    )
+    assert found.code == 2
+    assert "1 new slowdown" in found.out  # which is shown before
+    assert found.err.startswith("harness: nightly: no records of such a sweep in ")
+
+
+def test_mlflow_gives_the_nights_and_takes_the_trend(tmp_path: Path) -> None:
+    """Every night is delivered from a results folder of its own, as CI's runners do."""
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    for number in range(3):
+        results = Results(tmp_path / f"night-{number}")
+        folder = results.sweep_folder("nightly")
+        folder.path.mkdir(parents=True)
+        write_sweep(folder, make_night(number, 1.0))
+        Tracker(results, uri).deliver(folder)
+    arguments = ("--from-mlflow", "--tracking-uri", uri, "--results", str(tmp_path / "results"))
+    found = harness("trend", "nightly", *arguments, "--json")
+    (series,) = json.loads(found.out)["series"]
+    assert [point["commit"] for point in series["points"]] == [f"{n:040x}" for n in range(3)]
+    for _ in range(2):
+        assert harness("trend", "nightly", *arguments, "--to-mlflow").code == 0
+    (run,) = [run for run in runs_of(uri, "nightly") if run.data.tags["harness.kind"] == "trend"]
+    name = "trend/mlp eager fp32 single w0 b64 t1 on Test-CPU-2-cores"
+    with quiet():
+        history = connect(uri).get_metric_history(run.info.run_id, name)
+    assert [metric.step for metric in history] == [0, 1, 2]
+    assert [metric.value for metric in history] == pytest.approx(
+        [point["throughput"] for point in series["points"]]
+    )

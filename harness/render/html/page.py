@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from harness.analysis.cells import shown_seeds
 from harness.analysis.compare import CellComparison
-from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
@@ -27,6 +25,7 @@ from harness.render import format as fmt
 from harness.render.findings import findings, race_sentences, too_few_notes
 from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.report import FASTEST, Report, ReportCell
+from harness.render.html.template import fill
 from harness.render.preflight import norm_table
 from harness.render.roofline import describe_shares, draw_roofline, roofline_cells
 from harness.render.table import Table
@@ -53,28 +52,7 @@ class Section:
 
 
 def render(report: Report) -> str:
-    """Return the page.
-
-    Texts from records are escaped: a name or a log may hold markup. Secrets of this environment and
-    credentials in URLs are removed, also where escaping has changed their letters.
-    """
-    secrets = secret_values()
-
-    def without_secrets(value: Any) -> Any:
-        """Return what a template shows; escaping would change the letters of a secret."""
-        if isinstance(value, str) and not isinstance(value, Markup):
-            return redact_text(value, secrets)
-        return value
-
-    loader = jinja2.PackageLoader("harness.render.html")
-    templates = jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=without_secrets,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """Return the page."""
     shown: list[tuple[Section, Any]] = []
     lacking: list[Section] = []
     for section in _sections(report):
@@ -83,15 +61,13 @@ def render(report: Report) -> str:
             shown.append((section, content))
         else:
             lacking.append(section)
-    text = templates.get_template("report.html").render(
+    return fill(
+        "report.html",
         sweep=report.sweep,
         overview=_overview(report),
         shown=shown,
         lacking=lacking,
-        style=Markup(loader.get_source(templates, "report.css")[0]),
     )
-    escaped = [str(escape(secret)) for secret in secrets]
-    return redact_text(text, [*secrets, *escaped])
 
 
 def _overview(report: Report) -> list[tuple[str, str]]:

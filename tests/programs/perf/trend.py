@@ -57,8 +57,8 @@ for series in given["series"]:
     for night in range(given["first"], len(series)):
         points, _ = compute_change_points(series[: night + 1], min_magnitude=given["min_effect"])
         for point in points:
-            if all(abs(point.index - place) > given["near"] for _, place in changes):
-                changes.append([night, point.index])
+            if all(abs(int(point.index) - place) > given["near"] for _, place in changes):
+                changes.append([night, int(point.index)])
     found.append(changes)
 print(json.dumps({"version": version("apache-otava"), "found": found}))
 """
