@@ -91,7 +91,7 @@ def test_a_planted_cause_is_first(
 def test_smaller_buckets_are_first(tmp_path: Path) -> None:
     explanation = explained(
         tmp_path,
-        "bucket_cap_mb=25",
+        "bucket_cap_mb=25.0",
         "bucket_cap_mb=0.1",
         axes=TWO_RANKS,
         matrix={"bucket_cap_mb": [25, 0.1]},

@@ -149,6 +149,17 @@ def difference(**keys: object) -> Difference:
             "1 → 2 calls a step, of 400 → 500 numbers",
         ),
         (
+            difference(
+                name="all_reduce",
+                kind="collective",
+                a_calls=1,
+                b_calls=2,
+                a_shapes={"400": 0.5, "": 0.5},
+                b_shapes={"400": 2},
+            ),
+            "1 → 2 calls a step",
+        ),
+        (
             difference(name=COMPILED, a_calls=1, b_calls=2),
             "graph breaks: 1 → 2 calls a step, more compiled regions",
         ),
