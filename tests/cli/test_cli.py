@@ -39,7 +39,7 @@ OPTIONS = {
     "guide": "",
     "guide search": "",
     "init": "",
-    "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --race --json --all",
+    "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --race --json --all --memory --fits",
     "axes": "",
     "run": (
         "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "
