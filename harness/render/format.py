@@ -263,6 +263,15 @@ def bounds(low: float, high: float, digits: int = 3) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
+def gain(factor: Interval | None) -> str:
+    """Return a factor of throughput as a change with its interval: `+3.1% (2.0% to 4.2%)`."""
+    if factor is None:
+        return MISSING
+    text = f"{factor.mean - 1:+.1%}"
+    shown = shown_bounds(factor)
+    return text if shown is None else f"{text} ({shown[0] - 1:.1%} to {shown[1] - 1:.1%})"
+
+
 # Verdicts.
 
 

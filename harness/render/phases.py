@@ -1,4 +1,4 @@
-"""Shows `harness show SWEEP --phases`: where the time of each cell's steps goes, as bar and table.
+"""Shows `harness show SWEEP --phases`: where the time of each cell's steps goes, and what less of it saves.
 
 A phase is a part of a step, such as the forward pass. Shares are fractions of a step's time, so
 that cells of different speed can be compared.
@@ -13,6 +13,7 @@ from statistics import fmean
 from rich.text import Text
 
 from harness.analysis.cells import group_by_cell, varying_axes
+from harness.analysis.what_if import QUESTIONS, what_if
 from harness.launch.race import SweepRace
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
@@ -20,12 +21,17 @@ from harness.render.console import TerminalConsole, narrowed, show_table
 from harness.render.format import NUMERIC_AXES
 from harness.render.table import TERMINAL_STYLES, Content, Look, Styled, Table
 from harness.spec.sweep import Sweep
+from harness.statistics.interval import Interval
 
 BAR_WIDTH = 32  # characters of a whole bar in a wide table
 SHORT_BAR_WIDTH = 12
 # Of a table that would be wider than the terminal, in the order in which they are left out.
 OPTIONAL_COLUMNS = ("skew", "steady", "step")
 NEGLIGIBLE = 0.0005  # a share that would be printed as 0.0%
+WHAT_IF_NOTE = (
+    "by how much throughput would grow, from the recorded phases: geometric means over trials with 95%"
+    " intervals; no slowest rank: if it took as long as the others"
+)
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,18 @@ PHASES = {
 
 
 def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
-    """Print the shares of each cell's phases, its stragglers and when it became steady.
+    """Print the shares of each cell's phases, its stragglers, when it became steady, and what-ifs.
 
     Shares are of the measured steps' time, in the mean over ranks and over the trials that are
     done. A cell without such a trial has a row of dashes and an empty bar. Unless it is `wide`, the
     table has the names of cells instead of their ids and axes, and no more columns than fit.
     """
     console = TerminalConsole()
-    summaries = _summaries_by_cell(sweep, records)
+    done = _done_by_cell(sweep, records)
+    summaries = {
+        cell: [record.summary for record in of_cell if record.summary]
+        for cell, of_cell in done.items()
+    }
     shares = {}
     for cell in sweep.cells:
         shares[cell.id] = _mean_shares(summaries[cell.id])
@@ -79,18 +89,42 @@ def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
         table.add_row(*row)
     show_table(console, table if wide else narrowed(table, OPTIONAL_COLUMNS))
     console.print_markup(_legend(phases))
+    gains = what_if_table({names[cell.id]: what_if(done[cell.id]) for cell in sweep.cells})
+    if gains.rows:
+        console.print()
+        show_table(console, gains)
+        console.print_prose(WHAT_IF_NOTE)
 
 
-def _summaries_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Summary]]:
-    """Return the summaries of the trials that are done, by cell id, of every cell of the sweep."""
+def what_if_table(answers: Mapping[str, Mapping[str, Interval]]) -> Table:
+    """Return by how much each cell would be faster without one of its waits, by its name.
+
+    Only cells and questions of which at least one answer is more than negligible are in it.
+    """
+    questions = []
+    for question in QUESTIONS:
+        if any(_matters(answer.get(question)) for answer in answers.values()):
+            questions.append(question)
+    table = Table(["what if", *questions], questions, wrapped=["what if"])
+    for name, answer in answers.items():
+        if any(_matters(answer.get(question)) for question in questions):
+            table.add_row(name, *[fmt.gain(answer.get(question)) for question in questions])
+    return table
+
+
+def _matters(gain: Interval | None) -> bool:
+    """Return whether a gain would not be printed as +0.0%."""
+    return gain is not None and gain.mean > 1 + NEGLIGIBLE
+
+
+def _done_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of the trials that are done, by cell id, of every cell of the sweep."""
     by_cell = group_by_cell(SweepRace.of_records(sweep, records).records_in(records))
-    summaries: dict[str, list[Summary]] = {}
+    done = {}
     for cell in sweep.cells:
-        cell_summaries = summaries.setdefault(cell.id, [])
-        for record in by_cell.get(cell.id, []):
-            if record.status == "done" and record.summary:
-                cell_summaries.append(record.summary)
-    return summaries
+        of_cell = by_cell.get(cell.id, [])
+        done[cell.id] = [record for record in of_cell if record.status == "done"]
+    return done
 
 
 def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:

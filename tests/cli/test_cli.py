@@ -39,7 +39,10 @@ OPTIONS = {
     "guide": "",
     "guide search": "",
     "init": "",
-    "plan": "--set --seeds --epochs --steps --data --only --cell --cluster --results --race --json --all --memory --fits",
+    "plan": (
+        "--set --seeds --epochs --steps --data --only --cell --cluster --results --race --json --all "
+        "--memory --fits"
+    ),
     "axes": "",
     "run": (
         "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from harness.analysis.compare import MetricRow
 from harness.analysis.cost import cost_to_goal, currency, epoch_cost
+from harness.analysis.what_if import QUESTIONS, what_if
 from harness.render import format as fmt
 from harness.render.html.report import FASTEST, MAX_CELLS, Report, ReportCell
 from harness.render.html.rows import NO_BADGE, Bounds, RatioScale, RowGroup, Scale
@@ -129,6 +130,25 @@ def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> RowGroup:
     return RowGroup(
         title=title, rows=rows, ticks=scale.ticks(), mark=scale.position(1.0), note=note
     )
+
+
+def what_ifs(report: Report) -> list[RowGroup]:
+    """Return by how much each cell would be faster without one of its waits, by workload and wait."""
+    groups = []
+    for workload, cells in report.shown.items():
+        answers = {cell.name: what_if(cell.done) for cell in cells}
+        for question in QUESTIONS:
+            ratios = []
+            for name, answer in answers.items():
+                if question in answer:
+                    factor = answer[question]
+                    bounds = fmt.shown_bounds(factor)
+                    ratios.append(
+                        Ratio(label=name, value=factor.mean, bounds=bounds, badge=NO_BADGE)
+                    )
+            if ratios:
+                groups.append(_ratio_group(f"{workload}: {question}", ratios, "1× is as measured"))
+    return groups
 
 
 def contributions(report: Report) -> list[RowGroup]:

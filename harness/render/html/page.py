@@ -349,6 +349,16 @@ SECTIONS = (
         needs="a measured cell",
     ),
     Section(
+        id="what-if",
+        title="What if",
+        kind="spans",
+        build=intervals.what_ifs,
+        about="by what throughput would be multiplied without a wait for data, if the slowest rank took as"
+        " long as the others, and if communication took no time: from the recorded phases, geometric means"
+        " over trials with 95% intervals",
+        needs="a measured cell",
+    ),
+    Section(
         id="trial-phases",
         title="Time by phase of a trial",
         kind="bars",
