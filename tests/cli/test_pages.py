@@ -4,7 +4,9 @@ run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,12 +195,16 @@ def test_every_file_that_a_page_prints_is_read(
         check_file(file)
 
 
+def pages_with_examples() -> Iterator[Any]:
+    """Yield the pages whose commands are run; one takes as long as all others together."""
+    for path in PAGES:
+        if any(block.is_run for block in blocks(path.read_text("utf-8"))):
+            marks = [pytest.mark.nightly] if path.stem == "workloads" else []
+            yield pytest.param(path, marks=marks)
+
+
 @pytest.mark.distributed
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PAGES if any(block.is_run for block in blocks(path.read_text("utf-8")))],
-    ids=page_id,
-)
+@pytest.mark.parametrize("path", list(pages_with_examples()), ids=page_id)
 def test_the_examples_of_a_page_run(path: Path, tmp_path: Path) -> None:
     assert run_page(path.read_text(encoding="utf-8"), tmp_path) == []

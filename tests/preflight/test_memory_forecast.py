@@ -104,6 +104,7 @@ def test_precisions(tmp_path: Path) -> None:
     assert parts(tmp_path, precision="fp16") == parts(tmp_path, precision="bf16")
 
 
+@pytest.mark.nightly
 def test_smaller_parts_of_a_batch_take_less_until_an_evaluation_takes_most(tmp_path: Path) -> None:
     whole = parts(tmp_path, batch_size=4096)
     cut = parts(tmp_path, batch_size=4096, grad_accum_steps=64)

@@ -42,6 +42,7 @@ def preempt(slurm: Slurm) -> None:
     slurm.run("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true")
 
 
+@pytest.mark.nightly
 def test_a_trial_continues_after_a_preemption(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:

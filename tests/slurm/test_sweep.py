@@ -150,6 +150,7 @@ def test_a_failed_rank_is_named_and_stops_no_other_trial(slurm: Slurm, tmp_path:
     assert (hung.kind, hung.rank, hung.host) == ("Timeout", 1, "n2")
 
 
+@pytest.mark.nightly
 def test_a_script_has_its_ranks_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     shutil.copy(USER_SCRIPTS / "ddp.py", tmp_path)
     entry = {"uses": "ddp.py", "axes": {"world_size": 2}, "target": "accuracy"}

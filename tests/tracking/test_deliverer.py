@@ -167,6 +167,7 @@ def test_a_command_delivers_without_loading_mlflow(
     assert len(shown[0]) == 4  # the sweep, its cell and both trials
 
 
+@pytest.mark.nightly
 def test_trials_are_delivered_while_others_run_at_the_lowest_priority(
     process: DeliveryProcess, results: Results, trials: list[str]
 ) -> None:
@@ -178,6 +179,7 @@ def test_trials_are_delivered_while_others_run_at_the_lowest_priority(
     assert worker_of(process).nice() == 19
 
 
+@pytest.mark.nightly
 def test_the_process_ends_when_nothing_more_is_delivered(
     process: DeliveryProcess, trials: list[str]
 ) -> None:
