@@ -1,4 +1,4 @@
-"""Counts the collectives of a rank in a step; nothing is timed.
+"""Counts the collectives of a rank in a step, and what it sends to one other; nothing is timed.
 
 All collectives of torch, those of DDP's C++ and of DTensor included, are operators of two
 namespaces, which a dispatch mode sees.
@@ -41,7 +41,10 @@ OPERATIONS = {
     "all_to_all_single": "all_to_all",
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
+    "send": "send",
+    "recv_": "recv",
 }
+BETWEEN_TWO = ("send", "recv")
 DTYPES = {
     torch.float64: "fp64",
     torch.float32: "fp32",
@@ -83,9 +86,10 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The largest is the whole: the result of a gather, the input of a scatter.
         size = max(_total_bytes(part) for part in (*args, result))
         dtype = DTYPES.get(tensors[0].dtype, str(tensors[0].dtype).removeprefix("torch."))
-        kind = (operation, dtype, _group_size(args))
-        self._sizes.setdefault(kind, []).append(size)
-        _wait_for(result)
+        ranks = 2 if operation in BETWEEN_TWO else _group_size(args)
+        self._sizes.setdefault((operation, dtype, ranks), []).append(size)
+        if operation not in BETWEEN_TWO:  # whose other rank may have something to send first
+            _wait_for(result)
 
     def collectives(self) -> list[Collective]:
         """Return the counts, the kinds with the most bytes first."""

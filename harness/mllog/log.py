@@ -179,7 +179,7 @@ def _hyperparameters(trial: TimedTrial) -> dict[str, Any]:
         "lowest_numerical_precision_in_attn": precision,
         "lowest_numerical_precision_in_comm": _precision_of_communication(trial),
         "tensor_parallelism": axes.tensor_parallel_size,
-        "pipeline_parallelism": 1,
+        "pipeline_parallelism": axes.world_size if axes.strategy == "pp" else 1,
         "context_parallelism": 1,
         "expert_parallelism": 1,
     }

@@ -312,7 +312,7 @@ class _PartObserver(StepObserver):
 def faked_ranks(axes: Axes) -> Iterator[ParallelMesh]:
     """Be rank 0 of a cell's ranks for a block; the others do not exist."""
     ranks = Ranks(rank=0, local_rank=0, world_size=axes.world_size)
-    mesh = ParallelMesh(ranks, CPU, axes.tensor_parallel_size, axes.shard_size, is_faked=True)
+    mesh = ParallelMesh(ranks, CPU, axes.ranks_per_share, axes.shard_size, is_faked=True)
     strategy = strategy_class(axes.strategy)
     if not strategy.needs_process_group:
         yield mesh

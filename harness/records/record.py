@@ -172,7 +172,7 @@ class StopOutcome:
 class Collective:
     """The collectives of one kind that rank 0 takes part in, in one optimizer step."""
 
-    operation: str  # all_reduce, all_gather, reduce_scatter, all_to_all or broadcast
+    operation: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send or recv
     dtype: str  # of the tensors, as in fp32
     ranks: Ordinal  # that take part
     calls: Ordinal
@@ -185,7 +185,10 @@ class Collective:
 
         That is the least for a tensor that is large: of n ranks, each sends (n - 1) / n of it, and
         twice as much to reduce it and have it everywhere. Backends may send more where it is small.
+        What goes from one rank to another is sent once.
         """
+        if self.operation in ("send", "recv"):
+            return float(self.bytes) if self.operation == "send" else 0.0
         share = self.bytes * (self.ranks - 1) / self.ranks
         return 2 * share if self.operation == "all_reduce" else share
 

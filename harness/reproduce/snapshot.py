@@ -94,8 +94,9 @@ class SnapshotRecorder(Recorder):
     def _take_snapshot(self, step: int) -> None:
         """Write the unsharded tensors at rank 0; every rank must take part."""
         tensors = {}
-        for name, tensor in _named_tensors(self._parts):
-            tensors[name] = full_tensor(tensor).contiguous().clone()
+        with self._parts.strategy.gathered(self._parts.model):
+            for name, tensor in _named_tensors(self._parts):
+                tensors[name] = full_tensor(tensor).contiguous().clone()
         if self._parts.mesh.ranks.is_rank_0:
             save_file(tensors, snapshot_path(self._path.parent, step))
 

@@ -30,6 +30,7 @@ STRATEGIES = {
     "fsdp2": "harness.training.strategies.fsdp2:FSDP2",
     "hsdp": "harness.training.strategies.fsdp2:HSDP",
     "tp": "harness.training.strategies.tensor_parallel:TensorParallel",
+    "pp": "harness.training.strategies.pipeline:Pipeline",
 }
 # Those that are torch's `fully_shard`, and so have its settings.
 FULLY_SHARDED = ("fsdp2", "hsdp")
@@ -103,8 +104,9 @@ class Axes:
         StrategyName,
         AxisHelp(
             "one process; DistributedDataParallel; fully_shard; the same within groups of ranks;"
-            " parallelize_module",
-            "hsdp: shard_size; tp: a workload with a tensor_parallel_plan",
+            " parallelize_module; a pipeline of layers by Schedule1F1B",
+            "hsdp: shard_size; tp: a workload with a tensor_parallel_plan; pp: a workload with layers,"
+            " and as many grad_accum_steps as ranks",
         ),
     ] = "single"
     # The ranks of a group that shares out the parameters of a model; the groups are replicas.
@@ -225,9 +227,12 @@ class Axes:
         Count, AxisHelp("samples of an optimizer step, over all ranks; else the workload's own")
     ]
     # Micro-steps before the last run under DDP's `no_sync`, or after FSDP2's
-    # `set_requires_gradient_sync(False)`.
+    # `set_requires_gradient_sync(False)`; under pp they are `Schedule1F1B(n_microbatches=…)`.
     grad_accum_steps: Annotated[
-        Count, AxisHelp("micro-steps of an optimizer step; gradients are shared in the last")
+        Count,
+        AxisHelp(
+            "micro-steps of an optimizer step; gradients are shared in the last; pp: micro-batches"
+        ),
     ] = 1
     # The order in which the gradients of micro-batches are added up: the one that the backend has, or
     # that of `harness.training.tree_reduction`, which is the same at any number of ranks.
@@ -315,13 +320,18 @@ class Axes:
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Return how many ranks work on the same samples, 1 without tensor parallelism."""
+        """Return how many ranks share the work of each layer, 1 without tensor parallelism."""
         return self.world_size if self.strategy == "tp" else self.tensor_parallel
+
+    @property
+    def ranks_per_share(self) -> int:
+        """Return how many ranks work on the same samples."""
+        return self.world_size if self.strategy == "pp" else self.tensor_parallel_size
 
     @property
     def data_parallel_size(self) -> int:
         """Return how many shares a global batch is divided into."""
-        return max(1, self.world_size // self.tensor_parallel_size)
+        return max(1, self.world_size // self.ranks_per_share)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -486,7 +496,7 @@ def _uneven_batch(axes: Axes) -> str | None:
     shares = axes.data_parallel_size
     if axes.batch_size % shares:
         sharing = f"{shares} ranks"
-        if axes.tensor_parallel_size > 1:
+        if axes.ranks_per_share > 1:
             sharing = f"{shares} groups of ranks"
         return f"batch_size {axes.batch_size} can't be shared out evenly among {sharing}"
     rank_batch_size = axes.batch_size // shares
@@ -536,11 +546,29 @@ def _hook_of_tree(axes: Axes) -> str | None:
 
 def _tree_of_another_mesh(axes: Axes) -> str | None:
     """Return a conflict for a tree of gradients where ranks share samples."""
-    if axes.reduction == "tree" and (axes.strategy == "hsdp" or axes.tensor_parallel_size > 1):
+    if axes.reduction == "tree" and (axes.strategy == "hsdp" or axes.ranks_per_share > 1):
         layout = f"strategy {axes.strategy}"
         if axes.tensor_parallel > 1:
             layout = f"tensor_parallel {axes.tensor_parallel}"
         return f"reduction tree is unavailable with {layout}: its leaves are ranks with samples"
+    return None
+
+
+def _refused_pipeline(axes: Axes) -> str | None:
+    """Return a conflict for what the schedule of a pipeline does not have."""
+    if axes.strategy != "pp":
+        return None
+    if axes.world_size == 1:
+        return "strategy pp is a pipeline of ranks, world_size is 1"
+    if axes.grad_accum_steps < axes.world_size:
+        return (
+            f"strategy pp needs one of grad_accum_steps, its micro-batches, for each of"
+            f" {axes.world_size} ranks; it has {axes.grad_accum_steps}"
+        )
+    for name, allowed in PIPELINE_SETTINGS.items():
+        value = getattr(axes, name)
+        if value not in allowed:
+            return f"{name} {value} is unavailable with strategy pp"
     return None
 
 
@@ -646,6 +674,13 @@ def _optimizer_without_rate(axes: Axes) -> str | None:
     return None
 
 
+# What a pipeline can do of some axes: its schedule calls backward, so that nothing scales a loss or
+# proves a precision before it, and a rank has the gradients of its own layers only.
+PIPELINE_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "execution": ("eager",),
+    "precision": ("fp32", "tf32", "fp64"),
+    "max_grad_norm": (None,),
+}
 # In the order in which they are reported; only the first conflict is.
 CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _world_size_of_single,
@@ -656,6 +691,7 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _redundant_reduce_dtype,
     _hook_of_tree,
     _tree_of_another_mesh,
+    _refused_pipeline,
     _scaled_tensor_parallel,
     _static_graph_with_accumulation,
     _unbalanced_tree,

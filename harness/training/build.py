@@ -41,7 +41,7 @@ from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.training.ranks import derive_seed, seed_everything
 from harness.training.state import TrainingState
-from harness.training.step import TrainStep, TreeStep, TurnStep
+from harness.training.step import PipelineStep, TrainStep, TreeStep, TurnStep
 from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
@@ -280,6 +280,8 @@ def build_step(
             dp_rank=mesh.dp_rank,
             dp_size=mesh.dp_size,
         )
+    if axes.strategy == "pp":
+        train_step = PipelineStep(**step_parts)
     return BuiltStep(
         model=model,
         training_module=training_module,

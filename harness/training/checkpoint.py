@@ -130,7 +130,9 @@ class Checkpointer:
         parameters = {}
         if not with_weights:
             names = {name for name, _ in self.model.named_parameters()}
-            for name, value in self.model.state_dict().items():
+            with self.strategy.gathered(self.model):
+                values = self.model.state_dict()
+            for name, value in values.items():
                 if name in names:
                     parameters[name] = SharedTensor(name, value)
         optimizers = []
@@ -278,7 +280,8 @@ class Checkpointer:
         if fault is not None:
             raise BadCheckpoint(f"the best parameters can't be restored: {fault}")
         parts = open_checkpoint(path)
-        self._load_model(parts, parts.content(self.mesh.ranks.rank))
+        with self.strategy.gathered(self.model):
+            self._load_model(parts, parts.content(self.mesh.ranks.rank))
 
     @torch.no_grad()
     def _load_model(self, parts: SavedParts, content: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ def evaluate(
     # Every rank makes as many passes as the rank with the most samples, because under FSDP2 a
     # forward pass is collective. A rank that has run out repeats sample 0 and drops the result.
     passes = range(0, mesh.largest_test_share(len(samples)), batch_size)
-    with evaluation_mode(model):
+    with strategy.gathered(model), evaluation_mode(model):
         for number, start in enumerate(passes, start=1):
             batch_indices = indices[start : start + batch_size]
             batch = place_batch(samples.batch(batch_indices or [0]), axes, mesh.device)

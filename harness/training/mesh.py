@@ -1,10 +1,11 @@
 """How the ranks of a trial are arranged, and all that follows from it.
 
-Ranks are data-parallel, tensor-parallel or both. The ranks of a tensor-parallel group work on the
-same samples, and so have the same share of a batch, the same random numbers and the same loss;
-`dp_size` is the number of such groups. Their numbers follow each other, so that a group is on one
-node where it can be. This module is the only one that says so. Everybody else asks the mesh: who
-loads which share of a batch, who evaluates which samples, who must agree before training continues.
+Ranks are data-parallel, tensor-parallel or both, or a pipeline. The ranks of a tensor-parallel group,
+and all ranks of a pipeline, work on the same samples, and so have the same share of a batch, the same
+random numbers and the same loss; `dp_size` is the number of such groups. Their numbers follow each
+other, so that a group is on one node where it can be. This module is the only one that says so.
+Everybody else asks the mesh: who loads which share of a batch, who evaluates which samples, who must
+agree before training continues.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ParallelMesh:
     @staticmethod
     def from_axes(axes: Axes, ranks: Ranks, device: torch.device) -> ParallelMesh:
         """Return the arrangement that the axes ask for."""
-        return ParallelMesh(ranks, device, axes.tensor_parallel_size, axes.shard_size)
+        return ParallelMesh(ranks, device, axes.ranks_per_share, axes.shard_size)
 
     @property
     def dp_rank(self) -> int:

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -129,7 +130,8 @@ class Recorder(StepObserver, Hooks):
     def before_step(self, step: int, indices: Indices) -> None:
         self._step, self._micro_step = step + 1, 1
         self._phase_digests.clear()
-        self._write("parameters", self._parameters())
+        with self._gathered():
+            self._write("parameters", self._parameters())
         if self._rank == 0:  # DDP's other ranks get its buffers in the forward
             self._write_if_any("buffers before", self._parts.model.named_buffers())
         self._write("samples", [("sample ids", torch.tensor(indices))])
@@ -149,7 +151,8 @@ class Recorder(StepObserver, Hooks):
 
     def before_optimizer(self, step: int) -> None:
         self._micro_step = AFTER_MICRO_STEPS
-        self._write("all-reduce", self._gradients())
+        with self._gathered():
+            self._write("all-reduce", self._gradients())
         if "optimizer settings" not in self._phase_digests:  # of all turns, before the first
             self._write("optimizer settings", self._optimizer_settings())
 
@@ -162,12 +165,14 @@ class Recorder(StepObserver, Hooks):
         return settings
 
     def after_optimizer(self, step: int) -> None:
-        self._write("optimizer state", self._optimizer_state())
-        self._write("optimizer", self._parameters())
+        with self._gathered():
+            self._write("optimizer state", self._optimizer_state())
+            self._write("optimizer", self._parameters())
 
     def after_step(self, step: int) -> None:
         if self._parts.train_step.after_step is not None:
-            self._write("after_step", self._parameters())
+            with self._gathered():
+                self._write("after_step", self._parameters())
         self._write_if_any("workload state", self._parts.workload_state.tensors())
         self._file.flush()
         digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
@@ -186,6 +191,11 @@ class Recorder(StepObserver, Hooks):
         self._file.flush()
 
     # Tensors, a few at a time: all of them unsharded would not fit where FSDP2 is needed
+
+    def _gathered(self) -> AbstractContextManager[object]:
+        """Return the context in which this rank has all parameters, gradients and optimizer state."""
+        parts = self._parts
+        return parts.strategy.gathered(parts.model, parts.train_step.optimizer)
 
     def _parameters(self) -> Named:
         """Return the parameters, unsharded, by name."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from harness.training.ranks import derive_seed, seed_generators
 from harness.training.strategies.base import Strategy
 from harness.training.tree_reduction import GradientTree, local_part
 from workloads.base import Batch
+
+if TYPE_CHECKING:
+    from harness.training.strategies.pipeline import Pipeline
 
 
 class StepObserver:
@@ -203,6 +207,23 @@ class TurnStep(TrainStep):
             self._freeze(turn.frozen)
             self.compute_gradients(batch)
             self._unfreeze(turn.frozen)
+
+
+@dataclass(kw_only=True)
+class PipelineStep(TrainStep):
+    """A step of strategy `pp`, whose schedule has the micro-batches; observers see them as one."""
+
+    strategy: Pipeline
+
+    def compute_gradients(self, batch: Batch) -> Tensor:
+        """Leave the mean gradients of the global batch in the parameters that this rank has."""
+        if self.observer is not None:
+            self.observer.before_forward(self.step, 0, batch)
+        loss = self.strategy.train(self.loss, batch, self.optimizer)
+        if self.observer is not None:
+            self.observer.after_forward(self.step, 0, loss)
+            self.observer.after_backward(self.step, 0)
+        return loss
 
 
 @dataclass(kw_only=True)

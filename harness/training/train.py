@@ -509,7 +509,8 @@ class Trainer:
         Every rank must take part; only rank 0's digest is that of all ranks.
         """
         with self.state.timed("fingerprint"):
-            parameters = digest_parameters(self.parts.model)
+            with self.parts.strategy.gathered(self.parts.model):
+                parameters = digest_parameters(self.parts.model)
             states = self.parts.mesh.gather(self.parts.workload_state.digest())
             workload = join_state_digests(states)
             if workload is None:

@@ -361,6 +361,25 @@ def test_a_point_has_a_value_of_every_axis() -> None:
             "reduction tree is unavailable with strategy tp: its leaves are ranks with samples",
         ),
         (
+            {"batch_size": 64, "strategy": "pp", "grad_accum_steps": 2},
+            "strategy pp is a pipeline of ranks, world_size is 1",
+        ),
+        (
+            {"batch_size": 64, "strategy": "pp", "world_size": 4, "grad_accum_steps": 2},
+            "strategy pp needs one of grad_accum_steps, its micro-batches, for each of 4 ranks; it"
+            " has 2",
+        ),
+        (
+            {
+                "batch_size": 64,
+                "strategy": "pp",
+                "world_size": 2,
+                "grad_accum_steps": 2,
+                "precision": "bf16",
+            },
+            "precision bf16 is unavailable with strategy pp",
+        ),
+        (
             {"batch_size": 64, "strategy": "tp", "world_size": 2, "precision": "fp16"},
             "precision fp16 is unavailable with tensor parallelism: torch's GradScaler takes no mix of"
             " tensors and DTensors; bf16 needs no loss scale",

@@ -121,6 +121,15 @@ class Strategy(ABC):
 
         return stop
 
+    def gathered(
+        self, model: nn.Module, optimizer: Optimizer | None = None
+    ) -> AbstractContextManager[object]:
+        """Return the context in which a rank has all parameters of `model`, or shards of each.
+
+        With `optimizer`, also their gradients and its state. Every rank must enter it.
+        """
+        return nullcontext()
+
     # Checkpoints. Every rank must call these methods, as they may communicate.
 
     def rank_state(self) -> dict[str, Any]:
