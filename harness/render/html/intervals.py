@@ -133,7 +133,10 @@ def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> RowGroup:
 
 
 def what_ifs(report: Report) -> list[RowGroup]:
-    """Return by how much each cell would be faster without one of its waits, by workload and wait."""
+    """Return by how much each cell would be faster without one of its waits, by workload and wait.
+
+    A wait that costs no cell anything that a text would show is left out.
+    """
     groups = []
     for workload, cells in report.shown.items():
         answers = {cell.name: what_if(cell.done) for cell in cells}
@@ -146,7 +149,7 @@ def what_ifs(report: Report) -> list[RowGroup]:
                     ratios.append(
                         Ratio(label=name, value=factor.mean, bounds=bounds, badge=NO_BADGE)
                     )
-            if ratios:
+            if any(round(ratio.value, RATIO_DIGITS) > 1 for ratio in ratios):
                 groups.append(_ratio_group(f"{workload}: {question}", ratios, "1× is as measured"))
     return groups
 
