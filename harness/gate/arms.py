@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.redaction import redact_text
-from harness.measure.timeline import Part
+from harness.measure.timeline import StepPart
 from harness.spec.cell import THROUGHPUT_UNITS, ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
@@ -78,7 +78,7 @@ class ArmTurn:
     elapsed: Sequence[float]  # seconds from the request to the answer, by rank, by this clock
     delay: float  # seconds of the turn that the arm or the gate waited for cores of other programs
     losses: str  # digests of the losses, one for each rank
-    parts: Sequence[Sequence[Part]] = ()  # of the profiled steps, by rank; empty without any
+    parts: Sequence[Sequence[StepPart]] = ()  # of the profiled steps, by rank; empty without any
 
     @property
     def wall_seconds(self) -> float:
@@ -289,10 +289,10 @@ class TrainingArm:
             )
         return seconds
 
-    def _parts(self, rank: int, answer: Mapping[str, Any]) -> list[Part]:
+    def _parts(self, rank: int, answer: Mapping[str, Any]) -> list[StepPart]:
         """Return the parts of a rank's profiled steps; raises HarnessError if it sent none."""
         try:
-            return [Part(**part) for part in answer["parts"]]
+            return [StepPart(**part) for part in answer["parts"]]
         except (KeyError, TypeError):
             raise HarnessError(
                 f"{self.name}: rank {rank} did not report its profile; log: {self.log}"

@@ -30,7 +30,7 @@ from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.paired import StartPair, uncounted_steps, warm_up
 from harness.gate.pairs import PairStarter
 from harness.gate.stacks import stack_trees, under_stack
-from harness.measure.timeline import Kind, Part
+from harness.measure.timeline import Kind, StepPart
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.selected import find_cell
@@ -95,7 +95,7 @@ class ArmProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class PartDifference:
     """A part of a step in both arms, in seconds a step."""
 
     name: str
@@ -135,10 +135,10 @@ class Explanation:
     a_name: str
     b_name: str
     cell: Cell  # of A
-    plain: Difference  # whole steps without the profiler
-    whole: Difference  # whole steps with it, to which the parts and what is left over add up
-    parts: Sequence[Difference]  # those that are certain first, then by size
-    left_over: Difference
+    plain: PartDifference  # whole steps without the profiler
+    whole: PartDifference  # whole steps with it, to which the parts and what is left over add up
+    parts: Sequence[PartDifference]  # those that are certain first, then by size
+    left_over: PartDifference
     ranks: int
     pairs: int
     steps: int  # profiled, of each arm
@@ -327,7 +327,9 @@ def _arm_profile(
     )
 
 
-def _seconds_by_part(parts: Sequence[Sequence[Part]], steps: int) -> dict[str, NDArray[np.float64]]:
+def _seconds_by_part(
+    parts: Sequence[Sequence[StepPart]], steps: int
+) -> dict[str, NDArray[np.float64]]:
     """Return the seconds of each step of a turn, in the mean over ranks, (steps,), by part.
 
     In each step, the rank that waits least for a collective is the one that the others waited for,
@@ -393,14 +395,14 @@ def _summarize(
     )
 
 
-def _sorted(parts: Sequence[Difference]) -> list[Difference]:
+def _sorted(parts: Sequence[PartDifference]) -> list[PartDifference]:
     """Return the parts by the size of their differences, after those that certainly matter.
 
     Of few pairs, the difference of a part that happened to be disturbed may be the largest.
     """
     step = math.fsum(part.a for part in parts)
 
-    def rank(part: Difference) -> tuple[bool, float]:
+    def rank(part: PartDifference) -> tuple[bool, float]:
         matters = part.is_certain and abs(part.seconds) >= SMALL_SHARE * step
         return not matters, -abs(part.seconds)
 
@@ -453,11 +455,13 @@ def _shown_parts(pairs: Sequence[Mapping[str, ArmProfile]]) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if seconds[name] >= SMALL_SHARE * total}
 
 
-def _difference(name: str, usages: Sequence[tuple[Usage, Usage]], confidence: float) -> Difference:
+def _difference(
+    name: str, usages: Sequence[tuple[Usage, Usage]], confidence: float
+) -> PartDifference:
     """Return the difference of a part, with Student's interval over pairs."""
     estimate = paired([b.seconds - a.seconds for a, b in usages])
     low, high = estimate.interval(confidence)
-    return Difference(
+    return PartDifference(
         name=name,
         kind=usages[0][0].kind,
         a=fmean(a.seconds for a, _ in usages),

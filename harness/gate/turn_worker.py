@@ -33,7 +33,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
 from harness.gate.arms import PROTOCOL
-from harness.measure.timeline import Part
+from harness.measure.timeline import StepPart
 from harness.records.assignment import read_assignment
 from harness.spec.cell import Cell
 from harness.training.build import build_trial
@@ -65,16 +65,16 @@ class TurnSocket:
         """Send a message as a line of JSON."""
         self._socket.sendall((json.dumps(message) + "\n").encode())
 
-    def wait_for_turn(self) -> Turn:
+    def wait_for_turn(self) -> TurnRequest:
         """Return the next turn; raises EOFError when there is none."""
         line = self._lines.readline()
         if not line:
             raise EOFError
-        return Turn(**json.loads(line))
+        return TurnRequest(**json.loads(line))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class TurnRequest:
     """What a rank is asked for: steps to train without a pause."""
 
     steps: int
@@ -91,10 +91,10 @@ class TakingTurns(Hooks):
         """Take turns; `folder` holds a trace while it is read."""
         self._turns = turns
         self._folder = folder
-        self._turn = Turn(steps=0)
+        self._turn = TurnRequest(steps=0)
         self._turn_start = 0  # the steps that were done when it began
         self._profiler: SegmentProfiler | None = None  # of the present segment
-        self._parts: list[Part] = []  # of the profiled segments of this turn
+        self._parts: list[StepPart] = []  # of the profiled segments of this turn
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Wait for a turn if the last one is over; no segment goes beyond its turn.

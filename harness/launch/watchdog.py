@@ -62,7 +62,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class StallQuestion:
     """A question to all ranks, after which the trial ends unless it turns out to make progress."""
 
     kind: str  # of the failure
@@ -97,7 +97,7 @@ class Watchdog:
         self._heartbeats_due = self._looked_at  # when they are looked at again
         # By name of the file: when it was modified last, and when that was seen for the first time.
         self._heartbeats: dict[str, tuple[int, float]] = {}
-        self._question: Question | None = None
+        self._question: StallQuestion | None = None
         self._views: dict[int, ProcessView] = {}  # of ranks that don't answer, seen from here
 
     def look(self) -> Verdict | None:
@@ -224,10 +224,10 @@ class Watchdog:
 
     def _ask(
         self, now: float, kind: str, reason: str, silent: Sequence[Heartbeat] = ()
-    ) -> Question:
+    ) -> StallQuestion:
         """Ask all ranks what they do, and what those do on their host that are silent."""
         seconds = 2 * heartbeat_seconds(self._world_size) + ANSWER_SECONDS
-        question = Question(
+        question = StallQuestion(
             kind=kind, reason=reason, deadline=now + seconds, names_silent=bool(silent)
         )
         if not silent:
@@ -245,7 +245,7 @@ class Watchdog:
         self._question = None
         self._views.clear()
 
-    def _verdict(self, now: float, question: Question) -> Verdict | None:
+    def _verdict(self, now: float, question: StallQuestion) -> Verdict | None:
         """Return the verdict once all is known that can be, None while answers may still come.
 
         A rank that does not answer in time is looked at: from here, or else by ranks of its host,
@@ -269,7 +269,7 @@ class Watchdog:
             evidence = read_evidence(self._folder, self._views)
         return self._conclude(question, evidence)
 
-    def _conclude(self, question: Question, evidence: list[RankEvidence]) -> Verdict:
+    def _conclude(self, question: StallQuestion, evidence: list[RankEvidence]) -> Verdict:
         """Return the verdict on ranks that have answered, as far as they do."""
         hang = name_hang(evidence, self._world_size)
         message = question.reason if hang is None else f"{hang}; {question.reason}"

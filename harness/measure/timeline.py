@@ -44,7 +44,7 @@ NOBODY = -1  # the owner of a moment without an event
 
 
 @dataclass(frozen=True)
-class Group:
+class PartGroup:
     """Events that are one part together, however many there are of each."""
 
     name: str
@@ -55,7 +55,7 @@ class Group:
 # What takes several events each time. All others are parts by their own names.
 AUTOGRAD = "autograd"
 GROUPS = (
-    Group(
+    PartGroup(
         COMPILED,
         re.compile(
             r"Torch-Compiled Region|TorchDynamo|Pregraph bytecode|CompiledFunction|AOTDispatcher"
@@ -63,20 +63,20 @@ GROUPS = (
         ),
         re.compile(r"Torch-Compiled Region"),
     ),
-    Group(
+    PartGroup(
         SYNCHRONIZATION,
         re.compile(
             r"aten::(item|_local_scalar_dense|is_nonzero|equal)$|cuda\w*Synchronize|cudaEventQuery"
         ),
         re.compile(r"aten::(_local_scalar_dense|equal)$|cuda\w*Synchronize"),
     ),
-    Group(
+    PartGroup(
         COPIES,
         re.compile(r"aten::(copy_|clone|contiguous|to|_to_copy)$|Memcpy|cudaMemcpy"),
         re.compile(r"aten::copy_$|Memcpy"),
     ),
     # What autograd itself takes, around the operators of backward.
-    Group(
+    PartGroup(
         AUTOGRAD,
         re.compile(r"autograd::engine|torch::autograd::AccumulateGrad|\w+Backward\d*$"),
         re.compile(r"\w+Backward\d*$"),
@@ -85,7 +85,7 @@ GROUPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """Something that steps spent their time on."""
 
     name: str
@@ -116,7 +116,7 @@ class HostEvent:
 
 def divide(
     trace: Mapping[str, Any], times: SegmentTimes, marked_at: float, *, with_phases: bool
-) -> list[Part]:
+) -> list[StepPart]:
     """Return the parts of a segment's steps.
 
     `trace` is a Chrome trace of torch.profiler, whose range `MARK` began at `marked_at` by
@@ -236,7 +236,7 @@ class _HostDivision:
             end = self.events[around.pop()].end
             self.owners.append((end, around[-1] if around else NOBODY))
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StepPart]:
         """Return what each moment between two changes of owner, phase or step belongs to."""
         starts = np.asarray([start for start, _ in self.owners])
         calls, collectives = self._calls()
@@ -327,7 +327,7 @@ def _assembled(
     seconds: Mapping[tuple[str, Kind], Numbers],
     calls: Mapping[str, Counter[str]],
     waited: Mapping[str, Numbers],
-) -> list[Part]:
+) -> list[StepPart]:
     """Return the parts with their calls and shapes."""
     by_name: dict[str, Numbers] = {}
     kinds: dict[str, Kind] = {}
@@ -339,7 +339,7 @@ def _assembled(
     for name, kind in kinds.items():
         of_part = calls.get(name, Counter())
         parts.append(
-            Part(
+            StepPart(
                 name=name,
                 kind=kind,
                 seconds=by_name[name].tolist() if name in by_name else (),
@@ -372,7 +372,7 @@ def _divide_device(
     kernels: Sequence[tuple[float, float, str]],
     events: Sequence[Mapping[str, Any]],
     step_seconds: Numbers,
-) -> list[Part]:
+) -> list[StepPart]:
     """Return the parts of the device's time: kernels, collectives that nothing hides, idleness.
 
     Where several run at once, the one that computes counts rather than a collective.

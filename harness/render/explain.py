@@ -12,7 +12,7 @@ from typing import Any
 from harness.core.errors import one_line
 from harness.core.text import counted
 from harness.gate.against import CellOutcome, GateOutcome
-from harness.gate.explain import HERE, SMALL, Difference, Explanation
+from harness.gate.explain import HERE, SMALL, Explanation, PartDifference
 from harness.measure.timeline import COMPILED
 from harness.render.console import TerminalConsole, next_lines, show_table
 from harness.render.table import Look, Styled, Table
@@ -52,7 +52,7 @@ def difference_table(explanation: Explanation) -> Table:
     return table
 
 
-def _row(part: Difference, largest: float) -> list[str | Styled]:
+def _row(part: PartDifference, largest: float) -> list[str | Styled]:
     """Return the fields of a part, in milliseconds a step."""
     look = look_of(part)
     bar = "█" * round(BAR_WIDTH * abs(part.seconds) / largest) if largest else ""
@@ -67,7 +67,7 @@ def _row(part: Difference, largest: float) -> list[str | Styled]:
     ]
 
 
-def look_of(part: Difference) -> Look:
+def look_of(part: PartDifference) -> Look:
     """Return the look of a difference: only a certain one is better or worse."""
     if not part.is_certain:
         return "quiet"
@@ -78,12 +78,12 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
 
 
-def _interval(part: Difference, scale: float) -> str:
+def _interval(part: PartDifference, scale: float) -> str:
     """Return the interval of a difference, times `scale`."""
     return f"{scale * part.low:+.3f} to {scale * part.high:+.3f}"
 
 
-def describe_cause(part: Difference) -> str:
+def describe_cause(part: PartDifference) -> str:
     """Return in what the calls of a part differ: in number, in the shapes of their tensors."""
     if part.most_of_it:
         return f"mostly {part.most_of_it}" if part.is_certain else ""
@@ -101,7 +101,7 @@ def describe_cause(part: Difference) -> str:
     return ""
 
 
-def _describe_sent(part: Difference) -> str:
+def _describe_sent(part: PartDifference) -> str:
     """Return whether collectives together send more, where their shapes are known."""
     if _has_unknown(part.a_shapes) or _has_unknown(part.b_shapes):
         return ""
@@ -127,7 +127,7 @@ def _elements(shapes: Mapping[str, float]) -> float:
     return total
 
 
-def _describe_shapes(part: Difference) -> str:
+def _describe_shapes(part: PartDifference) -> str:
     """Return the shapes of the calls that one arm has more of."""
     more, fewer = part.b_shapes, part.a_shapes
     if part.b_calls < part.a_calls:

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.core.paths import write_atomically
 from harness.measure.clock import SegmentTimes
-from harness.measure.timeline import MARK, Part, divide
+from harness.measure.timeline import MARK, StepPart, divide
 from harness.training.build import TrialParts
 from harness.training.loader import Fetched
 from harness.training.model import place_batch
@@ -72,7 +72,7 @@ class SegmentProfiler:
         self._marked_at = time.perf_counter()
         self._mark.__enter__()  # type: ignore[no-untyped-call]
 
-    def stop(self, times: SegmentTimes, *, with_phases: bool) -> list[Part]:
+    def stop(self, times: SegmentTimes, *, with_phases: bool) -> list[StepPart]:
         """End the trace, after the segment, and return the parts of its steps."""
         self._mark.__exit__(None, None, None)
         self._profile.stop()

@@ -18,13 +18,13 @@ from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.explain import (
     SLOW_STEPS,
     SLOWEST_RANK,
-    Difference,
     Explanation,
+    PartDifference,
     check_comparable,
     profile_pairs,
 )
 from harness.gate.paired import PairedResult
-from harness.measure.timeline import COMPILED, DATA_WAIT, Part
+from harness.measure.timeline import COMPILED, DATA_WAIT, StepPart
 from harness.render.explain import as_json, describe_cause, explain_command, headline, show
 from tests.factories import make_cell
 
@@ -34,7 +34,7 @@ CELL = make_cell()
 class ProfiledArm(TrainingArm):
     """An arm whose steps have known parts, in milliseconds by rank, and a little noise."""
 
-    def __init__(self, ranks: Sequence[Sequence[Part]], rng: np.random.Generator) -> None:
+    def __init__(self, ranks: Sequence[Sequence[StepPart]], rng: np.random.Generator) -> None:
         super().__init__("arm", Path("launch.log"))
         self.ranks = ranks
         self.rng = rng
@@ -54,7 +54,7 @@ class ProfiledArm(TrainingArm):
         )
 
 
-def repeated(part: Part, factors: Sequence[float]) -> Part:
+def repeated(part: StepPart, factors: Sequence[float]) -> StepPart:
     """A part of several steps, from that of a single one."""
     return replace(
         part,
@@ -67,8 +67,8 @@ def repeated(part: Part, factors: Sequence[float]) -> Part:
 
 def part(
     name: str, milliseconds: float, waited: float = 0.0, calls: int = 1, **shapes: int
-) -> Part:
-    return Part(
+) -> StepPart:
+    return StepPart(
         name=name,
         kind="collective" if waited else "operator",
         seconds=[milliseconds / 1e3],
@@ -78,7 +78,7 @@ def part(
     )
 
 
-def explanation(a: Sequence[Sequence[Part]], b: Sequence[Sequence[Part]]) -> Explanation:
+def explanation(a: Sequence[Sequence[StepPart]], b: Sequence[Sequence[StepPart]]) -> Explanation:
     rng = np.random.default_rng(0)
     arms: dict[str, TrainingArm] = {"a": ProfiledArm(a, rng), "b": ProfiledArm(b, rng)}
     return profile_pairs({"a": CELL, "b": CELL}, lambda keys: nullcontext(arms), 0.0, rng)
@@ -109,8 +109,8 @@ def test_the_wait_for_a_slower_rank_is_told_apart_from_the_collective() -> None:
     assert abs(found["all_reduce"].seconds) < 1e-4
 
 
-def difference(**keys: object) -> Difference:
-    base = Difference(name="aten::mm", kind="operator", a=1e-3, b=2e-3, low=5e-4, high=2e-3)
+def difference(**keys: object) -> PartDifference:
+    base = PartDifference(name="aten::mm", kind="operator", a=1e-3, b=2e-3, low=5e-4, high=2e-3)
     return replace(base, **keys)  # type: ignore[arg-type]
 
 
@@ -166,7 +166,7 @@ def difference(**keys: object) -> Difference:
         (difference(name=SLOW_STEPS, most_of_it=DATA_WAIT), f"mostly {DATA_WAIT}"),
     ],
 )
-def test_the_cause_is_told_where_calls_or_shapes_differ(part: Difference, cause: str) -> None:
+def test_the_cause_is_told_where_calls_or_shapes_differ(part: PartDifference, cause: str) -> None:
     assert describe_cause(part) == cause
 
 

@@ -22,7 +22,7 @@ from harness.measure.timeline import (
     DEVICE_IDLE,
     MARK,
     SYNCHRONIZATION,
-    Part,
+    StepPart,
     divide,
     part_name,
 )
@@ -60,14 +60,14 @@ def segment(steps: Sequence[float], phases: Sequence[tuple[Phase, float]]) -> Se
 
 def divided(
     events: Sequence[dict[str, Any]], times: SegmentTimes, *, with_phases: bool = True
-) -> dict[str, Part]:
+) -> dict[str, StepPart]:
     """The parts by name; the trace's mark begins one millisecond before the segment."""
     mark = event(MARK, -1.0, 1e3, cat="user_annotation")
     parts = divide({"traceEvents": [mark, *events]}, times, BEGAN - 1e-3, with_phases=with_phases)
     return {part.name: part for part in parts}
 
 
-def milliseconds(part: Part) -> list[float]:
+def milliseconds(part: StepPart) -> list[float]:
     return [1e3 * seconds for seconds in part.seconds]
 
 
