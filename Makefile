@@ -4,7 +4,9 @@
 # else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
-# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and half as many killed trials.
+# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, half as many interrupted trials, and
+# KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set.
+# make bench-faults: how much of the wall time trains while ranks are killed, with saves and without, in about ten minutes.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
 # make bench-statistics: how often intervals and sequential tests are wrong, and how soon a trend shows, by simulation, in five
@@ -26,11 +28,12 @@ export PATH := $(PATH):/usr/sbin:/sbin
 FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
+KILLS ?= 300
 DEVICE ?= cuda
 TESTS := not alone and not nightly
 BENCH_PACKAGES := build/bench/packages
 
-.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate bench-parallel bench-race gpu setup setup-test \
+.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate bench-parallel bench-race bench-faults gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -73,7 +76,7 @@ mutants: setup-test
 	@echo "==> $(MUTANTS) planted defects, as many equal runs, and half as many trials that are killed"
 	@rm -rf build/mutants
 	@$(BIN)/python -m tests.programs.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
-		--resumes $$(($(MUTANTS) / 2))
+		--resumes $$(($(MUTANTS) / 2)) --kills $(KILLS)
 
 bench: setup-test
 	@$(MAKE) --no-print-directory $(BENCH_PACKAGES)/.installed || \
@@ -91,6 +94,9 @@ $(BENCH_PACKAGES)/.installed: constraints.txt
 bench-scale: setup-test
 	@$(BIN)/python -m tests.programs.perf.scale $(if $(QUICK),--quick)
 	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables records)
+
+bench-faults: setup-test
+	@$(BIN)/python -m tests.programs.perf.faults
 
 bench-statistics: setup-test
 	@$(BIN)/python -m tests.programs.perf.error_rates $(if $(QUICK),--quick)

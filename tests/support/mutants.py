@@ -46,6 +46,7 @@ class MutantOptions(LineOptions):
     order: tuple[int, ...] = ()  # in which an unordered reduction adds up the ranks
     ordered: bool = False  # gradients are added up in the order of the ranks, by a collective here
     strikes: str = ""  # a file with what strikes this attempt: a rank, a step and a signal
+    steps: str = ""  # a file to which rank 0 adds a byte for each step that it computes
 
 
 BIT_PARAMETERS = ("inner.0.weight", "inner.0.bias", "inner.1.weight", "inner.1.bias")
@@ -110,6 +111,9 @@ class MutantLine(LineFit):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss = super().loss(model, batch)
         self._strike()
+        if self.options.steps and this_rank() == 0:
+            with Path(self.options.steps).open("ab") as file:
+                file.write(b".")
         return loss
 
     def _strike(self) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from harness.reproduce.divergence import Traces, compare
 from harness.training import train
 from tests.programs.mutants.injections import Injection, injections
+from tests.programs.mutants.kills import Killer
+from tests.programs.mutants.kills import draws as kill_draws
 from tests.programs.mutants.resumes import Undisturbed, draws, problem, run
 from tests.programs.mutants.trials import Setting, trace, warm_up
 
@@ -90,6 +92,19 @@ class Proof:
             if found is None:
                 shutil.rmtree(folder)
 
+    def kill(self, count: int, minutes: float) -> None:
+        """Strike until so many SIGKILLs have hit a trial, or the time is over."""
+        train.SEGMENT_SECONDS = 1e-9
+        killer = Killer(self._folder)
+        deadline = time.monotonic() + 60 * minutes
+        for setting, kills in kill_draws(self._seed):
+            if killer.counts.kills >= count or time.monotonic() > deadline:
+                break
+            found = killer.run(setting, kills)
+            cell = f"{setting.strategy}×{setting.world_size} w{setting.num_workers}"
+            self._note(f"killed {cell}", f"{cell}, killed {len(kills)} times", found)
+        print(*killer.counts.lines(), sep="\n", flush=True)
+
     def _reference(self, setting: Setting) -> Traces:
         """Return the traces of a training without a defect."""
         if setting not in self._references:
@@ -123,16 +138,20 @@ def main() -> None:
     parser.add_argument("--injections", type=int, default=200)
     parser.add_argument("--equal", type=int, default=200)
     parser.add_argument("--resumes", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="SIGKILLs at random moments")
+    parser.add_argument("--kill-minutes", type=float, default=60, help="start no kill after these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--executions", nargs="+", default=EXECUTIONS)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     warm_up(options.output / "cache", compiles="compile" in options.executions)
     proof = Proof(options.output, options.seed, options.executions)
-    proof.compare_strategies()
+    if options.injections:
+        proof.compare_strategies()
     proof.inject(options.injections)
     proof.compare_equal(options.equal)
     proof.resume(options.resumes)
+    proof.kill(options.kills, options.kill_minutes)
     print()
     for group, count in sorted(proof.passed.items()):
         print(f"{count:5} {group}")

@@ -91,7 +91,6 @@ def run(
     trial_folder.path.mkdir(parents=True)
     path = folder / "strike"
     trial = setting.trial(folder, strikes=str(path))
-    ranks = range(setting.world_size)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         if attempt <= len(strikes):
             strike = strikes[attempt - 1]
@@ -102,13 +101,19 @@ def run(
             break
     else:
         raise RuntimeError(f"{setting} was not done; logs: {trial_folder.log_folder}")
-    traces = []
-    for rank in ranks:
-        trace_path = trial_folder.fingerprint_path(rank)
-        marks = decode_trace(trace_path.read_bytes(), trace_path)
-        traces.append(sorted(marks, key=lambda mark: mark.moment))
     interruptions = read_rank_result(trial_folder.result_path(0)).interruptions
-    return traces, [interruption.step for interruption in interruptions]
+    steps = [interruption.step for interruption in interruptions]
+    return read_marks(trial_folder, setting.world_size), steps
+
+
+def read_marks(folder: TrialFolder, world_size: int) -> Sequence[Sequence[Mark]]:
+    """Return the fingerprints of a trial's ranks, each in the order of its moments."""
+    traces = []
+    for rank in range(world_size):
+        path = folder.fingerprint_path(rank)
+        marks = decode_trace(path.read_bytes(), path)
+        traces.append(sorted(marks, key=lambda mark: mark.moment))
+    return traces
 
 
 def problem(whole: Sequence[Sequence[Mark]], resumed: Sequence[Sequence[Mark]]) -> str | None:

@@ -31,6 +31,7 @@ def test_defects_are_named_and_nothing_else_is(tmp_path: Path) -> None:
         SEED,
     ]
     command += ["--executions", "eager", "--injections", "2", "--equal", "1", "--resumes", "1"]
+    command += ["--kills", "2"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "5 as they must be, 0 not" in result.stdout

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,7 @@ from harness.launch.forkserver import TORCH
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
 from harness.spec.cell import Fingerprints, Trial
+from harness.spec.saving import SavePlan
 from harness.spec.sweep import load_sweep
 from harness.training.interruption import block_signal
 from tests.support.tree import TOP
@@ -42,6 +43,7 @@ PRELOADED = (
 )
 COMPILER = "torch._inductor.compile_fx"
 WORKER = "harness.training.worker"
+StrikeRanks = Callable[[int], bool]  # gets the process that started the ranks
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Setting:
             "num_workers": self.num_workers,
             "batch_size": BATCH_SIZE,
         }
+        if self.strategy == "hsdp":
+            axes["shard_size"] = self.world_size // 2 if self.world_size > 2 else 1
         if self.static_graph:
             axes["static_graph"] = True
         options = {
@@ -123,8 +127,18 @@ def trace(folder: Path, trial: Trial) -> list[Sequence[Mark]]:
     return read_traces(folder, trial.cell.axes.world_size)
 
 
-def start_attempt(folder: TrialFolder, trial: Trial, attempt: int) -> int:
-    """Run one attempt at a trial with every step fingerprinted; return the exit code."""
+def start_attempt(
+    folder: TrialFolder,
+    trial: Trial,
+    attempt: int,
+    *,
+    saves: SavePlan | None = None,
+    strike: StrikeRanks | None = None,
+) -> int:
+    """Run one attempt at a trial with every step fingerprinted; return the exit code.
+
+    The other arguments are those of the assignment and of `run_ranks`.
+    """
     assignment = Assignment(
         trial=trial,
         base_folder=str(folder.path),
@@ -132,17 +146,21 @@ def start_attempt(folder: TrialFolder, trial: Trial, attempt: int) -> int:
         fingerprints=Fingerprints(every=1),
         device="cpu",
         attempt=attempt,
+        saves=saves,
     )
     write_assignment(folder.assignment_path, assignment)
     for path in folder.path.glob("rank*.json"):
         path.unlink()
-    return run_ranks(folder, trial, [])
+    return run_ranks(folder, trial, [], strike)
 
 
-def run_ranks(folder: TrialFolder, trial: Trial, options: Sequence[str]) -> int:
-    """Fork the ranks of a trial and wait for them; 0 if all ended well, 1 if not.
+def run_ranks(
+    folder: TrialFolder, trial: Trial, options: Sequence[str], strike: StrikeRanks | None = None
+) -> int:
+    """Fork the ranks of a trial and wait for them; 0 if all ended well.
 
     A process between this one and the ranks opens the store that they meet at, and ends with them.
+    `strike` is called with its id again and again, until it says that it has struck.
     """
     arguments = [str(folder.path), "--write-logs", *options]
     pid = os.fork()
@@ -162,6 +180,8 @@ def run_ranks(folder: TrialFolder, trial: Trial, options: Sequence[str]) -> int:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if strike is not None and strike(pid):
+            strike = None
         if time.monotonic() > deadline:
             os.killpg(pid, signal.SIGKILL)
         time.sleep(0.005)
