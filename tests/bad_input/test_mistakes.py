@@ -92,7 +92,7 @@ MISTAKES = {
     "fsdp": Mistake("plan demo.yaml --set strategy=fsdp", "did you mean 'fsdp2'?"),
     "compiled": Mistake("plan demo.yaml --set execution=compiled", "did you mean 'compile'?"),
     "deepspeed": in_file(
-        "matrix: {strategy: [ddp, deepspeed]}", "allowed: ddp, fsdp2, hsdp, single, tp"
+        "matrix: {strategy: [ddp, deepspeed]}", "allowed: ddp, fsdp2, hsdp, pp, single, tp"
     ),
     "several ranks of one": in_file("matrix: {world_size: [2]}", "as with `strategy: ddp`"),
     "a range of seeds": Mistake("plan demo.yaml --seeds 1-3", "or a list of them ([0, 5])"),
