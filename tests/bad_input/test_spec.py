@@ -133,7 +133,8 @@ VALUES = [
     param(
         "strategy-off",
         GOOD + "axes: {strategy: off}\n",
-        f"sweep.yaml:4: axes.strategy: found the YAML boolean false {BOOLEAN}; allowed: ddp, fsdp2, hsdp, pp, single, tp",
+        f"sweep.yaml:4: axes.strategy: found the YAML boolean false {BOOLEAN};"
+        " allowed: ddp, fsdp2, hsdp, pp, single, tp",
     ),
     param(
         "execution-on",
