@@ -159,7 +159,7 @@ class TrialFolder:
 
     def compiled_code(self, name: str) -> Path:
         """Return a file with compiled code, which all trials of the sweep share."""
-        return self.path.parent / "compiled" / f"{name}.zip"
+        return SweepFolder(self.path.parent).compiled_path / f"{name}.zip"
 
     def compiler_cache(self, rank: int) -> Path:
         """Return the compiler's cache of one rank where it must start cold.
@@ -194,6 +194,11 @@ class SweepFolder:
     def jobs_path(self) -> Path:
         """Return the folder of what was submitted to Slurm; each submission has a folder in it."""
         return self.path / "jobs"
+
+    @property
+    def compiled_path(self) -> Path:
+        """Return the folder of compiled code, which ranks load and run."""
+        return self.path / "compiled"
 
     def packages_path(self, digest: str) -> Path:
         """Return the list of all packages that were installed, of that SHA-256, for `pip install -r`.

@@ -89,13 +89,14 @@ def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
 def _files(folder: SweepFolder) -> list[Path]:
     """Return the files of a sweep that are archived, sorted.
 
-    Links, locks, keys, submissions and leftovers are not.
+    Links, locks, keys, submissions and leftovers are not, nor is compiled code, which is made again.
     """
     left_out = {folder.lock_path, folder.key_path}
     files = []
     for path in sorted(folder.path.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder.path).parts)
-        if is_hidden or path in left_out or path.is_relative_to(folder.jobs_path):
+        is_temporary = folder.jobs_path in path.parents or folder.compiled_path in path.parents
+        if is_hidden or path in left_out or is_temporary:
             continue
         if path.is_file() and not path.is_symlink():
             files.append(path)
@@ -197,6 +198,10 @@ def _read_manifest(
             shown = json.dumps(entry.path)
             raise ARCHIVE_FORMAT.invalid(
                 path, f"files: found {shown}; allowed: paths inside the sweep's folder"
+            )
+        if parts[0] == SweepFolder(Path()).compiled_path.name:  # ranks would run it
+            raise ARCHIVE_FORMAT.invalid(
+                path, f"files: found {json.dumps(entry.path)}; allowed: no compiled code"
             )
     return manifest
 

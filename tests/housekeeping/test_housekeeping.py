@@ -290,7 +290,21 @@ def test_private_files_stay_private_in_and_out_of_an_archive(
     assert restored.record_path.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("change", ["cut", "bit", "extra", "escape", "missing", "content", "text"])
+def test_compiled_code_is_not_archived(results: Results, tmp_path: Path) -> None:
+    """Ranks run it, so that nobody should get it from somebody else."""
+    record_sweep(results, "nightly")
+    folder = results.sweep_folder("nightly")
+    folder.compiled_path.mkdir()
+    (folder.compiled_path / "mlp-0123456789-cpu.zip").write_bytes(b"code")
+    path = tmp_path / "nightly.tar.gz"
+    archive.archive(folder, path)
+    with tarfile.open(path) as tar:
+        assert [name for name in tar.getnames() if name.startswith("compiled")] == []
+
+
+@pytest.mark.parametrize(
+    "change", ["cut", "bit", "extra", "escape", "code", "missing", "content", "text"]
+)
 def test_an_archive_that_was_changed_is_refused(
     results: Results, tmp_path: Path, change: str
 ) -> None:
@@ -311,6 +325,9 @@ def test_an_archive_that_was_changed_is_refused(
         members[-1] = (members[-1][0], members[-1][1][:-1] + b"!")
     if change == "escape":
         members[0] = (members[0][0], members[0][1].replace(b'"sweep.json"', b'"../weep.json"'))
+    if change == "code":
+        manifest = members[0][1].replace(b'"sweep.json"', b'"compiled/sweep.json"')
+        members[0] = (members[0][0], manifest)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as tar:
         for member, text in members:
