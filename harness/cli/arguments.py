@@ -148,6 +148,13 @@ RaceOption = Annotated[
         " file or by default ones.",
     ),
 ]
+SummaryOption = Annotated[
+    Path | None,
+    typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
+]
+JunitOption = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML.")
+]
 NoWaitOption = Annotated[
     bool,
     typer.Option("--no-wait", help="Fail if another command is measuring on this machine."),

@@ -19,11 +19,13 @@ from harness.cli.arguments import (
     ClusterOption,
     DataOption,
     JsonOption,
+    JunitOption,
     MinEffectOption,
     NameArgument,
     NoWaitOption,
     ResultsOption,
     SetOption,
+    SummaryOption,
     SweepArgument,
     UriOption,
     check_launcher,
@@ -145,13 +147,8 @@ def gate(
     order: OrderOption = None,
     results: ResultsOption = Path("results"),
     no_wait: NoWaitOption = False,
-    summary: Annotated[
-        Path | None,
-        typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML.")
-    ] = None,
+    summary: SummaryOption = None,
+    junit: JunitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this working tree, or a stack, against another.

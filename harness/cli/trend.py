@@ -10,9 +10,11 @@ import typer
 from harness.cli.arguments import (
     ClusterOption,
     JsonOption,
+    JunitOption,
     MinEffectOption,
     NameArgument,
     ResultsOption,
+    SummaryOption,
     UriOption,
     examples,
     load_local_profile,
@@ -87,13 +89,8 @@ def trend(
             "--output", metavar="FILE.html", help="Write a page with a plot of each series."
         ),
     ] = None,
-    summary: Annotated[
-        Path | None,
-        typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML.")
-    ] = None,
+    summary: SummaryOption = None,
+    junit: JunitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find since when a cell is slower, from what a sweep has measured night after night.
