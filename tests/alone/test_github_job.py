@@ -18,7 +18,9 @@ def test_githubs_job_fails_a_pull_request_that_trains_five_percent_slower(tmp_pa
     repository.merge()
     done = bash(github_step("Measure"), tmp_path)
     assert done.returncode == 1, done.stderr + done.stdout
-    assert done.stdout.splitlines()[-1] == "The gate fails: 1 of 1 cell."
+    *_, verdict, advice = done.stdout.splitlines()
+    assert verdict == "The gate fails: 1 of 1 cell."
+    assert advice.startswith("next  harness explain base . sweep.yaml --revisions --cell spiral-")
     summary = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert summary.startswith("### Training speed of spiral: fails: 1 of 1 cell")
     assert "% slower than base (" in summary
