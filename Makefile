@@ -58,10 +58,10 @@ test-together: $(VENV)/.compiled system-packages
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
 		-m "$(TESTS)" $(PYTEST_ARGS) || test $$? -eq 5
 
-# Beside others, these would measure the others too. They sleep far more than they compute, so two at a time do no harm.
+# Next to others, these would measure the others too: one of them starts programs while another one times four ranks.
 test-alone: setup-test
 	@echo "==> Tests that measure time, with nothing else beside"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --durations 10 -m alone $(or $(PYTEST_ARGS),tests/alone) || test $$? -eq 5
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --durations 10 -m alone $(or $(PYTEST_ARGS),tests/alone) || test $$? -eq 5
 
 # One test generates all of its inputs, so it has no time limit.
 fuzz: setup-test
