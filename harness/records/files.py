@@ -22,7 +22,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
@@ -35,8 +35,21 @@ from harness.core.validation import decode_value
 from harness.records import seal
 from harness.records.across import in_memory_ranks
 from harness.records.consistency import header_problem, rank_problem, ranks_problem
-from harness.records.decode import FileFormat, checked_content, parse_json, read_json
-from harness.records.record import SCHEMA, AcrossRanks, RankResult, RankResults, Record
+from harness.records.decode import (
+    FileFormat,
+    checked_content,
+    decode_content,
+    parse_json,
+    read_json,
+)
+from harness.records.record import (
+    SCHEMA,
+    AcrossRanks,
+    Header,
+    RankResult,
+    RankResults,
+    Record,
+)
 from harness.records.series import DType, Numbers, Series
 from harness.spec.cell import Trial
 
@@ -291,8 +304,8 @@ def _series_slots(result: Any) -> list[_Slot]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnParts:
-    """What the header of a record says of its columns."""
+class StoredHeader(Header):
+    """The header of a record as its file has it, with what it says of the columns."""
 
     ranks: AcrossRanks
     columns: ColumnFile | None = None  # None where there are none
@@ -325,22 +338,24 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
     write_atomically(path, header, durable=durable)
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, trial: Trial | None = None) -> Record:
     """Read the header of a record; its ranks and losses are read when they are first looked at.
 
-    Raises BadFile for a file that is missing, incomplete, of a major schema that can't be read or
-    changed after it was written, for a header that contradicts itself, and for the record of
-    another trial than its folder is named after. Ranks and losses raise it then for columns that
-    are missing or other than the header says, and for figures that they contradict.
+    `trial` is the one whose folder it is in, if the caller knows it. The record has it then, so that
+    the trials of a cell share the cell. Raises BadFile for a file that is missing, incomplete, of a
+    major schema that can't be read or changed after it was written, for a header that contradicts
+    itself, and for the record of another trial than its folder is named after. Ranks and losses raise
+    it then for columns that are missing or other than the header says, and for figures that they
+    contradict.
     """
-    return _record_of(read_json(path, RECORD_FORMAT), path, next_to(path))
+    return _record_of(read_json(path, RECORD_FORMAT), path, next_to(path), trial)
 
 
-def read_record_if_exists(path: Path) -> Record | None:
+def read_record_if_exists(path: Path, trial: Trial | None = None) -> Record | None:
     """Read a record, None where there is no file; raises BadFile as `read_record` does."""
     if not path.exists():
         return None
-    return read_record(path)
+    return read_record(path, trial)
 
 
 def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) -> Record:
@@ -352,24 +367,24 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     return _record_of(parse_json(text, source, RECORD_FORMAT), source, in_memory(fetch))
 
 
-def _record_of(content: Any, source: Path | str, open_file: Opener) -> Record:
+def _record_of(
+    content: Any, source: Path | str, open_file: Opener, trial: Trial | None = None
+) -> Record:
     """Return a record whose ranks and losses are read from its columns when they are needed.
 
-    Raises BadFile unless it agrees with itself and with its folder.
+    Raises BadFile unless it agrees with itself and with its folder, which is that of `trial`.
     """
 
     def load_ranks() -> list[RankResult]:
         return columns.rank_results(record)
 
-    content = checked_content(content, source, RECORD_FORMAT)
-    try:
-        parts: ColumnParts = decode_value(ColumnParts, content)
-        columns = _Columns(parts.columns, source, open_file)
-        content["ranks"] = RankResults(lambda: _load_recent(load_ranks), parts.ranks)
-        content["loss"] = columns.mean_loss()
-        record: Record = decode_value(Record, content)
-    except ValueError as error:
-        raise RECORD_FORMAT.invalid(source, one_line(error)) from None
+    header = decode_content(StoredHeader, content, source, RECORD_FORMAT)
+    columns = _Columns(header.columns, source, open_file)
+    of_trial = {field.name: getattr(header, field.name) for field in fields(Header)}
+    if trial is not None and header.trial == trial:
+        of_trial["trial"] = trial
+    ranks = RankResults(lambda: _load_recent(load_ranks), header.ranks)
+    record = Record(**of_trial, ranks=ranks, loss=columns.mean_loss())
     problem = header_problem(record) or _misplacement(record.trial, source)
     if problem is not None:
         raise RECORD_FORMAT.invalid(source, problem)

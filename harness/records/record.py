@@ -595,11 +595,11 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """The durable truth about one trial: its last attempt, and why those before it failed.
+class Header:
+    """What the JSON file of a record has of its trial, without the numbers of each step and rank.
 
-    `summary`, `loss` and `order_digest` are only there for a trial that finished, and `failure`
-    only for one that did not.
+    `summary` and `order_digest` are only there for a trial that finished, and `failure` only for one
+    that did not.
     """
 
     schema: str = SCHEMA
@@ -613,9 +613,7 @@ class Record:
     violations: Sequence[str]  # the validity rules that it broke, and by how much
     previous_failures: Sequence[Failure]  # of the attempts before this one
     summary: Summary | None
-    loss: Series | None  # mean over ranks at each step
     order_digest: str | None  # of the samples that all ranks saw, in their order; None of a script
-    ranks: RankResults
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
@@ -634,3 +632,11 @@ class Record:
             if failure is not None and failure.bad_node:
                 nodes.append(failure.bad_node)
         return nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Header):
+    """The durable truth about one trial: its last attempt, and why those before it failed."""
+
+    ranks: RankResults
+    loss: Series | None  # mean over ranks at each step; None of a trial that did not finish

@@ -266,18 +266,18 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
-    asked_ids = {trial.id: None for trial in sweep.trials()}
-    further_ids = folder.recorded_ids(besides=asked_ids)
-    further_trials = recorded_trials(further_ids, sweep.cells)
+    trials = {trial.id: trial for trial in sweep.trials()}
+    further_ids = folder.recorded_ids(besides=trials)
+    trials.update({trial.id: trial for trial in recorded_trials(further_ids, sweep.cells)})
     # Most of the trials of a sweep that has just begun have no folder to look for a record in.
     subfolders = set(folder.subfolders())
     records = []
     unreadable = []
-    for trial_id in (*asked_ids, *(trial.id for trial in further_trials)):
+    for trial_id, trial in trials.items():
+        if trial_id not in subfolders:
+            continue
         try:
-            if trial_id not in subfolders:
-                continue
-            record = read_record_if_exists(folder.trial_folder(trial_id).record_path)
+            record = read_record_if_exists(folder.trial_folder(trial_id).record_path, trial)
         except BadInput as error:
             unreadable.append(str(error))
         else:

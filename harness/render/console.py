@@ -10,7 +10,7 @@ our own texts: `escape` of `rich.markup` is for those of others, and tables take
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,6 +128,7 @@ def next_lines(purposes: Mapping[str, str]) -> list[str]:
 
 LONG = 200  # rows; a longer table has no colors
 WIDEST = 1000  # columns, more than any table takes
+SEPARATOR = "  "
 
 
 def show_table(console: TerminalConsole, table: Table) -> None:
@@ -176,21 +177,42 @@ def narrowed(table: Table, optional: Iterable[str]) -> Table:
 
     They go in their order; it may name columns that the table does not have.
     """
+    widths = _column_widths(table)
     for column in optional:
-        if fits(table):
+        if _total_width(widths.values()) <= MAX_WIDTH:
             break
-        if column in table.columns:
+        if column in widths:
+            del widths[column]
             table = table.without(column)
     return table
 
 
 def fits(table: Table) -> bool:
     """Return whether a table is at most MAX_WIDTH wide without wrapped texts."""
-    return max(map(_width, plain_lines(table))) <= MAX_WIDTH
+    return _total_width(_column_widths(table).values()) <= MAX_WIDTH
+
+
+def _column_widths(table: Table) -> dict[str, int]:
+    """Return how wide each column is, without wrapped texts."""
+    columns = zip(table.columns, _plain_columns(table), strict=True)
+    return {column: max(map(_width, texts)) for column, texts in columns}
+
+
+def _total_width(widths: Collection[int]) -> int:
+    """Return how wide columns are together, with what separates them."""
+    return sum(widths) + len(SEPARATOR) * (len(widths) - 1)
 
 
 def plain_lines(table: Table) -> list[str]:
     """Return the header and all rows as lines, in which columns are two spaces apart."""
+    padded = []
+    for column, texts in zip(table.columns, _plain_columns(table), strict=True):
+        padded.append(_padded(texts, to_right=column in table.numbers))
+    return [SEPARATOR.join(row).rstrip() for row in zip(*padded, strict=True)]
+
+
+def _plain_columns(table: Table) -> Iterator[tuple[str, ...]]:
+    """Return the texts of each column without looks, its title first."""
     rows = [table.columns]
     for row in table.rows:
         plain = []
@@ -198,10 +220,7 @@ def plain_lines(table: Table) -> list[str]:
             text = "".join(piece.text for piece in pieces(content))
             plain.append(text if text.isprintable() else Text(text).plain)
         rows.append(plain)
-    padded = []
-    for column, texts in zip(table.columns, zip(*rows, strict=True), strict=True):
-        padded.append(_padded(texts, to_right=column in table.numbers))
-    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
+    return zip(*rows, strict=True)
 
 
 def _padded(texts: Sequence[str], *, to_right: bool) -> list[str]:

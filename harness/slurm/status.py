@@ -392,7 +392,7 @@ def _read_status(
     files = {}
     for trial_id, trial in trials.items():
         trial_folder = sweep_folder.trial_folder(trial_id)
-        files[trial_id] = read_trial_files(trial_folder, trial.cell.axes.world_size)
+        files[trial_id] = read_trial_files(trial_folder, trial)
     # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
     runs_locally = is_locked(sweep_folder)
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
@@ -463,8 +463,8 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
     return counts
 
 
-def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
-    """Read what counts for the status from the folder of a trial of `world_size` ranks.
+def read_trial_files(trial_folder: TrialFolder, trial: Trial) -> TrialFiles:
+    """Read what counts for the status from the folder of a trial.
 
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
     not grow with the number of ranks.
@@ -478,7 +478,7 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
     try:
         stat = path.stat()
         recorded_at = stat.st_mtime_ns
-        record = _read_header(path, stat)
+        record = _read_header(path, stat, trial)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except BadInput as error:
@@ -496,7 +496,7 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
             record=record, unreadable=unreadable, progress=progress or None, begun_at=begun_at
         )
     beats = read_heartbeats(trial_folder.heartbeat_folder)
-    hang = name_hang([RankEvidence(heartbeat=beat) for beat in beats], world_size)
+    hang = name_hang([RankEvidence(heartbeat=beat) for beat in beats], trial.cell.axes.world_size)
     return TrialFiles(
         record=record,
         unreadable=unreadable,
@@ -511,7 +511,7 @@ def read_trial_files(trial_folder: TrialFolder, world_size: int) -> TrialFiles:
 _headers_by_path: dict[Path, tuple[os.stat_result, RecordHeader]] = {}
 
 
-def _read_header(path: Path, stat: os.stat_result) -> RecordHeader:
+def _read_header(path: Path, stat: os.stat_result, trial: Trial) -> RecordHeader:
     """Return what the status shows of a record; it is read again only when its file has changed."""
     previous = _headers_by_path.get(path)
     if previous is not None:
@@ -519,7 +519,7 @@ def _read_header(path: Path, stat: os.stat_result) -> RecordHeader:
         is_same_file = previous_stat.st_ino == stat.st_ino
         if is_same_file and previous_stat.st_ctime_ns == stat.st_ctime_ns:
             return header
-    header = _summary(read_record(path), TrialFolder(path.parent))
+    header = _summary(read_record(path, trial), TrialFolder(path.parent))
     _headers_by_path[path] = (stat, header)
     return header
 

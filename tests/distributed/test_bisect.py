@@ -82,6 +82,7 @@ def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> 
     assert outcome["against_parent"]["description"] == "other losses within 20 steps"
 
 
+@pytest.mark.nightly
 def test_an_end_that_fails_says_what_its_rank_said(repository: Repository) -> None:
     ended = harness("gate", "bisect", "words", "broken", str(repository.sweep), "--bits")
     assert ended.code == 1

@@ -51,6 +51,7 @@ def planted(folder: Path, plant: str, axes: dict[str, Any], budget: str = "30s")
     )
 
 
+@pytest.mark.nightly
 def test_an_explanation_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "FEWEST_PAIRS", 2)
     explanation = planted(tmp_path, "operator", {}, budget="1s")

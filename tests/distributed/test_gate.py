@@ -28,6 +28,7 @@ def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "WARM_UP_SECONDS", 0.1)
 
 
+@pytest.mark.nightly
 def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "repository")
     repository.write(1.0)

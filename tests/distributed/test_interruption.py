@@ -106,6 +106,7 @@ def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: s
     assert not folder.trial_folder(resumed.trial.id).resume_checkpoints.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("static_graph", [False, True])
 def test_four_ranks_sum_up_gradients_in_the_same_order_after_resuming(
     tmp_path: Path, static_graph: bool

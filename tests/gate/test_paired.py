@@ -104,6 +104,7 @@ def measured(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) 
     return run_paired(CELL, machine.pair, budget, machine.rng)
 
 
+@pytest.mark.nightly
 def test_luck_of_a_process_is_no_change() -> None:
     """Equal sides whose processes differ by 2% for life: as many false alarms as were allowed for,
     and no more.
@@ -132,6 +133,7 @@ def test_a_slowdown_is_found_in_time(slower: float, seconds: float) -> None:
     assert max(result.seconds for result in results) < seconds * 1.2
 
 
+@pytest.mark.nightly
 def test_who_starts_first_is_left_to_chance() -> None:
     rng = np.random.default_rng(4)
     words = [

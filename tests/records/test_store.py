@@ -55,6 +55,15 @@ def test_trials_of_earlier_commands_are_shown(results: Results, sweep: Sweep) ->
     assert "95% interval" in shown.out
 
 
+def test_records_have_the_cells_of_their_sweep(results: Results, sweep: Sweep) -> None:
+    """One object for all trials of a cell: ten thousand records have two thousand cells."""
+    recorded = read_recorded_sweep(results, sweep.name)
+    cells = {cell.id: cell for cell in recorded.sweep.cells}
+    assert recorded.records
+    for record in recorded.records:
+        assert record.trial.cell is cells[record.trial.cell.id]
+
+
 def test_trials_of_earlier_commands_are_planned_for_the_tracker(
     results: Results, sweep: Sweep
 ) -> None:

@@ -101,6 +101,7 @@ def test_nothing_is_left_when_the_tests_are_killed(short_folder: Path) -> None:
     wait_until(lambda: processes_below(short_folder) == [], 10.0)
 
 
+@pytest.mark.nightly
 def test_two_run_side_by_side_and_one_keeps_accounts(slurm: Slurm, short_folder: Path) -> None:
     """Neither sees the nodes of the other."""
     skip_if(missing(accounting=True))

@@ -301,7 +301,7 @@ def test_a_trial_that_is_silent_has_no_rate_and_names_the_rank_that_others_wait_
     for rank, at in ((0, minute_ago + 60), (1, minute_ago)):
         content = json.dumps(beat | {"rank": rank, "host": f"n{rank + 1}", "at": at})
         write_atomically(trial_folder.heartbeat_path(rank), content)
-    row = states_by(submission, {0: read_trial_files(trial_folder, 2)})[0]
+    row = states_by(submission, {0: read_trial_files(trial_folder, trial)})[0]
     assert (row.state, row.step) == ("running", 30)
     assert (row.throughput, row.seconds_left) == (None, None)
     assert row.detail.startswith("no report for 60 s; rank 1 on n2 is in torch.autograd.graph.run")
