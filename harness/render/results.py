@@ -169,9 +169,11 @@ def _cost_columns(result: SweepResult) -> dict[str, dict[str, str]]:
     columns: dict[str, dict[str, str]] = {}
     for cell in result.cells:
         unit = currency(cell)
+        if unit is None:
+            continue
         to_goal = stop_cost(result.done_records(cell.cell))
         for purpose, cost in (("/epoch", epoch_cost(cell)), (" to goal", to_goal)):
-            if unit is not None and cost is not None:
+            if cost is not None:
                 columns.setdefault(f"{unit}{purpose}", {})[cell.cell.id] = fmt.cost(cost)
     return columns
 
