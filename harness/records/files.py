@@ -38,7 +38,8 @@ from harness.records.consistency import header_problem, rank_problem, ranks_prob
 from harness.records.decode import (
     FileFormat,
     checked_content,
-    decode_content,
+    decode_file,
+    decode_text,
     parse_json,
     read_json,
 )
@@ -348,7 +349,8 @@ def read_record(path: Path, trial: Trial | None = None) -> Record:
     it then for columns that are missing or other than the header says, and for figures that they
     contradict.
     """
-    return _record_of(read_json(path, RECORD_FORMAT), path, next_to(path), trial)
+    header = decode_file(StoredHeader, path, RECORD_FORMAT)
+    return _record_of(header, path, next_to(path), trial)
 
 
 def read_record_if_exists(path: Path, trial: Trial | None = None) -> Record | None:
@@ -364,11 +366,12 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     `source` is what errors call the text. `fetch` returns the content of a file next to it, by its
     name, when the columns are needed; it may raise OSError.
     """
-    return _record_of(parse_json(text, source, RECORD_FORMAT), source, in_memory(fetch))
+    header = decode_text(StoredHeader, text, source, RECORD_FORMAT)
+    return _record_of(header, source, in_memory(fetch))
 
 
 def _record_of(
-    content: Any, source: Path | str, open_file: Opener, trial: Trial | None = None
+    header: StoredHeader, source: Path | str, open_file: Opener, trial: Trial | None = None
 ) -> Record:
     """Return a record whose ranks and losses are read from its columns when they are needed.
 
@@ -378,7 +381,6 @@ def _record_of(
     def load_ranks() -> list[RankResult]:
         return columns.rank_results(record)
 
-    header = decode_content(StoredHeader, content, source, RECORD_FORMAT)
     columns = _Columns(header.columns, source, open_file)
     of_trial = {field.name: getattr(header, field.name) for field in fields(Header)}
     if trial is not None and header.trial == trial:

@@ -8,7 +8,7 @@ job's time in the queue is added to its first trial.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from harness.records.record import Record
 
@@ -33,8 +33,8 @@ class Goodput:
     @property
     def wall(self) -> float:
         """Return all of it."""
-        parts: dict[str, float] = asdict(self)
-        return sum(parts.values())
+        seconds: float = sum(vars(self).values())
+        return seconds
 
     @property
     def share(self) -> float:
@@ -90,6 +90,6 @@ def total(trials: Iterable[Goodput]) -> Goodput | None:
     """Return where the wall time of several trials went, None for none."""
     sums: dict[str, float] = {}
     for trial in trials:
-        for name, seconds in asdict(trial).items():
+        for name, seconds in vars(trial).items():
             sums[name] = sums.get(name, 0.0) + seconds
     return Goodput(**sums) if sums else None
