@@ -94,14 +94,19 @@ def explain(
     Both train in turn in pairs of fresh processes, as in a gate, and torch's profiler looks on in
     every other turn. Each operator, kernel, collective and wait gets its difference a step with an
     interval. The differences add up to the whole one, next to what is left over.
+
+    Of two cells of a sweep that has run, the report and MLflow show it from then on.
     """
+    from harness.core.paths import Results
     from harness.gate.explain import ExplainOptions
+    from harness.gate.explanation import write_explanation
     from harness.interface.gating import explain_arms
     from harness.render import explain as view
     from harness.render.console import spinner
 
     arms = _kind_of_arms(revisions=revisions, stacks=stacks, cell=cell)
     of_cells = arms == "cells"
+    folder = None
     if sweep:
         loaded, profile = load_sweep(sweep, settings, data, cluster)
     elif settings or data or not (cell or of_cells):
@@ -109,6 +114,8 @@ def explain(
     else:
         name, option = (a, "A") if of_cells else (cell, "--cell")
         loaded, profile = _recorded_sweep(name, option, cluster, results)
+        if of_cells:
+            folder = Results(results).sweep_folder(loaded.name)
     check_launcher(cluster, profile, "torchrun")
     options = ExplainOptions(
         a=a,
@@ -128,6 +135,8 @@ def explain(
             on_message=print_message,
             on_progress=on_progress,
         )
+    if folder is not None:  # where the report and MLflow find it
+        write_explanation(folder, explanation)
     if as_json:
         print(view.as_json(explanation))
     else:

@@ -27,6 +27,13 @@ from harness.core.text import counted
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.against import WORKING_TREE
 from harness.gate.arms import ArmTurn, TrainingArm
+from harness.gate.explanation import (
+    SLOW_STEPS,
+    SMALL,
+    Explanation,
+    PartDifference,
+    by_likelihood,
+)
 from harness.gate.paired import StartPair, uncounted_steps, warm_up
 from harness.gate.pairs import PairStarter
 from harness.gate.stacks import stack_trees, under_stack
@@ -41,15 +48,13 @@ from harness.statistics.verdict import ALPHA
 ArmKind = Literal["cells", "revisions", "stacks"]
 
 HERE = "."  # in place of a revision the working tree, of a stack the cell's own
-FEWEST_PAIRS = 4  # of processes, also where they take longer than the budget
-ROUNDS = 2  # of a pair: each arm trains a plain and a profiled turn in each
-TURN_SECONDS = 0.15  # of a plain turn
-MOST_STEPS = 40  # of a turn: a step may have thousands of events
+FEWEST_PAIRS = 3  # of processes, also where they take longer than the budget
+ROUNDS = 4  # of a pair: each arm trains a plain and a profiled turn in each
+TURN_SECONDS = 0.1  # of a plain turn
+MOST_STEPS = 20  # of a turn: a step may have thousands of events
 FEWEST_STEPS = 2
 SMALL_SHARE = 0.01  # of a step: smaller parts are one line together
-SMALL = "parts below 1% of a step each"
 SLOWEST_RANK = "wait for the slowest rank"
-SLOW_STEPS = "longer steps"
 LEFT_OVER = "left over"
 # Of an arm's steps in a pair, in order of their duration: other programs delay the longer ones. What those
 # take in addition to these is a part of its own, which also has what happens in few steps.
@@ -57,9 +62,6 @@ USUAL_SHARE = 0.25
 # The axes in which two cells may not differ: their ranks are forked from one process, and rank by rank
 # they share their cores.
 COMMON_AXES = ("world_size", "num_threads")
-CALLS_DIFFER = (
-    0.02  # of a step: smaller differences are those of windows, as at the end of an epoch
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,58 +94,6 @@ class ArmProfile:
     usages: Mapping[str, Usage]  # of the usual steps with it, by part
     slow_steps: Mapping[str, float]  # by part, what a step of all takes in addition
     left_over: float  # seconds of a usual step that no part has
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartDifference:
-    """A part of a step in both arms, in seconds a step."""
-
-    name: str
-    kind: Kind
-    a: float
-    b: float
-    low: float  # of the interval of b - a
-    high: float
-    a_calls: float = 0.0  # a step
-    b_calls: float = 0.0
-    a_shapes: Mapping[str, float] = field(
-        default_factory=dict
-    )  # calls a step, by the tensors' shapes
-    b_shapes: Mapping[str, float] = field(default_factory=dict)
-    most_of_it: str = ""  # of longer steps, the part that they differ in most
-
-    @property
-    def seconds(self) -> float:
-        """How much longer the part takes in B."""
-        return self.b - self.a
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-    @property
-    def calls_differ(self) -> bool:
-        """Whether the arms call it a different number of times."""
-        return abs(self.b_calls - self.a_calls) > CALLS_DIFFER * max(self.a_calls, self.b_calls)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Why B's steps take longer, or shorter, than A's."""
-
-    a_name: str
-    b_name: str
-    cell: Cell  # of A
-    plain: PartDifference  # whole steps without the profiler
-    whole: PartDifference  # whole steps with it, to which the parts and what is left over add up
-    parts: Sequence[PartDifference]  # those that are certain first, then by size
-    left_over: PartDifference
-    ranks: int
-    pairs: int
-    steps: int  # profiled, of each arm
-    seconds: float  # in all
-    confidence: float  # of all intervals of the parts together
 
 
 def check_comparable(a: Cell, b: Cell) -> None:
@@ -233,21 +183,25 @@ def profile_pairs(
 ) -> Explanation:
     """Profile fresh pairs of arms for about `seconds`, their start included.
 
+    After `FEWEST_PAIRS`, a pair begins only if it will be done in time.
     `cells` are those of the arms `a` and `b`. As in a gate, the unit is a pair, and the order of its
     arms is drawn. Raises HarnessError if a rank fails.
     """
     began = time.monotonic()
+    pair_seconds = 0.0  # of the last one; the first also loads what all share
     uncounted = max(uncounted_steps(cell) for cell in cells.values())
     names: dict[str, str] = {}
     pairs: list[Mapping[str, ArmProfile]] = []
     steps = 0
-    while len(pairs) < FEWEST_PAIRS or time.monotonic() - began < seconds:
+    while len(pairs) < FEWEST_PAIRS or time.monotonic() + pair_seconds < began + seconds:
+        pair_began = time.monotonic()
         order: list[str] = rng.permutation(["a", "b"]).tolist()
         with start_pair(order) as arms:
             names = {key: arm.name for key, arm in arms.items()}
             counted_steps = _turn_steps(arms, uncounted)
             pairs.append(_profile_pair(arms, uncounted, counted_steps))
         steps += ROUNDS * counted_steps
+        pair_seconds = time.monotonic() - pair_began
         on_progress(f"{counted(len(pairs), 'pair')}")
     return _summarize(cells, names, pairs, steps, time.monotonic() - began)
 
@@ -385,7 +339,7 @@ def _summarize(
         cell=cells["a"],
         plain=_difference("a step without the profiler", plain, 1 - ALPHA),
         whole=_difference("the whole difference", whole, 1 - ALPHA),
-        parts=_sorted(parts),
+        parts=sorted(parts, key=by_likelihood),
         left_over=left_over,
         ranks=cells["a"].axes.world_size,
         pairs=len(pairs),
@@ -393,20 +347,6 @@ def _summarize(
         seconds=seconds,
         confidence=1 - ALPHA,
     )
-
-
-def _sorted(parts: Sequence[PartDifference]) -> list[PartDifference]:
-    """Return the parts by the size of their differences, after those that certainly matter.
-
-    Of few pairs, the difference of a part that happened to be disturbed may be the largest.
-    """
-    step = math.fsum(part.a for part in parts)
-
-    def rank(part: PartDifference) -> tuple[bool, float]:
-        matters = part.is_certain and abs(part.seconds) >= SMALL_SHARE * step
-        return not matters, -abs(part.seconds)
-
-    return sorted(parts, key=rank)
 
 
 def _usages_of_rows(profile: ArmProfile, shown: Mapping[str, Kind]) -> dict[str, Usage]:

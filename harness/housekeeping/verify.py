@@ -17,6 +17,7 @@ from harness.analysis import baseline
 from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
+from harness.gate.explanation import read_explanation
 from harness.hardware import certificate, machine
 from harness.preflight.rates import read_search
 from harness.preflight.report import read_preflight
@@ -54,6 +55,7 @@ def verify_sweep(results: Results, name: str) -> Iterator[Verified]:
         yield _verify(path, partial(_check_digest, path, path.stem, "its name"))
     preflight_path = results.preflight_path(name)
     yield from _verify_present(folder.parity_path, partial(read_parity, folder))
+    yield from _verify_present(folder.explanation_path, partial(read_explanation, folder))
     yield from _verify_present(folder.rates_path, partial(read_search, folder))
     yield from _verify_present(preflight_path, partial(read_preflight, preflight_path))
 

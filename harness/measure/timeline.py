@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +42,7 @@ SHAPES_KEPT = 6  # of a part, those of most calls
 MICROSECOND = 1e-6
 ROUNDING = 1e-9  # seconds; a trace rounds to nanoseconds
 NOBODY = -1  # the owner of a moment without an event
+KEPT_NAMES = 4096  # of events, of which a turn has thousands and a model some hundred names
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def divide(
     return _HostDivision(events, mark["tid"], offset, times, with_phases=with_phases).parts()
 
 
+@lru_cache(KEPT_NAMES)
 def part_name(event: str) -> str:
     """Return the part that an event belongs to: that of its group, or its own name."""
     for group in GROUPS:
@@ -145,6 +148,7 @@ def part_name(event: str) -> str:
     return event
 
 
+@lru_cache(KEPT_NAMES)
 def _counts(event: str) -> bool:
     """Return whether an event is a call of its part."""
     for group in GROUPS:
@@ -153,6 +157,7 @@ def _counts(event: str) -> bool:
     return not event.startswith("_c10d_functional")  # it calls c10d's
 
 
+@lru_cache(KEPT_NAMES)
 def _kind(event: str) -> Kind:
     """Return the kind of the part that an event of the host belongs to."""
     if part_name(event) == SYNCHRONIZATION:

@@ -12,7 +12,8 @@ from typing import Any
 from harness.core.errors import one_line
 from harness.core.text import counted
 from harness.gate.against import CellOutcome, GateOutcome
-from harness.gate.explain import HERE, SMALL, Explanation, PartDifference
+from harness.gate.explain import HERE
+from harness.gate.explanation import SMALL, Explanation, PartDifference, more_often
 from harness.measure.timeline import COMPILED
 from harness.render.console import TerminalConsole, next_lines, show_table
 from harness.render.table import Look, Styled, Table
@@ -26,7 +27,7 @@ NUMBERS = ["A", "B", "B - A", "interval"]
 
 
 def show(explanation: Explanation) -> None:
-    """Print the parts of a step with their differences, the largest certain ones first."""
+    """Print the parts of a step with their differences, the likeliest cause first."""
     console = TerminalConsole()
     console.print_text(f"A  {_printable(explanation.a_name)}")
     console.print_text(f"B  {_printable(explanation.b_name)}\n")
@@ -34,6 +35,11 @@ def show(explanation: Explanation) -> None:
     console.print_text("")
     for line in lines(explanation):
         console.print_text(line)
+
+
+def arms_line(explanation: Explanation) -> str:
+    """Return the names of both arms in a line."""
+    return f"A: {_printable(explanation.a_name)}; B: {_printable(explanation.b_name)}"
 
 
 def difference_table(explanation: Explanation) -> Table:
@@ -62,7 +68,7 @@ def _row(part: PartDifference, largest: float) -> list[str | Styled]:
         _ms(part.b),
         Styled(f"{1000 * part.seconds:+.3f}", look),
         _interval(part, 1000),
-        Styled(bar, look),
+        bar,
         describe_cause(part),
     ]
 
@@ -95,9 +101,9 @@ def describe_cause(part: PartDifference) -> str:
         if part.kind == "collective":
             return f"{change}{_describe_sent(part)}"
         return f"{change}{_describe_shapes(part)}"
-    a_only, b_only = _only(part.a_shapes, part.b_shapes), _only(part.b_shapes, part.a_shapes)
-    if a_only and b_only:
-        return f"shapes {'; '.join(a_only)} → {'; '.join(b_only)}"
+    if part.does_other_work:
+        a_only = _only(part.a_shapes, part.b_shapes)
+        return f"shapes {a_only} → {_only(part.b_shapes, part.a_shapes)}"
     return ""
 
 
@@ -133,17 +139,12 @@ def _describe_shapes(part: PartDifference) -> str:
     if part.b_calls < part.a_calls:
         more, fewer = fewer, more
     shapes = _only(more, fewer)
-    return f", of {'; '.join(shapes)}" if shapes else ""
+    return f", of {shapes}" if shapes else ""
 
 
-def _only(shapes: Mapping[str, float], others: Mapping[str, float]) -> list[str]:
-    """Return the shapes that are called more often than in `others`, the most frequent first."""
-    more = {}
-    for text, calls in shapes.items():
-        difference = calls - others.get(text, 0.0)
-        if text and difference > 0.5:
-            more[text] = difference
-    return sorted(more, key=lambda text: -more[text])[:MOST_SHAPES]
+def _only(shapes: Mapping[str, float], others: Mapping[str, float]) -> str:
+    """Return the most frequent shapes that are called more often than in `others`."""
+    return "; ".join(more_often(shapes, others)[:MOST_SHAPES])
 
 
 def _count(calls: float) -> str:
@@ -157,12 +158,18 @@ def headline(explanation: Explanation) -> str:
     change = whole.seconds / whole.a
     direction = "longer" if whole.seconds > 0 else "shorter"
     text = f"B's steps take {abs(change):.1%} {direction} than A's with the profiler"
-    certain = [part for part in explanation.parts if part.is_certain and part.name != SMALL]
-    if not certain:
+    causes = []
+    for part in explanation.parts:
+        if part.name != SMALL and (part.is_certain or part.does_other_work):
+            causes.append(part)
+    if not causes:
         return f"{text}; no part differs with certainty"
-    largest = certain[0]
-    cause = describe_cause(largest)
-    text += f"; most of it: {largest.name}, {1000 * largest.seconds:+.3f} ms a step"
+    first = causes[0]
+    cause = describe_cause(first)
+    label = (
+        "most of it" if first.is_certain else "no time differs with certainty, but the work does"
+    )
+    text += f"; {label}: {first.name}, {1000 * first.seconds:+.3f} ms a step"
     return f"{text} ({cause})" if cause else text
 
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from harness.core.text import counted
 from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
-from harness.gate.explain import Explanation
+from harness.gate.explanation import Explanation
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
 from harness.render.ci import add_problem, escape_markdown, printable

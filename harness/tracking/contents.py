@@ -30,6 +30,7 @@ from harness.analysis.result import (
 from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
+from harness.gate.explanation import Explanation
 from harness.launch.race import Departure, SweepRace
 from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Record, Status
@@ -270,11 +271,13 @@ def sweep_contents(
     spec: Mapping[str, Any],
     outlines: Sequence[TrialOutline],
     result: SweepResult | None = None,
+    explanation: Explanation | None = None,
 ) -> RunContents:
     """Return what the run of a whole sweep shows: its progress, and its result as a description.
 
     `spec` is the content of sweep.json, empty if there is none. Trials that the sweep no longer
-    plans do not count. `result` is None until the sweep is complete.
+    plans do not count. `result` is None until the sweep is complete. The description ends with the
+    explanation of two cells, if there is one.
     """
     planned = set(spec.get("trials", ()))
     outlines = [outline for outline in outlines if outline.trial in planned] or outlines
@@ -285,7 +288,7 @@ def sweep_contents(
         metrics["trials_planned"] = len(spec["trials"])
     description = spec.get("description") or ""
     if result is not None:
-        description = describe(description, result, VALUE_LENGTH)
+        description = describe(description, result, VALUE_LENGTH, explanation)
     tags = {"mlflow.note.content": description or None}
     return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 

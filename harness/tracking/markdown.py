@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 from harness.analysis.compare import MetricRow
 from harness.analysis.sweep_result import SweepResult
+from harness.gate.explanation import Explanation
+from harness.render import explain as explain_texts
 from harness.render import format as fmt
 from harness.render.findings import WorkloadFinding, findings
 from harness.render.table import Table, markdown_lines
@@ -28,7 +30,12 @@ EFFECT_COLUMNS = ("levels", "reference", "throughput", "interval", "certain")
 NOTE_COLUMNS = ("metric", "this cell", "reference", "difference", "interval", "verdict")
 
 
-def describe(description: str, result: SweepResult, max_length: int) -> str:
+def describe(
+    description: str,
+    result: SweepResult,
+    max_length: int,
+    explanation: Explanation | None = None,
+) -> str:
     """Return the sweep's description with its winners, leader boards and attributions.
 
     The tables are as long as `max_length` characters of Markdown allow: MLflow's servers refuse a
@@ -36,7 +43,7 @@ def describe(description: str, result: SweepResult, max_length: int) -> str:
     """
     text = description
     for max_rows in MAX_ROWS:
-        text = _describe(description, result, max_rows)
+        text = _describe(description, result, explanation, max_rows)
         if len(text) <= max_length:
             break
     return text
@@ -85,7 +92,9 @@ def _names(result: SweepResult) -> dict[str, str]:
     return fmt.cell_names(result.all_cells)
 
 
-def _describe(description: str, result: SweepResult, max_rows: int) -> str:
+def _describe(
+    description: str, result: SweepResult, explanation: Explanation | None, max_rows: int
+) -> str:
     """Return the description with tables of at most `max_rows` rows each."""
     paragraphs = [description]
     names = _names(result)
@@ -96,6 +105,9 @@ def _describe(description: str, result: SweepResult, max_rows: int) -> str:
     for workload, attribution in result.attributions.items():
         paragraphs.append(f"**Contribution of each axis: {escape_markdown(workload)}**")
         paragraphs.append(_effects(attribution, max_rows))
+    if explanation is not None and max_rows:
+        paragraphs.append(f"**Why: {escape_markdown(explain_texts.arms_line(explanation))}**")
+        paragraphs.append(escape_markdown(explain_texts.headline(explanation)))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 

@@ -26,6 +26,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
+from harness.gate.explanation import read_explanation
 from harness.launch.race import SweepRace
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
@@ -215,7 +216,7 @@ class SweepRuns:
             self.stale_cells |= self._advance_race(self.race)
             spec = without_skipped(spec, self.race, outlines)
         result = result_of(self.sweep, spec, outlines, self.race)
-        contents = sweep_contents(self.sweep, spec, outlines, result)
+        contents = sweep_contents(self.sweep, spec, outlines, result, read_explanation(self.folder))
         sweep_run = self._update(contents, None)
         self._update_spec(sweep_run)
         self.headline = UNFINISHED

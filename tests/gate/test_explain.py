@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 from harness.core.errors import BadInput
+from harness.core.paths import SweepFolder
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.arms import ArmTurn, TrainingArm
-from harness.gate.explain import (
+from harness.gate.explain import SLOWEST_RANK, check_comparable, profile_pairs
+from harness.gate.explanation import (
     SLOW_STEPS,
-    SLOWEST_RANK,
     Explanation,
     PartDifference,
-    check_comparable,
-    profile_pairs,
+    by_likelihood,
+    read_explanation,
+    write_explanation,
 )
 from harness.gate.paired import PairedResult
 from harness.measure.timeline import COMPILED, DATA_WAIT, StepPart
@@ -170,6 +172,21 @@ def test_the_cause_is_told_where_calls_or_shapes_differ(part: PartDifference, ca
     assert describe_cause(part) == cause
 
 
+def test_what_is_called_more_often_comes_before_what_merely_moves() -> None:
+    calls = {"a_calls": 1.0, "b_calls": 2.0}
+    disturbed = difference(name=SLOW_STEPS, b=9e-3, low=-1e-3, high=2e-2)
+    moves = difference(low=1e-4, high=19e-4)
+    copies = difference(name="copies", b=15e-4, low=-1e-3, high=2e-3, **calls)
+    parts = [disturbed, moves, copies]
+    assert sorted(parts, key=by_likelihood) == [copies, moves, disturbed]
+    uncertain = difference(low=-1e-4)
+    assert sorted([disturbed, uncertain], key=by_likelihood) == [uncertain, disturbed]
+    waits = difference(name=DATA_WAIT, b=3e-3, low=19e-4, high=21e-4)
+    assert sorted([*parts, waits], key=by_likelihood)[0] == waits, "which has no calls to count"
+    shapes = difference(name="shapes", a_shapes={"4×4": 1}, b_shapes={"8×8": 1}, low=-1e-3)
+    assert sorted([*parts, shapes], key=by_likelihood)[0] == shapes
+
+
 def test_cells_that_cannot_take_turns_are_refused() -> None:
     other = replace(CELL, axes=replace(CELL.axes, num_threads=CELL.axes.num_threads + 1))
     with pytest.raises(BadInput, match="A and B: found num_threads=1 and num_threads=2; allowed: "):
@@ -211,3 +228,19 @@ def test_an_explanation_is_shown_and_is_json(capsys: pytest.CaptureFixture[str])
     content = json.loads(as_json(found))
     assert content["parts"][0]["name"] == "aten::mm"
     assert content["summary"] == headline(found)
+
+
+def test_an_explanation_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    assert read_explanation(folder) is None
+    a = [[part("aten::mm", 5.0, **{"4×4": 1})]]
+    found = explanation(a, [[part("aten::mm", 6.0, **{"8×8": 1})]])
+    write_explanation(folder, found)
+    again = read_explanation(folder)
+    assert again is not None
+    assert as_json(again) == as_json(found)
+    assert again.parts[0].does_other_work
+    path = folder.explanation_path
+    path.write_text(path.read_text(encoding="utf-8").replace("aten::mm", "aten::mv"), "utf-8")
+    with pytest.raises(BadInput, match="it was changed after it was written; harness explain A B"):
+        read_explanation(folder)

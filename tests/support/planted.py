@@ -14,7 +14,7 @@ from workloads.base import Batch, Samples, Splits
 from workloads.mlp import MLP
 from workloads.options import MLPOptions
 
-COPIED = 1_000_000  # numbers
+ZEROS = torch.zeros(1_000_000)
 ITEMS = 400
 WIDE = 512
 SLEEP = 0.002  # seconds
@@ -71,12 +71,12 @@ class Planted(MLP):
         loss = super().loss(model, batch)
         plant = self.options.plant
         if plant == "copy":
-            torch.ones(COPIED).clone()
+            ZEROS.clone()
         elif plant == "synchronization":
             for _ in range(ITEMS):
                 loss.item()
         elif plant == "operator":
             torch.ones(WIDE, WIDE).cumsum(dim=0)
         elif plant == "all-reduce":
-            dist.all_reduce(torch.zeros(COPIED))
+            dist.all_reduce(ZEROS)
         return loss

@@ -17,6 +17,7 @@ from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
+from harness.gate.explanation import Explanation, read_explanation
 from harness.hardware.machine import Machine
 from harness.launch.race import Departure
 from harness.preflight.rates import RateSearch, read_search
@@ -101,6 +102,7 @@ class Report:
     parity: (
         SweepParity | None
     )  # how alike its cells compute; None if `harness diff parity` never ran
+    explanation: Explanation | None  # of two cells; None if `harness explain` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran
     exports: Sequence[TrialExport]  # of those trials that `harness export` was used on
@@ -166,6 +168,7 @@ def make_report(
         shown={label: _shown_cells(cells) for label, cells in workloads.items()},
         against=comparison,
         parity=None if parity is None else with_seeds(parity, result.cells),
+        explanation=read_explanation(results.sweep_folder(sweep.name)),
         preflight=read_preflight(results.preflight_path(sweep.name)),
         rates=read_search(results.sweep_folder(sweep.name)),
         exports=_exports(results.sweep_folder(sweep.name), records),
