@@ -173,6 +173,7 @@ class GateCampaign:
         bits = {"the answer": f"exit code {ended.exit_code}"}
         return Snapshot(
             bits=bits,
+            checkpoints={},
             records=[],
             unreadable=[],
             mlflow_runs=[],

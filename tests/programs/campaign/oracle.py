@@ -62,6 +62,8 @@ class Snapshot:
     """What the oracle compares of a results folder and its surroundings."""
 
     bits: Mapping[str, str]  # of each trial that is done, by its id
+    # The kept checkpoint of each, if no save was refused: a full disk costs the checkpoint alone.
+    checkpoints: Mapping[str, str | None]
     records: Sequence[str]  # the trial of every record that can be read
     unreadable: Sequence[str]  # why the other records can't be read
     mlflow_runs: Sequence[str]  # the trial of every run in MLflow
@@ -78,6 +80,7 @@ def take_snapshot(work: Path) -> Snapshot:
     """Return what `work`, which has folders `results` and `tmp`, is like."""
     results = Results(work / "results")
     bits = {}
+    checkpoints = {}
     records = []
     unreadable = []
     for path in sorted(results.runs.glob("*/*/record.json")):
@@ -89,8 +92,12 @@ def take_snapshot(work: Path) -> Snapshot:
         records.append(record.trial.id)
         if record.status == "done":
             bits[record.trial.id] = bits_of(record)
+            if not _was_refused_a_save(record):
+                assert record.rank0 is not None
+                checkpoints[record.trial.id] = record.rank0.checkpoint
     return Snapshot(
         bits=bits,
+        checkpoints=checkpoints,
         records=records,
         unreadable=unreadable,
         mlflow_runs=_mlflow_runs(results.database),
@@ -109,10 +116,14 @@ def bits_of(record: Record) -> str:
             "loss": record.loss.unpack().tolist(),
             "order": record.order_digest,
             "metrics": [dict(evaluation.metrics) for evaluation in record.rank0.evaluations],
-            "checkpoint": record.rank0.checkpoint,
         },
         sort_keys=True,
     )
+
+
+def _was_refused_a_save(record: Record) -> bool:
+    """Return whether the disk did not take a checkpoint, which the record says."""
+    return any(rank.saves is not None and rank.saves.failed for rank in record.ranks)
 
 
 def compare(expected: Snapshot, actual: Snapshot) -> list[Finding]:
@@ -123,6 +134,10 @@ def compare(expected: Snapshot, actual: Snapshot) -> list[Finding]:
             findings.append(Finding("lost", f"{trial} has no record that is done"))
         elif actual.bits[trial] != bits:
             findings.append(Finding("differing", f"{trial}: {actual.bits[trial]}; not {bits}"))
+    for trial, checkpoint in actual.checkpoints.items():
+        kept = expected.checkpoints.get(trial)
+        if checkpoint != kept:
+            findings.append(Finding("differing", f"{trial}: kept {checkpoint}; not {kept}"))
     for trial in expected.mlflow_runs:
         if trial not in actual.mlflow_runs:
             findings.append(Finding("lost", f"{trial} is not in MLflow"))

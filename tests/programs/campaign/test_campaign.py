@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
+from harness.records.across import in_memory_ranks
 from harness.records.files import remove_unused_columns, write_record
-from harness.records.record import Record
+from harness.records.record import Record, Saves
 from tests.factories import make_record
 from tests.programs.campaign import shim
 from tests.programs.campaign.calls import CallFault, all_faults
@@ -130,6 +131,20 @@ def test_different_parameters_are_found(expected: Snapshot, work: Path) -> None:
 def test_a_different_order_is_found(expected: Snapshot, work: Path) -> None:
     write_record(record_path(work, SECOND), replace(SECOND, order_digest="0" * 32))
     assert finding_kinds(expected, work) == ["differing"]
+
+
+def test_another_checkpoint_is_found_unless_the_record_says_that_none_was_taken(
+    expected: Snapshot, work: Path
+) -> None:
+    path = record_path(work, SECOND)
+    kept = {**expected.checkpoints, SECOND.trial.id: "best/step-000000020"}
+    expected = replace(expected, checkpoints=kept)
+    assert finding_kinds(expected, work) == ["differing"]
+    saves = Saves(failed=["the best model, step 20, was not saved: the disk is full"])
+    ranks = in_memory_ranks([replace(rank, saves=saves) for rank in SECOND.ranks])
+    write_record(path, replace(SECOND, ranks=ranks))
+    remove_unused_columns(path.parent)
+    assert "differing" not in finding_kinds(expected, work)
 
 
 @pytest.mark.parametrize("name", ["tmp/tmpabcdefgh", "results/runs/demo/.record.json.abcdefgh"])
