@@ -37,6 +37,7 @@ from harness.render.run import is_contended
 from harness.render.table import Content, Styled, Table
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
+from harness.statistics.doubt import TOO_FEW_TO_TELL
 from harness.statistics.verdict import ALPHA
 
 MORE_SEEDS = 2  # that are suggested, or more where that makes ENOUGH_SEEDS
@@ -472,15 +473,28 @@ def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str
 def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
     """Return for how many trials the mean of their steps can't be known yet, and why.
 
-    The reason is that of the first of them; `verbose` adds every trial with its own.
+    The reason is that of the first of them; `verbose` adds every trial with its own, and how many are
+    too short for a reason to be seen.
     """
     doubts: list[tuple[Record, str]] = []
+    short = 0
     for record in records:
-        if record.status == "done" and record.summary and record.summary.mean_doubt:
+        if record.status != "done" or record.summary is None:
+            continue
+        if record.summary.mean_doubt:
             doubts.append((record, record.summary.mean_doubt))
-    if not doubts:
-        return []
+        elif record.summary.window_steps <= TOO_FEW_TO_TELL:
+            short += 1
     done = sum(record.status == "done" for record in records)
+    short_lines = []
+    if short and verbose:
+        short_lines.append(
+            f"{short} of {counted(done, 'trial')}: the mean step time can't be known yet: in"
+            f" {TOO_FEW_TO_TELL} steps or fewer nothing tells a drift from jitter; longer trials, more"
+            " seeds or repeats show it"
+        )
+    if not doubts:
+        return short_lines
     reason = f"of one, {doubts[0][1]}" if len(doubts) > 1 else doubts[0][1]
     lines = [
         f"{len(doubts)} of {counted(done, 'trial')}: the mean step time can't be known yet: {reason};"
@@ -492,7 +506,7 @@ def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
             lines.append(
                 f"    {escape(trial.cell.label)} seed {trial.seed} repeat {trial.repeat}: {doubt}"
             )
-    return lines
+    return lines + short_lines
 
 
 def _label_lines(records: Sequence[Record]) -> list[str]:

@@ -78,6 +78,9 @@ def test_means_that_cant_be_known_are_counted_with_a_reason(
     out = " ".join(capsys.readouterr().out.split())
     assert "1 of 6 trials: the mean step time can't be known yet: 4 stragglers carry" in out
     assert "seed 0 repeat 0: 4 stragglers carry 30% of the time" in out
+    assert (
+        "5 of 6 trials: the mean step time can't be known yet: in 100 steps or fewer nothing" in out
+    )
 
 
 def test_a_trials_line_says_nothing_of_steady_states(sweep: Sweep, results: Results) -> None:
