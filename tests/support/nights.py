@@ -27,24 +27,27 @@ def make_night(
     cpu: str = "Test CPU",
     torch: str = "2.13.0",
     drift: float = 1.0,
+    commit: str = "",
+    sweep: str = "nightly",
 ) -> list[Record]:
-    """Return the two trials that a cell has in a night, for 1,000 samples/s times both factors."""
+    """Return the two trials that a cell has in a night, for 1,000 samples/s times both factors.
+
+    Without a `commit` the night has one of its own.
+    """
     cell = cell or make_cell()
     rng = np.random.default_rng([number, len(cell.workload.label)])
     rate = 1000 * factor * drift * float(np.exp(NOISE * rng.standard_normal()))
     records = []
     for seed in (0, 1):
         started = BEGUN + DAY * number + 60 * seed
-        record = with_throughput(
-            make_record(cell, seed=seed, started=started, sweep="nightly"), rate
-        )
+        record = with_throughput(make_record(cell, seed=seed, started=started, sweep=sweep), rate)
         assert record.rank0 is not None
         environment = record.rank0.environment
         environment = replace(
             environment,
             hardware=replace(environment.hardware, cpu=cpu),
             software=replace(environment.software, torch=torch),
-            repository=Repository(commit=f"{number:040x}", dirty=False),
+            repository=Repository(commit=commit or f"{number:040x}", dirty=False),
         )
         rank0 = replace(record.rank0, environment=environment)
         records.append(replace(record, rank0=rank0))
@@ -56,7 +59,7 @@ def write_archives(folder: Path, nights: Sequence[Sequence[Record]]) -> None:
     folder.mkdir(exist_ok=True)
     for number, records in enumerate(nights):
         results = Results(folder / f"night-{number}")
-        sweep_folder = results.sweep_folder("nightly")
+        sweep_folder = results.sweep_folder(records[0].sweep)
         sweep_folder.path.mkdir(parents=True)
         write_sweep(sweep_folder, records)
         archive(sweep_folder, folder / f"nightly-{number:03}.tar.gz")
