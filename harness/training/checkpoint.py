@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from harness.training.mesh import ParallelMesh
 from harness.training.precision import Scaler
 from harness.training.shards import (
     CheckpointPart,
+    Offsets,
     SavedParts,
     SharedTensor,
     Staging,
@@ -59,7 +60,19 @@ from harness.training.state import TrainingState, join_states
 from harness.training.strategies.base import Strategy
 from harness.training.workload_state import WorkloadState
 
+# Returns values of a parameter: its name, where the block begins, and its shape.
+ReadBlock = Callable[[str, Offsets, Sequence[int]], Tensor]
 KEPT = 2  # checkpoints of a folder, where nothing else is said
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCopy:
+    """A model and its workload's own state in memory, as one rank has them."""
+
+    blocks: Mapping[str, Tensor]  # of the parameters
+    buffers: Mapping[str, Tensor]
+    modes: Mapping[str, bool]
+    workload: dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -283,23 +296,49 @@ class Checkpointer:
         with self.strategy.gathered(self.model):
             self._load_model(parts, parts.content(self.mesh.ranks.rank))
 
-    @torch.no_grad()
+    def copy_model(self) -> ModelCopy:
+        """Return a copy of what `restore_model` restores, for where no disk takes it."""
+        with self.strategy.gathered(self.model):
+            return ModelCopy(
+                blocks={name: block.clone() for name, block, _ in self._parameter_blocks()},
+                buffers={name: buffer.clone() for name, buffer in self.model.named_buffers()},
+                modes={name: module.training for name, module in self.model.named_modules()},
+                workload=self.workload_state.save(),
+            )
+
+    def restore_copy(self, copy: ModelCopy) -> None:
+        """Restore what `copy_model` has returned; do not train after it."""
+        with self.strategy.gathered(self.model):
+            self._fill_model(lambda name, *_: copy.blocks[name], copy.buffers, copy.modes)
+        self.workload_state.load(copy.workload)
+
     def _load_model(self, parts: SavedParts, content: Mapping[str, Any]) -> None:
         """Restore parameters, buffers, the modules' modes and the workload's own state.
 
         `content` is what this rank has saved.
         """
+        self._fill_model(parts.block, content["buffers"], content["modes"])
+        self.workload_state.load(parts.with_values(content["workload"]))
+
+    @torch.no_grad()
+    def _fill_model(
+        self, block_by: ReadBlock, buffers: Mapping[str, Tensor], modes: Mapping[str, bool]
+    ) -> None:
+        """Restore parameters, buffers and the modules' modes; `block_by` returns values of a block."""
+        for name, block, offsets in self._parameter_blocks():
+            block.copy_(block_by(name, offsets, block.shape))
+        # Buffers that are in no state dict count too, and each rank may have its own.
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+        for name, module in self.model.named_modules():
+            module.training = modes[name]
+
+    def _parameter_blocks(self) -> Iterator[tuple[str, Tensor, Offsets]]:
+        """Yield each parameter's name, the block of it that this rank has, and where that begins."""
         names = {name for name, _ in self.model.named_parameters()}
         for name, value in self.model.state_dict().items():  # as ranks shard them
             if name in names:
-                block, offsets = block_of(value)
-                block.copy_(parts.block(name, offsets, block.shape))
-        # Buffers that are in no state dict count too, and each rank may have its own.
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(content["buffers"][name])
-        for name, module in self.model.named_modules():
-            module.training = content["modes"][name]
-        self.workload_state.load(parts.with_values(content["workload"]))
+                yield name, *block_of(value)
 
     def _content(self, parts: SavedParts) -> dict[str, Any]:
         """Return what this rank has saved, or its share of what another number of ranks have.

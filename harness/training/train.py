@@ -23,7 +23,7 @@ from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageE
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
-from harness.training.checkpoint import KEPT
+from harness.training.checkpoint import KEPT, ModelCopy
 from harness.training.epoch import Indices
 from harness.training.evaluate import Scores, evaluate
 from harness.training.fingerprint import digest_parameters
@@ -118,6 +118,7 @@ class Trainer:
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)
         self.is_restored = False  # whether the parameters are those of the best evaluation again
+        self.best_copy: ModelCopy | None = None  # of the best model, if the disk did not take it
         self.progress = ProgressFile(
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
@@ -373,18 +374,18 @@ class Trainer:
     def _save_best(self) -> None:
         """Save the model as the best so far; what can't be written costs a line and no trial.
 
-        Raises StorageError where the trial ends with this model.
+        Where the trial ends with this model, it is kept in memory then.
         """
+        checkpointer = self.parts.checkpointer
+        self.best_copy = None
         try:
-            self.parts.checkpointer.save(
-                self.parts.folder.best_checkpoints, self.state, with_weights=True
-            )
+            checkpointer.save(self.parts.folder.best_checkpoints, self.state, with_weights=True)
         except StorageError as error:
-            if self.stop_rule is not None and self.stop_rule.restore_best:
-                raise
             self.state.note_unsaved(
                 f"the best model, step {self.state.step}, was not saved: {error}"
             )
+            if self.stop_rule is not None and self.stop_rule.restore_best:
+                self.best_copy = checkpointer.copy_model()
 
     def _scores_of(self, samples: Samples, name: str) -> Scores:
         """Return the scores over samples; `name` is for errors.
@@ -444,7 +445,10 @@ class Trainer:
             return
         if best.step != state.step:
             with state.timed("checkpoint"):
-                parts.checkpointer.restore_model(parts.folder.best_checkpoints, best.step)
+                if self.best_copy is not None:
+                    parts.checkpointer.restore_copy(self.best_copy)
+                else:
+                    parts.checkpointer.restore_model(parts.folder.best_checkpoints, best.step)
         self.is_restored = True
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.errors import Interrupted, StorageError
+from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
@@ -255,14 +255,21 @@ def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(
     )
 
 
-def test_a_trial_that_ends_with_its_best_model_needs_a_disk_for_it(
+def test_a_trial_ends_with_a_best_model_that_the_disk_refuses(
     tmp_path: Path, refusing_disk: Callable[[Path], None]
 ) -> None:
+    """It is kept in memory, with all that belongs to it."""
+    assignment = load_assignment(tmp_path, STOPPED, "none")
+    restored = attempt(TrialFolder(tmp_path / "whole"), assignment, None)
     folder = TrialFolder(tmp_path / "trial")
     refusing_disk(folder.best_checkpoints)
-    assignment = load_assignment(tmp_path, STOPPED, "none")
-    with pytest.raises(StorageError, match=r"No space left|Read-only"):
-        attempt(folder, assignment, None)
+    result = attempt(folder, assignment, None)
+    assert outcome_of(result) == outcome_of(restored)
+    assert result.rank0 is not None
+    assert result.rank0.stop is not None
+    assert result.rank0.stop.restored
+    assert result.saves is not None
+    assert re.match(r"the best model, step 5, was not saved: ", result.saves.failed[0])
 
 
 def test_a_disk_that_refuses_a_last_save_costs_the_work_since_the_one_before(
