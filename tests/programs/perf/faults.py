@@ -30,11 +30,12 @@ from harness.records.goodput import Goodput, goodput, total
 from harness.records.running import read_heartbeats
 from harness.render import chart
 from harness.render.table import Table, markdown_lines
-from harness.statistics.interval import mean_interval
+from harness.statistics.interval import Interval, mean_interval
 from tests.programs.perf.results import FOLDER
 from tests.support.running import line_sweep, local_profile
 
-PARTS = ("trained", "again", "start", "waiting", "checkpoint", "evaluate", "compile", "queue")
+# Where the wall time of trials on this machine goes. Nothing waits in a queue, and nothing is compiled.
+PARTS = ("trained", "again", "start", "waiting", "checkpoint", "evaluate")
 NAME = "faults"
 POLL = 0.2  # seconds
 
@@ -112,42 +113,71 @@ def run_sweep(
     return done, faults.count
 
 
+def ettr_interval(trials: Sequence[Goodput]) -> Interval:
+    """Return the share of all wall time of the trials that trained, with its 95% interval over trials.
+
+    The share is a ratio of two sums, so its error is the jackknife's (Quenouille 1956, Tukey 1958): with
+    the share R of all n trials and R_i of all but the i-th, that of the mean of n R - (n - 1) R_i. The
+    bounds end at 0 and 1.
+    """
+    share, count = share_of(trials), len(trials)
+    if count < 2:
+        return Interval(share, None, count)
+    values = []
+    for number in range(count):
+        without = share_of([*trials[:number], *trials[number + 1 :]])
+        values.append(count * share - (count - 1) * without)
+    half_width = mean_interval(values).half_width
+    assert half_width is not None
+    return Interval(share, (max(0.0, share - half_width), min(1.0, share + half_width)), count)
+
+
+def share_of(trials: Sequence[Goodput]) -> float:
+    """Return the share of all wall time of the trials that trained."""
+    return sum(trial.trained for trial in trials) / sum(trial.wall for trial in trials)
+
+
+def shares_by_part(trials: Sequence[Goodput]) -> dict[str, float]:
+    """Return the share of all wall time of the trials that each part took."""
+    whole = total(trials)
+    assert whole is not None
+    return {part: seconds / whole.wall for part, seconds in asdict(whole).items()}
+
+
 def table_of(sweeps: dict[str, tuple[list[Goodput], int]]) -> Table:
     """Return a row for each sweep: its ETTR with its interval over trials, and where the rest went."""
-    table = Table(["checkpoints", "trials", "faults", "ETTR", "95% interval", *PARTS[1:5]])
+    table = Table(["checkpoints", "trials", "faults", "ETTR", "95% interval", *PARTS[1:]])
     for name, (trials, faults) in sweeps.items():
-        interval = mean_interval([trial.share for trial in trials])
+        interval = ettr_interval(trials)
         bounds = "unknown"
         if interval.bounds is not None:
-            bounds = " to ".join(f"{min(max(bound, 0), 1):.1%}" for bound in interval.bounds)
-        whole = total(trials)
-        assert whole is not None
-        shares = [f"{asdict(whole)[part] / whole.wall:.1%}" for part in PARTS[1:5]]
+            bounds = " to ".join(f"{bound:.1%}" for bound in interval.bounds)
+        shares = shares_by_part(trials)
         row = [name, str(len(trials)), str(faults), f"{interval.mean:.1%}", bounds]
-        table.add_row(*row, *shares)
+        table.add_row(*row, *(f"{shares[part]:.1%}" for part in PARTS[1:]))
     return table
 
 
 def picture_of(sweeps: dict[str, tuple[list[Goodput], int]]) -> bytes:
-    """Return a drawing of where the wall time of each sweep went."""
+    """Return a drawing of where the wall time of each sweep went, with the interval of its ETTR."""
     figure = chart.new_figure(7.0, 2.2)
     axes = figure.subplots()
     for row, (trials, _) in enumerate(sweeps.values()):
-        whole = total(trials)
-        assert whole is not None
+        shares = shares_by_part(trials)
         left = 0.0
-        for number, part in enumerate(PARTS[:5]):
-            share = asdict(whole)[part] / whole.wall
+        for number, part in enumerate(PARTS):
             color = chart.COLORS[number]
-            axes.barh(row, share, left=left, color=color, label=None if row else part)
-            left += share
-        interval = mean_interval([trial.share for trial in trials])
-        if interval.half_width is not None:
-            axes.errorbar(interval.mean, row, xerr=interval.half_width, color=chart.INK, capsize=4)
+            axes.barh(row, shares[part], left=left, color=color, label=None if row else part)
+            left += shares[part]
+        interval = ettr_interval(trials)
+        if interval.bounds is not None:
+            low, high = interval.bounds
+            error = [[interval.mean - low], [high - interval.mean]]
+            axes.errorbar(interval.mean, row, xerr=error, color=chart.INK, capsize=4)
     axes.set_yticks(range(len(sweeps)), list(sweeps))
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.45, -0.15), frameon=False)
+    axes.legend(ncols=len(PARTS), loc="upper center", bbox_to_anchor=(0.45, -0.15), frameon=False)
     return chart.png_bytes(figure)
 
 
