@@ -5,7 +5,8 @@
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, half as many interrupted trials, and
-# KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set.
+# KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a
+# real Slurm, as root, none if it is not set.
 # make bench-faults: how much of the wall time trains while ranks are killed, with saves and without, in about ten minutes.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
@@ -29,6 +30,7 @@ FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 KILLS ?= 300
+SLURM_KILLS ?= 0
 DEVICE ?= cuda
 TESTS := not alone and not nightly
 BENCH_PACKAGES := build/bench/packages
@@ -76,7 +78,7 @@ mutants: setup-test
 	@echo "==> $(MUTANTS) planted defects, as many equal runs, and half as many trials that are killed"
 	@rm -rf build/mutants
 	@$(BIN)/python -m tests.programs.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
-		--resumes $$(($(MUTANTS) / 2)) --kills $(KILLS)
+		--resumes $$(($(MUTANTS) / 2)) --kills $(KILLS) --slurm-kills $(SLURM_KILLS)
 
 bench: setup-test
 	@$(MAKE) --no-print-directory $(BENCH_PACKAGES)/.installed || \

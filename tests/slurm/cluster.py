@@ -7,8 +7,11 @@ import os
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from harness.core.paths import write_atomically
 from tests.slurm.configuration import Configuration, daemon_commands
@@ -64,6 +67,32 @@ class Slurm:
         pid_file = self._pid_file(daemon)
         os.kill(int(pid_file.read_text(encoding="ascii")), number)
         wait_until(lambda: not pid_file.exists())
+
+    def kill_node(self, node: str) -> None:
+        """Kill slurmd and all that runs on a node, as a loss of power does."""
+        self.stop(f"slurmd-{node}", signal.SIGKILL)
+        while processes := self._processes_on(node):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def _processes_on(self, node: str) -> list[psutil.Process]:
+        """Return what jobs run on a node, after each slurmstepd that has started it.
+
+        A slurmstepd has no variable that names its node; what it starts has.
+        """
+        own = {"SLURM_CONF": str(self.configuration.slurm_conf), "SLURMD_NODENAME": node}
+        starters, started = set(), []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if not own.items() <= process.environ().items():
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    started.append(process)
+                parent = process.parent()
+                if parent is not None and "slurmstepd" in " ".join(parent.cmdline()):
+                    starters.add(parent)
+        return [*starters, *started]
 
     def _pid_file(self, daemon: str) -> Path:
         """Return the file that exists as long as the daemon runs."""

@@ -29,9 +29,8 @@ from tests.slurm.sweeps import (
     wait_for_records,
     wait_for_step,
 )
-from tests.support import hangs
 from tests.support.commands import harness
-from tests.support.running import by_label, line_sweep, wait_until
+from tests.support.running import line_sweep, wait_until
 from tests.support.stacks import container
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(2400)]
@@ -211,38 +210,3 @@ def leader_pid(results: Path) -> int:
             process_ids.append(process.pid)
     (leader,) = process_ids
     return leader
-
-
-HANGS = f"{hangs.__file__}:Hangs"
-
-
-@pytest.mark.nightly
-def test_ranks_that_hang_on_two_nodes_are_named_within_the_pace_of_the_trial(
-    slurm: Slurm, tmp_path: Path
-) -> None:
-    variants = {}
-    for way in ("order", "pipe"):
-        options = {"way": way, "at": 40, "rank": 1, "step_seconds": 0.1}
-        axes = {"strategy": "ddp", "world_size": 2}
-        variants[way] = {"uses": HANGS, "options": options, "axes": axes}
-    sweep = line_sweep(
-        tmp_path,
-        variants,
-        length={"steps": 60},
-        timeout=900,
-        checkpoint="none",  # or each would be tried again
-    )
-    results = tmp_path / "results"
-    submit(sweep, results)
-    wait_until(lambda: is_over(results), 600)
-    records = by_label(list(read_records(results).values()))
-    apart, blocked = records["order"].failure, records["pipe"].failure
-    assert apart is not None
-    assert blocked is not None
-    assert (apart.kind, apart.rank) == ("Hang", None)
-    assert "they diverged after" in apart.message
-    assert (blocked.kind, blocked.rank, blocked.host) == ("Hang", 1, "n2")
-    assert "pipe_write" in blocked.message
-    assert "in which rank 0 waits" in blocked.message
-    for row in trial_rows(results):
-        assert "Hang" in row["detail"]

@@ -46,7 +46,7 @@ class MutantOptions(LineOptions):
     order: tuple[int, ...] = ()  # in which an unordered reduction adds up the ranks
     ordered: bool = False  # gradients are added up in the order of the ranks, by a collective here
     strikes: str = ""  # a file with what strikes this attempt: a rank, a step and a signal
-    steps: str = ""  # a file to which rank 0 adds a byte for each step that it computes
+    steps: str = ""  # a file to which rank 0 adds the number of each step that it has computed
 
 
 BIT_PARAMETERS = ("inner.0.weight", "inner.0.bias", "inner.1.weight", "inner.1.bias")
@@ -101,7 +101,8 @@ class MutantLine(LineFit):
     def optimizer(self, model: nn.Module) -> Optimizer:
         if self.options.mutant == "optimizer before fully_shard":
             return self.early_optimizer
-        return MutantAdam(model, self.options)
+        self.adam = MutantAdam(model, self.options)
+        return self.adam
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
         if self.options.mutant != "learning rate":
@@ -111,9 +112,6 @@ class MutantLine(LineFit):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss = super().loss(model, batch)
         self._strike()
-        if self.options.steps and this_rank() == 0:
-            with Path(self.options.steps).open("ab") as file:
-                file.write(b".")
         return loss
 
     def _strike(self) -> None:
@@ -134,8 +132,13 @@ class MutantLine(LineFit):
             super()._update_average(model)
 
     def after_step(self, model: nn.Module) -> None:
-        """Shrink one parameter, or change the statistics of batch norm, once."""
+        """Note the step, then shrink one parameter, or change the statistics of batch norm, once."""
         assert isinstance(model, Net)
+        if self.options.steps and this_rank() == 0:
+            # Counted from the first attempt on: a checkpoint has Adam's number.
+            number = int(next(iter(self.adam.state.values()))["step"])
+            with Path(self.options.steps).open("a", encoding="ascii") as file:
+                file.write(f"{number}\n")
         if self.step != self.options.at:
             return
         if self.options.mutant == "after_step":

@@ -1,7 +1,8 @@
 """SIGKILL at random moments of trials that save at intervals: nothing is lost, and all bits are the same.
 
 A trial is killed once or twice, at moments drawn from its whole life: while ranks start, train, save,
-evaluate or end. What is killed is one rank, all ranks at once, or the process that started them.
+evaluate or end. Every third kill waits for the next save, and strikes in the middle of it. What is
+killed is one rank, all ranks at once, or the process that started them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -26,7 +29,7 @@ from tests.programs.mutants.trials import Setting, start_attempt
 
 EVERY = 8  # steps between two saves, of 48
 SAVES = SavePlan(every=f"{EVERY} steps", keep=2, mean_seconds_between_failures=1e5)
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.03
 TARGETS = ("rank", "all ranks", "leader")
 STRATEGIES = ("ddp", "fsdp2", "hsdp")
 MAX_ATTEMPTS = 6
@@ -39,6 +42,7 @@ class Kill:
     target: str
     rank: int
     moment: float  # as a part of the time that the undisturbed trial took
+    in_save: bool = False  # whether it waits for a save to be under way
 
     def strike(self, leader: int) -> None:
         """Kill what is to be killed of the ranks that the process `leader` has started."""
@@ -58,26 +62,43 @@ class Kill:
 class KillCounts:
     """What came of the kills."""
 
-    kills: int = 0  # that hit a running attempt
+    kills: Counter[str] = field(default_factory=Counter)  # that hit a running attempt, by target
+    in_saves: int = 0  # of these
     trials: int = 0
     lost: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
-    twice: list[int] = field(
-        default_factory=list
-    )  # of each kill, the steps that were computed twice
+    # Of each kill, the steps that were computed twice.
+    twice: list[int] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Return what to print."""
+        targets = ", ".join(f"{count} of {name}" for name, count in sorted(self.kills.items()))
         beyond = sum(steps > EVERY for steps in self.twice)
-        steps = f"median {median(self.twice):g}, most {max(self.twice)}" if self.twice else "none"
+        steps = "none"
+        if self.twice:
+            share = beyond / len(self.twice)
+            steps = (
+                f"median {median(self.twice):g}, most {max(self.twice)};"
+                f" more than one interval, as the save was under way: {beyond} times ({share:.1%})"
+            )
         return [
-            f"{self.kills} SIGKILLs in {self.trials} trials:"
+            f"{self.kills.total()} SIGKILLs in {self.trials} trials:"
             f" {len(self.lost)} lost, {len(self.different)} different",
-            f"steps computed twice, saves every {EVERY}: {steps};"
-            f" more than one interval, as the save was under way: {beyond} times",
+            f"{targets}; {self.in_saves} in the middle of a save",
+            f"steps computed twice, saves every {EVERY}: {steps}",
             *self.lost,
             *self.different,
         ]
+
+
+def settings() -> list[Setting]:
+    """Return all trainings that are killed."""
+    found = []
+    for strategy, ranks, workers in itertools.product(STRATEGIES, (2, 4), (0, 2)):
+        if strategy == "hsdp" and ranks == 2:
+            continue  # two ranks can't both be shards and be replicas
+        found.append(Setting(strategy, ranks, num_workers=workers, samples=512))
+    return found
 
 
 def draws(seed: int) -> Iterator[tuple[Setting, Sequence[Kill]]]:
@@ -85,14 +106,12 @@ def draws(seed: int) -> Iterator[tuple[Setting, Sequence[Kill]]]:
     for number in itertools.count():
         random = Random(f"kills {seed} {number}")
         drawn = []
-        for strategy, ranks, workers in itertools.product(STRATEGIES, (2, 4), (0, 2)):
-            if strategy == "hsdp" and ranks == 2:
-                continue  # two ranks can't both be shards and be replicas
-            setting = Setting(strategy, ranks, num_workers=workers, samples=512)
+        for setting in settings():
             kills = []
             for _ in range(random.choice([1, 2, 2])):
                 target = random.choice(TARGETS)
-                kills.append(Kill(target, random.randrange(ranks), random.uniform(0.05, 1.0)))
+                rank, moment = random.randrange(setting.world_size), random.uniform(0.05, 1.0)
+                kills.append(Kill(target, rank, moment, in_save=random.random() < 1 / 3))
             drawn.append((setting, kills))
         random.shuffle(drawn)
         yield from drawn
@@ -139,31 +158,53 @@ class Killer:
         trial_folder.path.mkdir(parents=True)
         steps = folder / "steps"
         trial = setting.trial(folder, step_seconds=STEP_SECONDS, steps=str(steps))
-        reached: int | None = None
+        struck = 0
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            steps.unlink(missing_ok=True)
-            resumed_at = _newest_save(trial_folder)
-            if reached is not None:
-                self.counts.twice.append(reached - resumed_at)
             kill = kills[attempt - 1] if attempt <= len(kills) else None
-            started = time.monotonic()
+            started, began_at = time.monotonic(), time.time()
 
-            def strike(leader: int, kill: Kill | None = kill, started: float = started) -> bool:
+            def strike(
+                leader: int,
+                kill: Kill | None = kill,
+                started: float = started,
+                began_at: float = began_at,
+            ) -> bool:
                 """Kill once it is time, and return whether it was."""
                 if kill is None or time.monotonic() < started + kill.moment * seconds:
+                    return False
+                if kill.in_save and not is_saving(trial_folder, began_at):
                     return False
                 kill.strike(leader)
                 return True
 
             exit_code = start_attempt(trial_folder, trial, attempt, saves=SAVES, strike=strike)
             if exit_code == 0:
+                self.counts.twice += computed_twice(steps, struck)
                 return read_marks(trial_folder, setting.world_size)
-            self.counts.kills += kill is not None
-            reached = resumed_at + (steps.stat().st_size if steps.exists() else 0)
+            if kill is not None:
+                struck += 1
+                self.counts.kills[kill.target] += 1
+                self.counts.in_saves += kill.in_save
         return None
 
 
-def _newest_save(folder: TrialFolder) -> int:
-    """Return the step of the newest whole checkpoint, 0 if there is none."""
-    paths = [*folder.resume_checkpoints.glob("step-*"), *folder.best_checkpoints.glob("step-*")]
-    return max((int(path.name.removeprefix("step-")) for path in paths), default=0)
+def is_saving(folder: TrialFolder, since: float) -> bool:
+    """Return whether a checkpoint is being written that was begun since then.
+
+    An attempt that was killed leaves what it has written of one.
+    """
+    for path in folder.resume_checkpoints.glob(".step-*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime > since:
+                return True
+    return False
+
+
+def computed_twice(steps: Path, kills: int) -> list[int]:
+    """Return for each kill how many steps were computed twice, from the numbers of all steps.
+
+    A kill after which nothing was computed again counts as 0.
+    """
+    numbers = [int(line) for line in steps.read_text(encoding="ascii").split()]
+    twice = [before - after + 1 for before, after in pairwise(numbers) if after <= before]
+    return twice + [0] * (kills - len(twice))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -12,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.reproduce.divergence import Traces, compare
-from harness.training import train
+from harness.training import interruption, train
 from tests.programs.mutants.injections import Injection, injections
 from tests.programs.mutants.kills import Killer
 from tests.programs.mutants.kills import draws as kill_draws
 from tests.programs.mutants.resumes import Undisturbed, draws, problem, run
+from tests.programs.mutants.slurm_kills import SlurmKiller, slurm_of_two_nodes
 from tests.programs.mutants.trials import Setting, trace, warm_up
 
 # Compiled trainings take several times as long.
@@ -94,16 +96,30 @@ class Proof:
 
     def kill(self, count: int, minutes: float) -> None:
         """Strike until so many SIGKILLs have hit a trial, or the time is over."""
+        if not count:
+            return
         train.SEGMENT_SECONDS = 1e-9
         killer = Killer(self._folder)
         deadline = time.monotonic() + 60 * minutes
         for setting, kills in kill_draws(self._seed):
-            if killer.counts.kills >= count or time.monotonic() > deadline:
+            if killer.counts.kills.total() >= count or time.monotonic() > deadline:
                 break
             found = killer.run(setting, kills)
             cell = f"{setting.strategy}×{setting.world_size} w{setting.num_workers}"
             self._note(f"killed {cell}", f"{cell}, killed {len(kills)} times", found)
         print(*killer.counts.lines(), sep="\n", flush=True)
+
+    def kill_jobs(self, count: int, minutes: float) -> None:
+        """Do so to jobs on a real Slurm, its daemons and nodes."""
+        if not count:
+            return
+        # `warm_up` has blocked it, and what is started from here would inherit that.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {interruption.SIGNAL})
+        with slurm_of_two_nodes() as slurm:
+            killer = SlurmKiller(self._folder / "jobs", slurm, self._seed)
+            for description, found in killer.run(count, minutes):
+                self._note("killed on Slurm", description, found)
+        print("On Slurm:", *killer.counts.lines(), sep="\n", flush=True)
 
     def _reference(self, setting: Setting) -> Traces:
         """Return the traces of a training without a defect."""
@@ -139,19 +155,21 @@ def main() -> None:
     parser.add_argument("--equal", type=int, default=200)
     parser.add_argument("--resumes", type=int, default=100)
     parser.add_argument("--kills", type=int, default=100, help="SIGKILLs at random moments")
+    parser.add_argument("--slurm-kills", type=int, default=0, help="of jobs; needs root and Slurm")
     parser.add_argument("--kill-minutes", type=float, default=60, help="start no kill after these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--executions", nargs="+", default=EXECUTIONS)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    warm_up(options.output / "cache", compiles="compile" in options.executions)
     proof = Proof(options.output, options.seed, options.executions)
+    warm_up(options.output / "cache", compiles="compile" in options.executions)
     if options.injections:
         proof.compare_strategies()
     proof.inject(options.injections)
     proof.compare_equal(options.equal)
     proof.resume(options.resumes)
     proof.kill(options.kills, options.kill_minutes)
+    proof.kill_jobs(options.slurm_kills, options.kill_minutes)
     print()
     for group, count in sorted(proof.passed.items()):
         print(f"{count:5} {group}")

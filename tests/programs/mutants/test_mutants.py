@@ -11,6 +11,7 @@ import pytest
 from harness.records.trace import Mark
 from harness.reproduce.divergence import Divergence, RankMark, TraceComparison
 from tests.programs.mutants.injections import injections
+from tests.programs.mutants.kills import computed_twice
 from tests.programs.mutants.resumes import problem
 
 # With it, samples are swapped and a bit is flipped in the two trainings that are compared anyway,
@@ -66,3 +67,10 @@ def test_a_resumed_trial_that_lacks_a_mark_is_a_problem() -> None:
     mark = Mark(step=1, micro_step=1, phase="data", name="batch[0]", digest="0")
     assert problem([[mark]], [[mark]]) is None
     assert problem([[mark]], [[]]) == "1 marks are missing and 0 are new"
+
+
+def test_steps_that_were_computed_twice_are_counted_for_each_kill(tmp_path: Path) -> None:
+    """The second attempt goes on after step 1, the third from the start, and the last kill cost none."""
+    steps = tmp_path / "steps"
+    steps.write_text("1 2 3 2 1 2 3 4", encoding="ascii")
+    assert computed_twice(steps, 3) == [2, 2, 0]

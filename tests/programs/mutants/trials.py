@@ -60,8 +60,13 @@ class Setting:
     samples: int = 1024
     seed: int = 0
 
-    def trial(self, folder: Path, **options: Any) -> Trial:
-        """Return its trial; `options` are the workload's, a defect among them."""
+    @property
+    def name(self) -> str:
+        """Return a label for it in a sweep."""
+        return f"{self.strategy}-{self.world_size}-w{self.num_workers}"
+
+    def sweep(self, **options: Any) -> dict[str, Any]:
+        """Return a sweep of it; `options` are the workload's, a defect among them."""
         axes = {
             "strategy": self.strategy,
             "world_size": self.world_size,
@@ -82,7 +87,7 @@ class Setting:
         }
         if self.num_workers:
             options["noise"] = 0.1
-        content = {
+        return {
             "name": "mutants",
             "workloads": {"mutant": {"uses": MUTANT, "axes": axes, "options": options}},
             "length": {"steps": STEPS},
@@ -90,8 +95,11 @@ class Setting:
             "warmup": 2,
             "seeds": [self.seed],
         }
+
+    def trial(self, folder: Path, **options: Any) -> Trial:
+        """Return its trial; `options` are the workload's, a defect among them."""
         path = folder / "mutants.yaml"
-        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        path.write_text(yaml.safe_dump(self.sweep(**options)), encoding="utf-8")
         (trial,) = load_sweep(path).trials()
         return trial
 
