@@ -27,7 +27,9 @@ from harness.core.processes import die_with_parent, end_process, ending_descenda
 from harness.launch.launcher import rank_variables
 from harness.records.running import FailedRank
 
-GRACE = 0.5  # seconds in which the other ranks may report their own errors once one has failed
+# In which the other ranks may report their own errors once one has failed. They need a moment on a busy
+# machine: what they leave says in which collective they were.
+GRACE = 3.0  # seconds
 TERMINATION_TIMEOUT = 30.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.01  # seconds between two looks at ranks once one has failed
 

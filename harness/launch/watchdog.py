@@ -199,19 +199,29 @@ class Watchdog:
     def _standstill(self, now: float) -> str | None:
         """Return for how long training has made no progress, if that is too long for this trial.
 
-        None unless all ranks train: what else they do may take long.
+        None while a rank does something else than training, which may take long. A rank that has
+        given no sign of life for as long either is taken to do what the others do, if they train.
         """
         progress = read_progress_file(self._folder.progress_path)
         slowest = progress.get("slowest")
         if slowest is None:
             return None
         seconds = now - self._progress_changed[1]
-        if seconds <= max(MIN_STANDSTILL_SECONDS, STANDSTILL_SEGMENTS * slowest):
+        limit = max(MIN_STANDSTILL_SECONDS, STANDSTILL_SEGMENTS * slowest)
+        if seconds <= limit:
             return None
+        trains = False
         for rank in range(self._world_size):
-            beat = read_heartbeat(self._folder.heartbeat_path(rank))
-            if beat is None or not beat.in_step:
+            path = self._folder.heartbeat_path(rank)
+            beat = read_heartbeat(path)
+            if beat is None:
                 return None
+            _, seen_at = self._heartbeats.get(path.name, (0, now))
+            if not beat.in_step and now <= seen_at + limit:
+                return None
+            trains = trains or beat.in_step
+        if not trains:
+            return None
         return f"no progress for {seconds:.0f} s, and {slowest:.1f} s at most before"
 
     def _timeout_reason(self) -> str:

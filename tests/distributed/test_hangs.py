@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -72,17 +73,19 @@ def test_tensors_of_different_sizes_are_named_with_both_lines(tmp_path: Path) ->
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_hang_is_named(tmp_path: Path, world_size: int, strategy: str) -> None:
     """Within the limits that every trial has: most of the minutes are waiting, so all wait at once."""
-    commands = {}
-    for way in WAYS:
-        folder = tmp_path / way
-        folder.mkdir()
-        sweep = hang_sweep(folder, way, world_size=world_size, strategy=strategy)
-        profile = local_profile(folder, slots=world_size)
-        command = [sys.executable, "-m", "harness.cli", "run", str(sweep)]
-        command += ["--cluster", str(profile), "--results", str(folder / "results")]
-        commands[way] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    for command in commands.values():
-        assert command.wait() == 1
+    with ExitStack() as stack:
+        commands = []
+        for way in WAYS:
+            folder = tmp_path / way
+            folder.mkdir()
+            sweep = hang_sweep(folder, way, world_size=world_size, strategy=strategy)
+            profile = local_profile(folder, slots=world_size)
+            command = [sys.executable, "-m", "harness.cli", "run", str(sweep)]
+            command += ["--cluster", str(profile), "--results", str(folder / "results")]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            stack.callback(process.kill)
+            commands.append(process)
+        assert [process.wait() for process in commands] == [1] * len(WAYS)
     for way in WAYS:
         (path,) = Results(tmp_path / way / "results").sweep_folder("line").record_paths()
         check_verdict(way, read_record(path))

@@ -152,8 +152,26 @@ class TestATrialThatStandsStill:
     def test_is_left_alone_while_a_rank_does_something_else(self, watched: Watched) -> None:
         """It compiles, evaluates or saves."""
         watched.progress(8, slowest=0.1)
+        for _ in range(50):
+            watched.beat(1)
+            assert watched.wait(2 * watchdog.LOOK_SECONDS, 0, in_step=True) is None
+
+    def test_is_ended_soon_if_a_rank_was_stopped_between_two_steps(self, watched: Watched) -> None:
+        """Its last heartbeat is from the evaluation before, and the others train."""
+        watched.progress(8, slowest=0.1)
         watched.beat(1)
-        assert watched.wait(200, 0, in_step=True) is None
+        assert watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True) is None
+        verdict = watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True)
+        assert verdict is not None
+        assert verdict.failure is not None
+        assert verdict.failure.kind == "Unresponsive"
+        assert verdict.failure.rank == 1
+
+    def test_is_left_alone_while_nobody_is_known_to_train(self, watched: Watched) -> None:
+        watched.progress(8, slowest=0.1)
+        watched.beat(0)
+        watched.beat(1)
+        assert watched.wait(2 * watchdog.MIN_STANDSTILL_SECONDS) is None
 
     def test_is_left_alone_once_it_gets_on(self, watched: Watched) -> None:
         """What ranks have answered is gone."""
