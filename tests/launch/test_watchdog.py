@@ -161,7 +161,7 @@ class TestATrialThatStandsStill:
         watched.progress(8, slowest=0.1)
         watched.beat(1)
         assert watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True) is None
-        verdict = watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True)
+        verdict = watched.wait(2 * watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True)
         assert verdict is not None
         assert verdict.failure is not None
         assert verdict.failure.kind == "Unresponsive"

@@ -37,6 +37,7 @@ from tests.programs.mutants.kills import (
     settings,
 )
 from tests.programs.mutants.resumes import problem, read_marks
+from tests.programs.mutants.trials import STEPS
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import missing, running
 from tests.slurm.sweeps import FINAL_STATES, submit, trial_rows
@@ -48,10 +49,10 @@ TARGETS = ("rank", "all ranks", "leader", "slurmd", "node")
 STEP_SECONDS = 0.2
 PAUSE = 6.0  # seconds between two kills, at most
 OUTAGES = (2.0, 16.0)  # seconds without a daemon: less than Slurm's node_timeout, and more
-SAVE_SECONDS = 10.0  # that a kill waits for a save to be under way
+WAIT_SECONDS = 120.0  # that a kill waits for its step, or for a save to be under way
 KILLS_PER_TRIAL = 3  # that are aimed at it
 SUBMISSIONS = 3  # until a trial counts as lost
-DEADLINE = 600.0  # seconds in which all trials of a submission have to be over
+DEADLINE = 3000.0  # seconds in which all trials of a submission have to be over
 FRESH = 6.0  # seconds; the heartbeat of a rank that lives is not older
 
 
@@ -167,11 +168,22 @@ class SlurmKiller:
         target, rank = random.choice(TARGETS), random.choice(ranks)
         in_save = random.random() < 1 / 3
         outage = random.choice(OUTAGES)
-        if in_save:
-            began_at, trial_folder = time.time(), folder.trial_folder(trial.id)
-            with suppress(TimeoutError):
-                wait_until(lambda: is_saving(trial_folder, began_at), SAVE_SECONDS, every=0.002)
-            in_save = is_saving(trial_folder, began_at)
+        # Ranks take longer to start than to train: two of three kills wait for a step.
+        step = max(0, random.randrange(-STEPS // 2, STEPS - EVERY))
+        began_at, trial_folder = time.time(), folder.trial_folder(trial.id)
+        steps = self.folder / "steps" / trial.cell.workload.label
+
+        def is_due() -> bool:
+            """Return whether the moment has come, or the ranks are gone before."""
+            if not psutil.pid_exists(rank.pid):
+                return True
+            if last_step(steps) < step:
+                return False
+            return not in_save or is_saving(trial_folder, began_at)
+
+        with suppress(TimeoutError):
+            wait_until(is_due, WAIT_SECONDS, every=0.002)
+        in_save = is_saving(trial_folder, began_at)
         if self._strike(target, rank, ranks, outage):
             kills[trial.id] += 1
             self.counts.kills[target] += 1
@@ -224,6 +236,13 @@ class SlurmKiller:
 def states(results: Results) -> list[str]:
     """Return the state of each trial."""
     return [row["state"] for row in trial_rows(results.path)]
+
+
+def last_step(steps: Path) -> int:
+    """Return the number of the last step in a file of all that were computed, 0 for none."""
+    if not steps.exists():
+        return 0
+    return int((steps.read_text(encoding="ascii").split() or ["0"])[-1])
 
 
 def living_ranks(folder: TrialFolder) -> list[Heartbeat]:
