@@ -19,7 +19,8 @@ ALONE = {
     "native": ("Unresponsive", r"^rank 1 on \S+ is in hangs.py:\d+ .* keeps Python's lock, and rank"),
     "stop": ("Unresponsive", r"^rank 1 on \S+ is stopped \(SIGSTOP\) in \S+:\d+ after step \d+, and"),
     "loader": ("Hang", r"^rank 1 .* for its loader, whose worker \(process \d+\) is stopped"),
-    "killed": ("RuntimeError", r"DataLoader worker \(pid.* is killed by signal: Killed"),
+    # torch has another sentence where it finds out in another place.
+    "killed": ("RuntimeError", r"DataLoader worker \(pid.* (is killed by signal: Killed|exited unexpectedly)"),
     "lock": ("Hang", r"for its loader, whose worker \(process \d+\) is in hangs.py:\d+ \(asleep in"),
 }  # fmt: skip
 # The others: collectives that rank 1 leaves out, calls in another order, or with other sizes.
