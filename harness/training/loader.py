@@ -120,6 +120,11 @@ def _fetch_share(samples: Samples, step: int, indices: Indices) -> Batch:
     return samples.batch(as_sequence(indices))
 
 
+def _fetch_pinned(fetch: Fetch, step: int, indices: Indices) -> Batch:
+    """Return a batch in page-locked memory."""
+    return tuple(tensor.pin_memory() for tensor in fetch(step, indices))
+
+
 def as_sequence(indices: Indices) -> Sequence[int]:
     """Return an array as workloads get it: a sequence of integers in all but its type."""
     return cast(Sequence[int], indices)
@@ -276,13 +281,11 @@ class _InProcessLoader:
     """
 
     def __init__(self, fetch: Fetch, order: BatchOrder, *, pin_memory: bool) -> None:
-        self.fetch = fetch
+        # Pinned for copies to the GPU next to the host's own work.
+        self.fetch = partial(_fetch_pinned, fetch) if pin_memory else fetch
         self.order = order
-        self.pin_memory = pin_memory  # for copies to the GPU next to the host's own work
 
     def __iter__(self) -> Iterator[Fetched]:
         for number, indices in enumerate(self.order, start=self.order.next_step):
-            batch = self.fetch(number, indices)
-            if self.pin_memory:
-                batch = tuple(tensor.pin_memory() for tensor in batch)
-            yield indices, NO_WORKER, batch
+            # No name here holds a batch, so that the next one gets its memory.
+            yield indices, NO_WORKER, self.fetch(number, indices)

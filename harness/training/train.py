@@ -229,6 +229,7 @@ class Trainer:
                 clock.enter(Phase.host_to_device)
                 batch = place_batch(batch, axes, device)
             losses.append(train_step(batch))
+            del batch  # so that the next one gets its memory
             trained_on.append(indices)
             clock.end_step()
         times = clock.stop()
