@@ -1,4 +1,4 @@
-"""The variables with which Slurm's programs are called.
+"""The variables with which Slurm's programs are called, and those that a job's tasks get.
 
 Each program reads variables that stand for its options. They go before what a batch script says,
 so that `SBATCH_TIMELIMIT` of the submitter's shell would replace the time limit of the profile
@@ -18,6 +18,21 @@ OPTION_PREFIXES = (
 JOB_PREFIXES = ("SLURM_", "SLURMD_")  # what a job has, and what srun and sbatch read
 # Where Slurm is and who asks, which is not for a profile to say.
 CONNECTION = {"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
+
+
+# How SLURM_CPU_BIND_TYPE begins where Slurm has given each task separate cores.
+SEPARATE_CORES = ("mask_", "map_", "rank")
+
+
+def tasks_per_node() -> int | None:
+    """Return how many tasks each node of this job has, None if its submission did not say so."""
+    count = os.environ.get("SLURM_NTASKS_PER_NODE")
+    return None if count is None else int(count)
+
+
+def has_separate_cores() -> bool:
+    """Return whether Slurm has bound this task to cores that no other task of its node has."""
+    return os.environ.get("SLURM_CPU_BIND_TYPE", "").startswith(SEPARATE_CORES)
 
 
 def own_job_id() -> str:

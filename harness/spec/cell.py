@@ -444,7 +444,7 @@ def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozens
     named = set(placeholders_of(arguments)) - set(options)
     if "rank_batch_size" in named:
         named.add("batch_size")
-    return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
+    return frozenset({"world_size", "num_threads", "binding", "stack"} | (named & set(AXES)))
 
 
 def level_reader(axis: str) -> Callable[[Cell], Hashable]:

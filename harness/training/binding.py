@@ -19,14 +19,13 @@ import torch
 
 from harness.core.cores import usable_cores
 from harness.core.errors import NotApplied
+from harness.core.slurm_environment import has_separate_cores, tasks_per_node
 from harness.core.topology import Topology, format_cores, memory_by_node
 from harness.records.assignment import Assignment
 from harness.records.record import CoreBinding
 from harness.training.ranks import Ranks, bind_to_cores, visible_gpus
 
 THREADS = Path("/proc/self/task")
-# How SLURM_CPU_BIND_TYPE begins where Slurm has given each task separate cores.
-BOUND_BY_SLURM = ("mask_", "map_", "rank")
 
 
 def bind_rank(assignment: Assignment, ranks: Ranks, device: torch.device) -> None:
@@ -89,8 +88,8 @@ def rank_cores(
     allowed = assignment.lane.cores or usable_cores()
     local_rank, count = ranks.local_rank, ranks.local_world_size or ranks.world_size
     if ranks.may_be_bound:
-        count = int(os.environ.get("SLURM_NTASKS_PER_NODE", count))
-        if os.environ.get("SLURM_CPU_BIND_TYPE", "").startswith(BOUND_BY_SLURM):
+        count = tasks_per_node() or count
+        if has_separate_cores():
             local_rank, count = 0, 1
     if device.type == "cuda":
         gpus = [device.index] * count  # as far as a rank knows that sees no other GPU

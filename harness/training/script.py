@@ -41,6 +41,7 @@ from harness.records.record import Evaluation, Rank0Report, RankResult, TargetMe
 from harness.spec.axes import AXES
 from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
+from harness.training.binding import account_binding, bind_rank
 from harness.training.entry import prepare_rank
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
@@ -129,7 +130,7 @@ class ScriptObserver:
         self.uses, self.warmup = cell.workload.uses, cell.warmup
         self.length = cell.length.steps  # None: as long as the script trains
         self.skipped_steps = 0  # before the first segment, which are not counted
-        self.device = _device_of(assignment, ranks)
+        self.device = self.launch_device = _device_of(assignment, ranks)
         self.memory = PeakMemory(self.device)
         self.optimizers: dict[Optimizer, None] = {}  # an ordered set, the leading one first
         self.reports = StepReports()
@@ -327,6 +328,7 @@ class ScriptObserver:
         return replace(
             entered,
             **pack_series(self.state),
+            binding=account_binding(self.assignment, self.ranks, self.launch_device),
             telemetry=self._telemetry.report(),
             memory=memory,
             phases=dict(self.state.phases),
@@ -365,9 +367,13 @@ def observe(
     state: TrainingState,
     hooks: Hooks | None = None,
 ) -> Iterator[ScriptObserver]:
-    """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts."""
+    """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts.
+
+    The process is bound to the cores that the axis `binding` asks for.
+    """
     with ExitStack() as stack:
         observer = ScriptObserver(assignment, folder, ranks, state, hooks or Hooks(), stack)
+        bind_rank(assignment, ranks, observer.launch_device)
         # Torch's hooks are typed as those that may change the arguments of a step.
         stack.callback(register_optimizer_step_pre_hook(observer.before_step).remove)
         stack.callback(register_optimizer_step_post_hook(observer.after_step).remove)

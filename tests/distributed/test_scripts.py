@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cores import usable_cores
 from harness.records.consistency import figures_problem
 from harness.records.record import Record
 from tests.support.commands import harness
@@ -46,7 +47,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
             "ddp": {
                 "uses": "ddp.py",
                 "arguments": ["--batch-size", "{rank_batch_size}"],
-                "axes": {"batch_size": 32, "world_size": 2, "env.SEED": "3"},
+                "axes": {"batch_size": 32, "world_size": 2, "env.SEED": "3", "binding": "node"},
                 "target": "accuracy",
             },
             "chat": {
@@ -108,6 +109,13 @@ def test_ranks_have_torchrun_s_variables(records: dict[str, Record]) -> None:
     assert record.summary.final_metric == record.rank0.evaluations[-1].metrics["accuracy"] > 0.8
     assert record.summary.final_loss is not None
     assert record.summary.final_loss < 0.6
+
+
+def test_ranks_are_bound(records: dict[str, Record]) -> None:
+    for rank in records["ddp"].ranks:
+        assert rank.binding is not None
+        assert set(rank.binding.cores) <= set(usable_cores())
+    assert records["plain"].ranks[0].binding is None
 
 
 def test_nanochat_s_way_of_training(records: dict[str, Record]) -> None:

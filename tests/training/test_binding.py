@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.core.cores import usable_cores
 from harness.core.errors import NotApplied
 from harness.records.company import Lane
 from harness.training import binding
 from harness.training.binding import account_binding, bind_rank, cores_of_rank, rank_cores
+from harness.training.loader import make_loader
+from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks
 from tests.support.topology import GPU, fake_topology
 from tests.support.training import CPU, SINGLE_RANK, make_assignment
+from workloads.base import Batch
 
 ALL = range(16)
 SPREAD = (0, 0, 1, 1, 2, 2, 3, 3)  # the nodes of eight ranks
@@ -102,6 +106,30 @@ def test_a_rank_records_where_it_runs() -> None:
     assert account.cores == first
     assert account.numa_nodes
     assert not account.memory or sum(account.memory.values()) > 2**20
+
+
+class CoresAsSamples:
+    """Samples that are the cores of the process that fetches them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        return (torch.tensor(sorted(os.sched_getaffinity(0))),)
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="one core is all that there is")
+def test_loader_workers_run_on_the_cores_of_their_rank() -> None:
+    *_, last = usable_cores()
+    lane = Lane(number=0, count=1, cores=(last,))
+    assignment = replace(make_assignment(steps=1, binding="node"), lane=lane)
+    bind_rank(assignment, SINGLE_RANK, CPU)
+    order = BatchOrder(samples=8, batch_size=4, seed=0, dp_rank=0, dp_size=1)
+    axes = replace(assignment.trial.cell.axes, num_workers=1)
+    found = []
+    for _, worker, (cores,) in make_loader(CoresAsSamples(), order, axes, seed=0, device=CPU):
+        found.append((worker, cores.tolist()))
+    assert found == [(0, [last])] * 2
 
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="one core is all that there is")
