@@ -183,9 +183,9 @@ def init(
 ) -> None:
     """Write a first sweep, and try it.
 
-    For a script, the sweep runs it as it is: what is found of its model, data, loss and options is
-    listed. Without one, it writes a small workload to change, workload.py, and sweep.yaml. A short
-    trial shows that it runs. No file is ever overwritten.
+    For a script, it writes a sweep that runs the script as it is, and lists what is found of its
+    model, data, loss and options. Without one, it writes a small workload to change, workload.py,
+    and sweep.yaml. A short trial shows that it runs. No file is ever overwritten.
 
     Exit code 1 if the trial fails.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -547,18 +548,24 @@ def _next_commands(
     if needs_peaks(sweep, records, peaks):
         purposes[f"harness machine peak{results.flag}"] = "MFU and a roofline for these cells"
     if run_command and not SweepRace.of_records(sweep, records).is_over:
-        more = f"{run_command} {_more_trials(sweep, records)}"
+        more = _with_more_trials(run_command, sweep, records)
         purposes[more] = "more trials; finished ones are not repeated"
     return purposes
 
 
-def _more_trials(sweep: Sweep, records: Sequence[Record]) -> str:
-    """Return the option that adds trials to a sweep: further seeds, or a repeat if there are many."""
+def _with_more_trials(command: str, sweep: Sweep, records: Sequence[Record]) -> str:
+    """Return the command that adds trials to a sweep: further seeds, or a repeat if there are many."""
     seeds = shown_seeds(sweep, records)
     count = max(MORE_SEEDS, fmt.ENOUGH_SEEDS - len(seeds))
     seeds += [max(seeds) + number for number in range(1, count + 1)]
     if len(seeds) > MOST_SEEDS:
-        return f"--set repeats={sweep.repeats + 1}"
+        return f"{_without_setting(command, 'repeats')} --set repeats={sweep.repeats + 1}"
+    text = ",".join(map(str, seeds))
     if seeds == list(range(len(seeds))):
-        return f"--seeds {len(seeds)}"
-    return f"--seeds {','.join(map(str, seeds))}"
+        text = str(len(seeds))
+    return f"{_without_setting(command, 'seeds')} --seeds {text}"
+
+
+def _without_setting(command: str, key: str) -> str:
+    """Return a command without what its options `--set` say of a key."""
+    return re.sub(rf" --set ('{key}=[^']*'|{key}=\S+)", "", command)

@@ -182,6 +182,9 @@ def test_more_trials_are_suggested_by_a_command_that_can_be_pasted(
     command = "harness run demo.yaml --only precision=fp32"
     show_results(sweep, records(sweep.cells[0]), results, run_command=command)
     assert f"{command} --seeds 7 " in capsys.readouterr().out
+    replaced = f"{command} --set seeds=1 --set 'seeds=[0, 1]' --set lr=0.1"
+    show_results(sweep, records(sweep.cells[0]), results, run_command=replaced)
+    assert f"{command} --set lr=0.1 --seeds 7 " in capsys.readouterr().out
     show_results(sweep, records(sweep.cells[0]), results)
     assert "harness run" not in capsys.readouterr().out
 
