@@ -28,6 +28,7 @@ from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.against import WORKING_TREE
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.explanation import (
+    HERE,
     SLOW_STEPS,
     SMALL,
     Explanation,
@@ -37,7 +38,8 @@ from harness.gate.explanation import (
 from harness.gate.paired import StartPair, uncounted_steps, warm_up
 from harness.gate.pairs import PairStarter
 from harness.gate.stacks import stack_trees, under_stack
-from harness.measure.timeline import Kind, StepPart
+from harness.measure.step_parts import Kind
+from harness.measure.timeline import StepPart
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.selected import find_cell
@@ -47,7 +49,6 @@ from harness.statistics.verdict import ALPHA
 
 ArmKind = Literal["cells", "revisions", "stacks"]
 
-HERE = "."  # in place of a revision the working tree, of a stack the cell's own
 FEWEST_PAIRS = 3  # of processes, also where they take longer than the budget
 ROUNDS = 4  # of a pair: each arm trains a plain and a profiled turn in each
 TURN_SECONDS = 0.1  # of a plain turn

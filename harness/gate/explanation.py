@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from harness.core.paths import SweepFolder, write_atomically
-from harness.measure.timeline import Kind
+from harness.measure.step_parts import Kind
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
@@ -21,6 +21,7 @@ EXPLANATION_FORMAT = FileFormat(
     remedy="harness explain A B measures it again",
     is_sealed=True,
 )
+HERE = "."  # in place of a revision the working tree, of a stack the cell's own
 SMALL = "parts below 1% of a step each"
 SLOW_STEPS = "longer steps"  # mostly the work of other programs
 # Of a step; smaller differences are those of windows, as at the end of an epoch.

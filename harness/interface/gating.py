@@ -12,8 +12,8 @@ from harness.gate.against import GateOptions, GateOutcome, gate
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
 from harness.gate.bisect_stacks import StackBisectOutcome, bisect_stacks
 from harness.gate.certify import certify, describe_conditions, prepare, with_visible_effect
-from harness.gate.explain import HERE, ExplainOptions, explain
-from harness.gate.explanation import Explanation
+from harness.gate.explain import ExplainOptions, explain
+from harness.gate.explanation import HERE, Explanation
 from harness.gate.stacks import gate_stacks
 from harness.hardware.certificate import Certificate, CertifySettings
 from harness.interface.machine import hold_machine

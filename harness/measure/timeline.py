@@ -12,24 +12,25 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.clock import Phase, SegmentTimes
 from harness.measure.collectives import OPERATIONS
+from harness.measure.step_parts import (
+    COMPILED,
+    COPIES,
+    DATA_WAIT,
+    DEVICE_IDLE,
+    SYNCHRONIZATION,
+    TO_DEVICE,
+    Kind,
+)
 
 Numbers = NDArray[np.float64]
-Kind = Literal["operator", "kernel", "collective", "wait", "host"]
-
 MARK = "harness: segment"  # a range of the trace that begins just before the segment
-DATA_WAIT = "wait for data"
-TO_DEVICE = "copy to the device"
-DEVICE_IDLE = "the device idles"
-COMPILED = "compiled regions"
-SYNCHRONIZATION = "synchronization"
-COPIES = "copies"
 LOADER = "enumerate(DataLoader)"  # what torch's DataLoader calls the fetching of a batch
 # An operator or an event of a collective, or a kernel of NCCL such as `ncclDevKernel_AllReduce_Sum_f32`.
 COLLECTIVE = re.compile(

@@ -7,16 +7,17 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import one_line
 from harness.core.text import counted
-from harness.gate.against import CellOutcome, GateOutcome
-from harness.gate.explain import HERE
-from harness.gate.explanation import SMALL, Explanation, PartDifference, more_often
-from harness.measure.timeline import COMPILED
+from harness.gate.explanation import HERE, SMALL, Explanation, PartDifference, more_often
+from harness.measure.step_parts import COMPILED
 from harness.render.console import TerminalConsole, next_lines, show_table
 from harness.render.table import Look, Styled, Table
+
+if TYPE_CHECKING:  # it loads torch, which the report and MLflow do without
+    from harness.gate.against import CellOutcome, GateOutcome
 
 BAR_WIDTH = 16  # characters of the largest difference
 MOST_ROWS = 20  # of parts; JSON has all

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from harness.gate import explain
-from harness.measure.timeline import COMPILED, COPIES, DATA_WAIT, SYNCHRONIZATION
+from harness.measure.step_parts import COMPILED, COPIES, DATA_WAIT, SYNCHRONIZATION
 from tests.support.commands import harness
 from tests.support.running import processes_below
 

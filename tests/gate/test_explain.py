@@ -26,7 +26,8 @@ from harness.gate.explanation import (
     write_explanation,
 )
 from harness.gate.paired import PairedResult
-from harness.measure.timeline import COMPILED, DATA_WAIT, StepPart
+from harness.measure.step_parts import COMPILED, DATA_WAIT
+from harness.measure.timeline import StepPart
 from harness.render.explain import as_json, describe_cause, explain_command, headline, show
 from tests.factories import make_cell
 

@@ -14,18 +14,14 @@ import torch
 from torch import nn
 
 from harness.measure.clock import STEP_END, HostClock, Phase, SegmentTimes
-from harness.measure.timeline import (
-    AUTOGRAD,
+from harness.measure.step_parts import (
     COMPILED,
     COPIES,
     DATA_WAIT,
     DEVICE_IDLE,
-    MARK,
     SYNCHRONIZATION,
-    StepPart,
-    divide,
-    part_name,
 )
+from harness.measure.timeline import AUTOGRAD, MARK, StepPart, divide, part_name
 from harness.training.profiler import SegmentProfiler
 
 BEGAN = 100.0  # seconds of the host's clock at which segments begin
