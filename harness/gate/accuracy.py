@@ -132,7 +132,7 @@ class RevisionTrainer:
             variables=variables,
         )
         with ExitStack() as stack:
-            server = server_of([tree], [trial.cell], variables, self.profile)
+            server = server_of([tree], variables, self.profile)
             self._wait(start_ranks(server, [(tree, request) for request in requests], stack))
         results = []
         for rank in range(axes.world_size):

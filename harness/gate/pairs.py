@@ -69,8 +69,8 @@ class PairStarter:
         """
         self.cell = cell
         self.other_cells = other_cells or {}
-        self.cells = [cell, *self.other_cells.values()]
-        self.num_workers = max(each.axes.num_workers for each in self.cells)
+        cells = [cell, *self.other_cells.values()]
+        self.num_workers = max(each.axes.num_workers for each in cells)
         self.seed = seed
         self.trees = trees
         self.base = base
@@ -120,7 +120,7 @@ class PairStarter:
                 arms[key] = TrainingArm(self.trees[key].name, log, secrets)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
-            self.server = server_of(self.trees.values(), self.cells, self.variables, self.profile)
+            self.server = server_of(self.trees.values(), self.variables, self.profile)
             of_trees = [(self.trees[name.arm], request) for name, request in requests.items()]
             started = start_ranks(self.server, of_trees, stack)
             processes = dict(zip(requests, started, strict=True))

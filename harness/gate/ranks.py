@@ -24,10 +24,9 @@ from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kil
 from harness.launch.launcher import rank_variables
 from harness.launch.stack import ReadyStack, bound_command, harness_path
 from harness.records.assignment import Assignment, write_assignment
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, count_gpus
 
-COMPILER = "torch._inductor.compile_fx"  # takes seconds to load, in every rank that compiles
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 
 
@@ -109,23 +108,14 @@ def rank_requests(
 
 
 def server_of(
-    trees: Iterable[Tree],
-    cells: Iterable[Cell],
-    variables: Mapping[str, str],
-    profile: Profile,
+    trees: Iterable[Tree], variables: Mapping[str, str], profile: Profile
 ) -> ForkServer | None:
-    """Return the forkserver of ranks with these variables that train one of the cells.
-
-    None if the trees have stacks.
-    """
+    """Return the forkserver of ranks with these variables, None if the trees have stacks."""
     if any(isinstance(tree, StackTree) for tree in trees):
         return None
     # Drivers and libraries of GPUs may start threads when they are loaded.
     on_gpus = profile.device != "cpu" and count_gpus() > 0
-    preload = [*TORCH]
-    if any(cell.axes.execution != "eager" for cell in cells):
-        preload.append(COMPILER)
-    return shared_server(variables, Setup(preload=preload, refuse_threads=not on_gpus))
+    return shared_server(variables, Setup(preload=TORCH, refuse_threads=not on_gpus))
 
 
 def start_ranks(

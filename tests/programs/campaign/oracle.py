@@ -62,7 +62,7 @@ class Snapshot:
     """What the oracle compares of a results folder and its surroundings."""
 
     bits: Mapping[str, str]  # of each trial that is done, by its id
-    # The kept checkpoint of each, if no save was refused: a full disk costs the checkpoint alone.
+    # The kept checkpoint of each; without those that have none because the disk refused it.
     checkpoints: Mapping[str, str | None]
     records: Sequence[str]  # the trial of every record that can be read
     unreadable: Sequence[str]  # why the other records can't be read
@@ -92,8 +92,8 @@ def take_snapshot(work: Path) -> Snapshot:
         records.append(record.trial.id)
         if record.status == "done":
             bits[record.trial.id] = bits_of(record)
-            if not _was_refused_a_save(record):
-                assert record.rank0 is not None
+            assert record.rank0 is not None
+            if record.rank0.checkpoint is not None or not _was_refused_a_save(record):
                 checkpoints[record.trial.id] = record.rank0.checkpoint
     return Snapshot(
         bits=bits,
