@@ -168,11 +168,21 @@ def _kind(event: str) -> Kind:
 
 def _shapes(event: Mapping[str, Any]) -> str:
     """Return the shapes of an event's tensors: `64×256, 256×10`."""
+    return ", ".join(_shape_texts(event.get("args", {}).get("Input Dims", ())))
+
+
+def _shape_texts(inputs: Sequence[Any]) -> list[str]:
+    """Return the shapes of an operator's inputs, of which some may be lists of tensors.
+
+    Collectives take such lists. What is no tensor has the shape `[]`, like a scalar.
+    """
     texts = []
-    for dimensions in event.get("args", {}).get("Input Dims", ()):
+    for dimensions in inputs:
         if dimensions and all(isinstance(size, int) for size in dimensions):
             texts.append("×".join(map(str, dimensions)))
-    return ", ".join(texts)
+        else:
+            texts += _shape_texts(dimensions)
+    return texts
 
 
 class _HostDivision:
@@ -195,9 +205,7 @@ class _HostDivision:
         self.with_phases = with_phases
         self.events: list[HostEvent] = []
         self.owners: list[tuple[float, int]] = []  # since when which event is the innermost
-        # When collectives are over, which their own threads report, and their tensors.
-        self.collective_ends: list[float] = []
-        self.collective_shapes: dict[str, Counter[str]] = defaultdict(Counter)
+        self.collective_ends: list[float] = []  # which their own threads report
         mine = []
         for event in events:
             if event.get("cat") not in HOST_EVENTS or event["name"] == MARK:
@@ -208,7 +216,6 @@ class _HostDivision:
                 mine.append((start, -end, event))
             elif event["name"].startswith("gloo:") and 0 <= end < self.length:
                 self.collective_ends.append(end)
-                self.collective_shapes[part_name(event["name"])][_shapes(event)] += 1
         self._nest(sorted(mine, key=lambda entry: entry[:2]))
 
     def _nest(self, entries: Sequence[tuple[float, float, Mapping[str, Any]]]) -> None:
@@ -300,9 +307,6 @@ class _HostDivision:
                 calls[name][event.shapes] += 1
             if event.name.startswith("c10d::"):
                 collectives.append((event.start, name))
-        for name, shapes in self.collective_shapes.items():
-            if sum(calls[name].values()) == sum(shapes.values()):
-                calls[name] = shapes  # the operators' own have none
         return calls, collectives
 
     def _phase_at(self, moment: float) -> Phase:

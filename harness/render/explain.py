@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # it loads torch, which the report and MLflow do without
 BAR_WIDTH = 16  # characters of the largest difference
 MOST_ROWS = 20  # of parts; JSON has all
 MOST_SHAPES = 2  # of the calls that only one arm has
+MOST_TENSORS = 4  # of a call; an optimizer's may take all parameters
 SAME_SIZE = 0.01  # of what collectives send: a smaller difference is none
 COLUMNS = ["ms a step", "A", "B", "B - A", "interval", "", "what differs"]
 NUMBERS = ["A", "B", "B - A", "interval"]
@@ -121,7 +122,7 @@ def _describe_sent(part: PartDifference) -> str:
 
 
 def _has_unknown(shapes: Mapping[str, float]) -> bool:
-    """Return whether some calls have no shapes, as where a turn's last collective ended after it."""
+    """Return whether some calls have no shapes, as those of NCCL's kernels."""
     return shapes.get("", 0.0) > 0
 
 
@@ -145,7 +146,15 @@ def _describe_shapes(part: PartDifference) -> str:
 
 def _only(shapes: Mapping[str, float], others: Mapping[str, float]) -> str:
     """Return the most frequent shapes that are called more often than in `others`."""
-    return "; ".join(more_often(shapes, others)[:MOST_SHAPES])
+    return "; ".join(map(_shortened, more_often(shapes, others)[:MOST_SHAPES]))
+
+
+def _shortened(shapes: str) -> str:
+    """Return the shapes of a call's first tensors, and how many more it takes."""
+    tensors = shapes.split(", ")
+    if len(tensors) <= MOST_TENSORS:
+        return shapes
+    return f"{', '.join(tensors[:MOST_TENSORS])} and {len(tensors) - MOST_TENSORS:,} more"
 
 
 def _count(calls: float) -> str:

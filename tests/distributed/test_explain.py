@@ -16,21 +16,23 @@ from harness.gate import explain
 from harness.measure.step_parts import COMPILED, COPIES, DATA_WAIT, SYNCHRONIZATION
 from tests.support.commands import harness
 from tests.support.running import processes_below
+from tests.support.stacks import make_environment
 
 pytestmark = pytest.mark.distributed
 
 PLANTED = Path(__file__).parents[1] / "support" / "planted.py"
+SLOWER_PACKAGE = 0.003  # seconds a step
 TWO_RANKS = {"strategy": "ddp", "world_size": 2}
 
 
 def explained(
     folder: Path,
-    *names: str,
+    *arguments: str,
     budget: str = "30s",
     options: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> dict[str, Any]:
-    """Return what `harness explain` says of two cells of a sweep of the planted workload."""
+    """Return what `harness explain` says of a sweep of the planted workload."""
     shutil.copy(PLANTED, folder / "planted.py")
     workload = {
         "uses": "planted.py:Planted",
@@ -45,7 +47,7 @@ def explained(
     }
     sweep = folder / "sweep.yaml"
     sweep.write_text(yaml.safe_dump(content), encoding="utf-8")
-    ended = harness("explain", *names, str(sweep), "--budget", budget, "--json")
+    ended = harness("explain", *arguments, str(sweep), "--budget", budget, "--json")
     assert ended.code == 0, ended.err
     explanation: dict[str, Any] = json.loads(ended.out)
     return explanation
@@ -115,3 +117,24 @@ def test_smaller_buckets_are_first(tmp_path: Path) -> None:
     assert part["b_calls"] > part["a_calls"]
     assert part["cause"].startswith("3 → 7 calls a step")
     assert "of the same" in part["cause"]
+
+
+@pytest.mark.nightly
+def test_a_slower_package_of_a_stack_is_first(tmp_path: Path) -> None:
+    make_environment(tmp_path / "old")
+    make_environment(tmp_path / "new", "2.0", seconds=SLOWER_PACKAGE)
+    explanation = explained(
+        tmp_path,
+        "old",
+        "new",
+        "--stacks",
+        budget="55s",
+        options={"plant": "package"},
+        stacks={"old": {"python": "old/bin/python"}, "new": {"python": "new/bin/python"}},
+        axes={"stack": "old"},
+    )
+    assert (explanation["a_name"], explanation["b_name"]) == ("stack old", "stack new")
+    part = explanation["parts"][0]
+    assert part["name"] == "Python in forward", explanation["parts"][:3]
+    assert part["low"] <= SLOWER_PACKAGE <= part["high"]
+    assert part["low"] > 0

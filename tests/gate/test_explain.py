@@ -130,6 +130,10 @@ def difference(**keys: object) -> PartDifference:
             "shapes 4×4 → 8×8",
         ),
         (
+            difference(a_calls=0, b_calls=1, b_shapes={"8×8, 8, 8×4, 4, 8×8, 8": 1}),
+            "0 → 1 calls a step, of 8×8, 8, 8×4, 4 and 2 more",
+        ),
+        (
             difference(
                 name="all_reduce",
                 kind="collective",

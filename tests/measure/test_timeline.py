@@ -101,16 +101,16 @@ def test_what_waits_for_a_collective_is_told_apart_from_what_it_computes() -> No
     times = segment([10.0], [(Phase.forward, 2.0), (Phase.backward, 6.0), (Phase.optimizer, 2.0)])
     parts = divided(
         [
-            event("c10d::allreduce_", 3.0, 4.0, shapes=[[]]),
+            event("c10d::allreduce_", 3.0, 4.0, shapes=[[[50], [2, 3]], [], []]),
             event("aten::mm", 4.0, 5.0),  # overlaps with the collective
-            event("gloo:all_reduce", 6.5, 7.0, tid=GLOO, cat="user_annotation", shapes=[[50]]),
+            event("gloo:all_reduce", 6.5, 7.0, tid=GLOO, cat="user_annotation"),
         ],
         times,
     )
     collective = parts["all_reduce"]
     assert milliseconds(collective) == pytest.approx([1.0])
     assert [1e3 * seconds for seconds in collective.waited] == pytest.approx([2.0])
-    assert (collective.calls, collective.shapes) == (1, {"50": 1})
+    assert (collective.calls, collective.shapes) == (1, {"50, 2×3": 1})
     assert milliseconds(parts["Python in backward"]) == pytest.approx([2.0])
     everything = [value for part in parts.values() for value in (*part.seconds, *part.waited)]
     assert math.fsum(everything) == pytest.approx(0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from workloads.base import Batch, Samples, Splits
 from workloads.mlp import MLP
 from workloads.options import MLPOptions
 
+PACKAGE = "upgraded"  # of stacks in which its work takes a different time
 ZEROS = torch.zeros(1_000_000)
 ITEMS = 400
 WIDE = 512
@@ -79,4 +81,6 @@ class Planted(MLP):
             torch.ones(WIDE, WIDE).cumsum(dim=0)
         elif plant == "all-reduce":
             dist.all_reduce(ZEROS)
+        elif plant == "package":
+            import_module(PACKAGE).work()
         return loss
