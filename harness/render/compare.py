@@ -23,6 +23,7 @@ from harness.render import format as fmt
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Content, Table
 from harness.statistics.attribution import Attribution
+from harness.statistics.doubt import FEWEST_STEPS
 from harness.statistics.estimate import POWER
 from harness.statistics.trials import mean_of_trials
 from harness.statistics.verdict import ALPHA, Correction
@@ -305,6 +306,11 @@ def show_baseline(path: Path, result: CellResult) -> None:
             trial.parameter_digest[:SHORT_DIGEST],
         )
     show_table(console, table)
+    if any(trial.window_steps < FEWEST_STEPS for trial in result.trials):
+        console.print_prose(
+            f"The standard error of a trial of fewer than {FEWEST_STEPS:,} steps is too small where"
+            " its speed drifts; several trials show that."
+        )
 
 
 LEGEND = (

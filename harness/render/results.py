@@ -38,7 +38,7 @@ from harness.render.run import is_contended
 from harness.render.table import Content, Styled, Table
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
-from harness.statistics.doubt import TOO_FEW_TO_TELL
+from harness.statistics.doubt import doubt_about_length
 from harness.statistics.verdict import ALPHA
 
 MORE_SEEDS = 2  # that are suggested, or more where that makes ENOUGH_SEEDS
@@ -474,32 +474,29 @@ def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str
 def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
     """Return for how many trials the mean of their steps can't be known yet, and why.
 
-    The reason is that of the first of them; `verbose` adds every trial with its own, and how many are
-    too short for a reason to be seen.
+    The reason is that of the first of them; `verbose` adds every trial with its own. That a trial is
+    short counts where its cell has no other, since the interval over several trials holds, or with
+    `verbose`.
     """
-    doubts: list[tuple[Record, str]] = []
-    short = 0
-    for record in records:
-        if record.status != "done" or record.summary is None:
+    done = [record for record in records if record.status == "done"]
+    trials_of_cell = Counter(record.trial.cell.id for record in done)
+    seen: list[tuple[Record, str]] = []
+    short: list[tuple[Record, str]] = []
+    for record in done:
+        if record.summary is None or not record.summary.throughput:
             continue
+        too_short = doubt_about_length(record.summary.window_steps)
         if record.summary.mean_doubt:
-            doubts.append((record, record.summary.mean_doubt))
-        elif record.summary.window_steps <= TOO_FEW_TO_TELL:
-            short += 1
-    done = sum(record.status == "done" for record in records)
-    short_lines = []
-    if short and verbose:
-        short_lines.append(
-            f"{short} of {counted(done, 'trial')}: the mean step time can't be known yet: in"
-            f" {TOO_FEW_TO_TELL} steps or fewer nothing tells a drift from jitter; longer trials, more"
-            " seeds or repeats show it"
-        )
+            seen.append((record, record.summary.mean_doubt))
+        elif too_short and (verbose or trials_of_cell[record.trial.cell.id] == 1):
+            short.append((record, too_short))
+    doubts = seen + short
     if not doubts:
-        return short_lines
+        return []
     reason = f"of one, {doubts[0][1]}" if len(doubts) > 1 else doubts[0][1]
     lines = [
-        f"{len(doubts)} of {counted(done, 'trial')}: the mean step time can't be known yet: {reason};"
-        " longer trials, more seeds or repeats show it"
+        f"{len(doubts)} of {counted(len(done), 'trial')}: the mean step time can't be known yet:"
+        f" {reason}; longer trials, more seeds or repeats show it"
     ]
     if verbose:
         for record, doubt in doubts:
@@ -507,7 +504,7 @@ def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
             lines.append(
                 f"    {escape(trial.cell.label)} seed {trial.seed} repeat {trial.repeat}: {doubt}"
             )
-    return lines + short_lines
+    return lines
 
 
 def _label_lines(records: Sequence[Record]) -> list[str]:

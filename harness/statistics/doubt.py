@@ -16,9 +16,10 @@ from harness.statistics.trace import FEWEST, batch_means
 
 Numbers = NDArray[np.float64]
 
-# Steps up to which nothing tells a drift from jitter. The interval of 20 to 100 independent steps covers
-# their mean in 94 to 96% of traces, but under a drift in 25 to 67%, and most of those raise no doubt.
-TOO_FEW_TO_TELL = 100
+# Steps from which on the interval holds, or `doubt_about_mean` says that it may not, in 93% of traces of
+# every kind that `make bench-statistics` simulates. In fewer, a drift hides under jitter; and what comes
+# once in 500 steps is missed by more than exp(-3) = 5% of trials.
+FEWEST_STEPS = 1500
 FEWEST_EVENTS = 20  # stragglers, or changes of speed; a mean over fewer is not known
 # A straggler is above the median by so many standard deviations of the usual steps, and by so large a
 # part of the median where those hardly vary.
@@ -44,6 +45,16 @@ def doubt_about_mean(values: Numbers) -> str | None:
     if len(values) < FEWEST:
         return None
     return _stragglers(values) or _two_speeds(values) or _drift(values)
+
+
+def doubt_about_length(steps: int) -> str | None:
+    """Return why the mean of so few steps can't be known from them, None if they are enough.
+
+    It says nothing against the mean over several trials, whose interval is over trials.
+    """
+    if steps >= FEWEST_STEPS:
+        return None
+    return f"{steps:,} steps are too few to tell a drift from jitter, or to have rare stragglers"
 
 
 def _stragglers(values: Numbers) -> str | None:

@@ -76,11 +76,20 @@ def test_means_that_cant_be_known_are_counted_with_a_reason(
     )
     show_results(sweep, [*known, doubtful[0]], results, verbose=True)
     out = " ".join(capsys.readouterr().out.split())
-    assert "1 of 6 trials: the mean step time can't be known yet: 4 stragglers carry" in out
+    assert "6 of 6 trials: the mean step time can't be known yet: of one, 4 stragglers carry" in out
     assert "seed 0 repeat 0: 4 stragglers carry 30% of the time" in out
-    assert (
-        "5 of 6 trials: the mean step time can't be known yet: in 100 steps or fewer nothing" in out
-    )
+    assert "seed 1 repeat 0: 55 steps are too few to tell a drift from jitter" in out
+
+
+def test_a_short_trial_that_is_alone_in_its_cell_says_that_its_mean_cant_be_known(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several, (alone, *_) = records(sweep.cells[0]), records(sweep.cells[1])
+    show_results(sweep, several, results)
+    assert "can't be known" not in capsys.readouterr().out
+    show_results(sweep, [*several, alone], results)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 of 6 trials: the mean step time can't be known yet: 55 steps are too few" in out
 
 
 def test_a_trials_line_says_nothing_of_steady_states(sweep: Sweep, results: Results) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness.statistics.doubt import doubt_about_mean
+from harness.statistics.doubt import FEWEST_STEPS, doubt_about_length, doubt_about_mean
 from harness.statistics.trace import FEWEST, trace_mean
 from tests.statistics.traces import DISTURBANCES, Disturbed, Numbers
 
@@ -31,6 +31,21 @@ def test_a_long_trial_covers_its_mean_or_says_that_it_may_not(kind: str) -> None
     is_covered, says = answers(disturbed)
     share = (is_covered | says)[disturbed.is_seen].mean()
     assert share >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / ROWS)
+
+
+@pytest.mark.parametrize("kind", DISTURBANCES)
+def test_a_trial_that_is_long_enough_holds_whatever_may_disturb_it(kind: str) -> None:
+    """Also where what disturbs it has not happened."""
+    disturbed = DISTURBANCES[kind](np.random.default_rng(5), ROWS, FEWEST_STEPS)
+    is_covered, says = answers(disturbed)
+    assert (is_covered | says).mean() >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / ROWS)
+    assert doubt_about_length(FEWEST_STEPS) is None
+
+
+def test_a_short_trial_says_how_few_steps_it_has() -> None:
+    assert doubt_about_length(60) == (
+        "60 steps are too few to tell a drift from jitter, or to have rare stragglers"
+    )
 
 
 def test_without_its_words_the_interval_would_mislead() -> None:

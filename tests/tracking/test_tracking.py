@@ -272,6 +272,8 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     trial_run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
     assert trial_run.data.tags["harness.attempt"] == "2"
     assert trial_run.data.tags["harness.mean_doubt"] == doubt
+    short_run = runs["mlp eager fp32 single w0 b64 t1 seed 0"]
+    assert "steps are too few" in short_run.data.tags["harness.mean_doubt"]
     command = f"harness reproduce mlflow:{trial_run.info.run_id}"
     assert trial_run.data.tags["harness.reproduce"] == command
     assert runs["mlp eager fp32 single w0 b64 t1"].data.metrics["trials_failed"] == 0

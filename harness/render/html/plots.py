@@ -27,6 +27,7 @@ from harness.render import chart
 from harness.render.format import rate_spread
 from harness.render.html.report import Report, ReportCell
 from harness.render.preflight import draw_rates
+from harness.statistics.doubt import doubt_about_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -282,10 +283,15 @@ def _steadiness(summaries: Sequence[Summary]) -> str:
 
 
 def _doubt(summaries: Sequence[Summary]) -> str:
-    """Return why the mean of a trial's steps can't be known yet, of the first for which that is so."""
-    for summary in summaries:
-        if summary.mean_doubt is not None:
-            return f"; mean not known yet: {summary.mean_doubt}"
+    """Return why the mean of a trial's steps can't be known yet, of the first for which that is so.
+
+    That it is short counts where it is the only trial.
+    """
+    doubts = [summary.mean_doubt for summary in summaries]
+    if len(summaries) == 1:
+        doubts.append(doubt_about_length(summaries[0].window_steps))
+    for doubt in filter(None, doubts):
+        return f"; mean not known yet: {doubt}"
     return ""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from harness.core.paths import write_atomically
-from harness.statistics.doubt import doubt_about_mean
+from harness.statistics.doubt import FEWEST_STEPS, doubt_about_mean
 from harness.statistics.interval import share_interval
 from harness.statistics.racing import Race
 from harness.statistics.sequential import (
@@ -43,7 +43,7 @@ SEQUENCES = 20_000  # of differences, for each kind
 TRACES = 2_000  # of steps, for each kind and length
 NOISES = (0.005, 0.01, 0.015, 0.02, 0.03)  # of a pair's log ratio, standard deviations
 GATE_PAIRS = 30  # that a gate's budget has room for
-LENGTHS = (50, 100, 150, 300, 1000)
+LENGTHS = (20, 50, 100, 150, 300, 1000, FEWEST_STEPS)
 RACES = 500  # of equal cells, for each kind of noise
 RACE_CELLS, RACE_BLOCKS = 8, 20
 AXIS_EFFECT = 0.35  # of a level on the logarithm of throughput, standard deviation
@@ -200,7 +200,10 @@ def run_race(values: Numbers) -> tuple[Race, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How often the interval of a trial's mean covers it, or the trial says that it may not."""
+    """How often the interval of a trial's mean covers it, or its steps say that it may not.
+
+    A trial of fewer than `FEWEST_STEPS` steps says it whatever its steps are; that is not counted here.
+    """
 
     disturbance: str
     steps: int
@@ -266,7 +269,7 @@ def tables(
         "",
         f"The 95% interval of a trial's mean step time, of {coverages[0].covers.tries:,} trials each:",
         "",
-        "| disturbance | steps | covers | says it may not | either | happened in the trial |"
+        "| disturbance | steps | covers | its steps say it may not | either | happened in the trial |"
         " either, where it happened |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
