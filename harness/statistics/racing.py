@@ -8,7 +8,8 @@ cells, all are. With K cells of which m are still in, each ordered pair is teste
 (m (K - 1)), one-sided. The first false departure is of one of the t best cells, when all t are still
 in, so that m >= t; and it takes one of the at most K - 1 comparisons of that cell with a cell that is
 no better. So its probability is at most t (K - 1) error_rate / (t (K - 1)). That m falls as cells
-leave is Holm's idea (1979); that looks may be repeated is that of confidence sequences.
+leave, within a look too, is Holm's idea (1979); that looks may be repeated is that of confidence
+sequences.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from harness.statistics.sequential import FEWEST_VALUES, Numbers, confidence_sequence, fewest_values
 
 # Cells of a matrix differ by far more than their noise, and levels are small: a smaller prior than a
-# gate's decides those after 4 to 8 blocks instead of 10, and makes later intervals 6% wider.
-PRIOR = 0.02
+# gate's decides those after 4 to 8 blocks instead of 10, and makes later intervals a tenth wider.
+PRIOR = 0.005
 CHUNK = 20_000  # pairs that are compared at a time
 
 Mask = NDArray[np.bool_]
@@ -71,13 +72,22 @@ class Race:
             for cell in np.flatnonzero(self.is_in):
                 low, high = _last_interval(margins[cell], self.error_rate / self.cells)
                 self.reaches[cell], misses[cell] = low > 0, high < 0
+        self.is_in &= ~misses
+        has_better = np.zeros(self.cells, dtype=bool)
+        # Fewer cells are tested at a less strict level, at which others may have to leave as well.
+        while (leaves := self._cells_with_better(values)).any():
+            self.is_in &= ~leaves
+            has_better |= leaves
+        return has_better, misses
+
+    def _cells_with_better(self, values: Numbers) -> Mask:
+        """Return which cells are certainly worse than `keep` others that are in and reach the goal."""
         cells_in = np.flatnonzero(self.is_in)
         is_worse = certainly_worse(values[cells_in], self.pair_level(len(cells_in)))
         better_cells = is_worse[:, self.reaches[cells_in]].sum(axis=1)
         has_better = np.zeros(self.cells, dtype=bool)
         has_better[cells_in] = better_cells >= self.keep
-        self.is_in &= ~(has_better | misses)
-        return has_better, misses
+        return has_better
 
     def drop(self, cells: Mask) -> None:
         """Let cells leave for another reason."""

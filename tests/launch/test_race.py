@@ -177,5 +177,5 @@ def test_too_few_blocks_to_decide_anything_are_refused(tmp_path: Path) -> None:
     SweepRace(race_sweep(tmp_path, repeats=3)).refuse_too_few()
     with pytest.raises(BadInput, match="race: found 2 blocks of mlp; allowed: 3 or more"):
         SweepRace(race_sweep(tmp_path, repeats=2)).refuse_too_few()
-    with pytest.raises(BadInput, match=r"race: found 2 seeds of mlp; allowed: 4 or more"):
+    with pytest.raises(BadInput, match=r"race: found 2 seeds of mlp; allowed: 3 or more"):
         SweepRace(race_sweep(tmp_path, seeds=2, race={"reach": 0.9})).refuse_too_few()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.statistics.racing import Race
+from harness.statistics.racing import Race, certainly_worse
 from harness.statistics.sequential import Numbers
 
 
@@ -69,3 +69,13 @@ def test_levels_grow_as_cells_leave() -> None:
     race = Race(10, keep=1, error_rate=0.05)
     assert race.pair_level(10) == pytest.approx(2 * 0.05 / 90)
     assert race.pair_level(2) == pytest.approx(2 * 0.05 / 18)
+
+
+def test_a_cell_may_leave_because_others_have_left_at_the_same_look() -> None:
+    """Between the levels of ten cells and of two, at one look."""
+    pair = noisy([0.0, 0.3], 5, seed=6)
+    assert not any(certainly_worse(pair, Race(10, keep=1, error_rate=0.05).pair_level(10)).ravel())
+    far = noisy([-100.0] * 8, 5, seed=4)
+    race = Race(10, keep=1, error_rate=0.05)
+    race.look(np.concatenate([pair, far]))
+    assert list(np.flatnonzero(race.is_in)) == [1]

@@ -1,10 +1,12 @@
 """Races on this machine: how often equal cells leave, and what a race of 48 cells saves.
 
-    python -m tests.programs.perf.racing                    20 races of equal cells, then the 48; about 20 minutes
-    python -m tests.programs.perf.racing --races 2 --repeats 5   a try
+    python -m tests.programs.perf.racing                    20 races of equal cells, then the 48; about 25 minutes
+    python -m tests.programs.perf.racing --races 2 --repeats 6   a try
+    python -m tests.programs.perf.racing --races 0 --folder FOLDER   the 48 cells; run again to go on
 
-Equal cells differ in the learning rate, by thousandths, which takes no time. The 48 cells are run in
-full and then in a race, with the same repeats.
+Equal cells differ in the learning rate, by thousandths, which takes no time. The 48 cells race first, and
+then all trials run that the race did without. So the full sweep has the race's trials too, and the share of
+its time is that of the seconds of all trials.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +48,13 @@ class RecordedRun:
 
     sweep: Sweep
     records: Sequence[Record]
-    seconds: float  # that it took
 
 
 def run(
     folder: Path, steps: int, repeats: int, matrix: Mapping[str, Any], *, race: bool
 ) -> RecordedRun:
-    """Run a sweep of the MLP on digits, in a folder of its own."""
-    folder.mkdir()
+    """Run what is missing of a sweep of the MLP on digits, in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
     content = {
         "name": folder.name,
         "workloads": {"mlp": {"data": {"source": "digits"}}},
@@ -69,11 +69,10 @@ def run(
     sweep = load_sweep(path)
     profile = with_tolerance(load_profile("local"), tolerate_load=True)
     results = Results(folder / "results").sweep_folder(sweep.name)
-    start = time.monotonic()
     records = runner.run(
         sweep, profile, results, RecordCollector(), redo="missing", fail_fast=False
     )
-    return RecordedRun(sweep=sweep, records=records, seconds=time.monotonic() - start)
+    return RecordedRun(sweep=sweep, records=records)
 
 
 def equal_races(folder: Path, count: int, steps: int) -> None:
@@ -93,35 +92,47 @@ def equal_races(folder: Path, count: int, steps: int) -> None:
 
 
 def compare_with_full(folder: Path, steps: int, repeats: int) -> None:
-    """Print the winner of the 48 cells in full and in a race, and how long both took."""
-    full = run(folder / "full", steps, repeats, MATRIX, race=False)
-    raced = run(folder / "raced", steps, repeats, MATRIX, race=True)
-    names = cell_names(full.sweep.cells)
-    for ended in (full, raced):
-        result = SweepResult.of_records(ended.sweep, ended.records)
-        fastest = result.ranking("mlp")[0]
-        certainty = "certain" if result.is_winner_certain("mlp") else "not certain"
-        print(
-            f"{ended.sweep.name}: {len(ended.records)} trials in {ended.seconds:.0f} s; fastest is"
-            f" {names[fastest.cell.id]}, {certainty}"
-        )
-    for sentence in race_sentences(raced.sweep, raced.records, lambda cell: names[cell.id]):
-        print(sentence)
-    print(f"the race took {raced.seconds / full.seconds:.0%} of the time")
+    """Print the winner of the 48 cells in a race and in full, and what share of the time the race took."""
+    raced = run(folder, steps, repeats, MATRIX, race=True)
+    race = SweepRace.of_records(raced.sweep, raced.records)
+    of_race = [record for record in raced.records if race.reason_to_skip(record.trial) is None]
+    names = cell_names(raced.sweep.cells)
+    for sentence in race_sentences(raced.sweep, of_race, lambda cell: names[cell.id]):
+        print(sentence, flush=True)
+    full = run(folder, steps, repeats, MATRIX, race=False)
+    result = SweepResult.of_records(full.sweep, full.records)
+    fastest, second = result.ranking("mlp")[:2]
+    certainty = "certain" if result.is_winner_certain("mlp") else "not certain"
+    print(
+        f"in full, {len(full.records)} trials in {trial_seconds(full.records):.0f} s; fastest is"
+        f" {names[fastest.cell.id]}, {certainty}; second is {names[second.cell.id]}"
+    )
+    share = trial_seconds(of_race) / trial_seconds(full.records)
+    print(
+        f"the race took {len(of_race)} trials ({len(of_race) / len(full.records):.0%}) in"
+        f" {trial_seconds(of_race):.0f} s ({share:.0%} of the time)"
+    )
+
+
+def trial_seconds(records: Sequence[Record]) -> float:
+    """Return the seconds of all trials together."""
+    return sum(record.ended - record.started for record in records)
 
 
 def main() -> None:
     """Run both parts, and print what they show."""
     parser = argparse.ArgumentParser(description="Races of equal and of different cells.")
     parser.add_argument("--races", type=int, default=20, help="of equal cells")
-    parser.add_argument("--repeats", type=int, default=15, help="of the 48 cells; 0: none")
+    parser.add_argument("--repeats", type=int, default=20, help="of the 48 cells; 0: none")
     parser.add_argument("--steps", type=int, default=60, help="of each trial")
+    parser.add_argument("--folder", type=Path, help="for the results; a temporary one by default")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} at the start")
     with tempfile.TemporaryDirectory() as name:
-        equal_races(Path(name), options.races, options.steps)
+        folder = (options.folder or Path(name)).resolve()
+        equal_races(folder, options.races, options.steps)
         if options.repeats:
-            compare_with_full(Path(name), options.steps, options.repeats)
+            compare_with_full(folder / "matrix", options.steps, options.repeats)
 
 
 if __name__ == "__main__":
