@@ -1,6 +1,6 @@
 """Measures how soon `harness trend` finds a change and how often it is wrong, by simulation.
 
-    python -m tests.programs.perf.trend                          three minutes on one core
+    python -m tests.programs.perf.trend                          five minutes on one core
     python -m tests.programs.perf.trend --quick                  a tenth of all series: whether it runs
     python -m tests.programs.perf.trend --otava ENV/bin/python   Apache Otava on the same series, an hour
 
@@ -39,6 +39,15 @@ NOISE = 0.05  # of one trial, standard deviation of log throughput
 STEP = 0.02
 CELL_YEARS = 500  # without a step, of each kind of noise
 HISTORIES = 200  # with a step, of each noise
+SIZES = (0.015, 0.02, 0.04)  # of steps
+PAIR_NOISES = (
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+)  # of a trial over its control's, standard deviation of the log
+TRIALS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of a night
+MOST = 0.8  # of the histories, in which a step is to be found
 OTAVA_CELL_YEARS = 10
 OTAVA_HISTORIES = 20
 NEAR = 5  # nights; Otava reports a change again at another place as it gets longer
@@ -224,6 +233,39 @@ def _covers(change: Change) -> bool:
     return low <= math.log1p(-STEP) <= high
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """How many trials a night find a step in most histories."""
+
+    size: float  # of the step
+    noise: float  # of a trial over its control's
+    trials: int | None  # None if `TRIALS` has not enough
+    found: Found  # with so many, or with the most
+
+    def __str__(self) -> str:
+        """Return `12, after 9 nights`."""
+        if self.trials is None:
+            return f"more than {TRIALS[-1]}"
+        return f"{self.trials}, after {self.found.median:g} nights"
+
+
+def needed(size: float, noise: float, rows: int) -> Needed:
+    """Simulate histories of one cell of `CELLS` that slowed down, with more and more trials a night."""
+    step_at = NIGHTS // 2
+    for trials in TRIALS:
+        rng = np.random.default_rng([SEED, 3])
+        series = noise / math.sqrt(trials) * rng.standard_normal((rows, NIGHTS))
+        series[:, step_at:] += math.log1p(-size)
+        seen: list[int | None] = []
+        for row in series:
+            change = _after(find_changes(list(row), THRESHOLD, MIN_EFFECT), step_at)
+            seen.append(None if change is None else change.seen)
+        found = found_after(seen, step_at)
+        if found.found.count >= MOST * rows:
+            return Needed(size=size, noise=noise, trials=trials, found=found)
+    return Needed(size=size, noise=noise, trials=None, found=found)
+
+
 class Otava:
     """Apache Otava, in the environment of another interpreter."""
 
@@ -255,10 +297,11 @@ class Otava:
 def tables(
     equal: Sequence[EqualNights],
     steps: Sequence[Stepped],
+    trials_needed: Sequence[Needed],
     otava: Otava | None,
     conditions: Conditions,
 ) -> str:
-    """Return both tables as Markdown, with what they were made with."""
+    """Return the three tables as Markdown, with what they were made with."""
     lines = [
         f"False changes a year over {CELLS} cells that never changed, looking every night, of"
         f" {equal[0].harness.years:,} years of a cell each"
@@ -291,6 +334,20 @@ def tables(
             f" | {step.least:.0f} nights | {step.covers_when_seen} | {step.covers_at_end} |"
         )
         lines.append(row if step.otava is None else f"{row} {step.otava} |")
+    lines += [
+        "",
+        f"Trials a night of a cell, with as many of its control in the same blocks, that find a step in {MOST:.0%} of"
+        f" {trials_needed[0].found.found.tries:,} histories of {NIGHTS} nights, one of {CELLS} cells, and the median"
+        " night of those:",
+        "",
+        "| noise of a trial over its control's | "
+        + " | ".join(f"{size:.1%} slower" for size in SIZES)
+        + " |",
+        "| ---: |" + " ---: |" * len(SIZES),
+    ]
+    for noise in PAIR_NOISES:
+        entries = [str(entry) for entry in trials_needed if entry.noise == noise]
+        lines.append(f"| {noise:.1%} | {' | '.join(entries)} |")
     made_with = f"numpy {version('numpy')}"
     if otava is not None:
         made_with += f", Apache Otava {otava.version}"
@@ -316,14 +373,19 @@ def main() -> None:
         for nights in (NIGHTS, NIGHTS_A_YEAR):
             for trials, noise in noises:
                 steps.append(stepped(trials, noise, nights, HISTORIES // part, otava))
+        trials_needed = []
+        for noise in PAIR_NOISES:
+            for size in SIZES:
+                trials_needed.append(needed(size, noise, HISTORIES // part))
     conditions = watch.conditions()
     figures = {
         "equal_nights": [asdict(entry) for entry in equal],
         "steps": [asdict(step) for step in steps],
+        "trials_needed": [asdict(entry) for entry in trials_needed],
     }
     folder = QUICK_FOLDER if options.quick else FOLDER
     path = write_results("trend", figures, conditions, folder=folder)
-    text = tables(equal, steps, otava, conditions)
+    text = tables(equal, steps, trials_needed, otava, conditions)
     write_atomically(path.with_suffix(".md"), text)
     print(text)
 
