@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.interface.delivery import JobDelivery
 from harness.render.status import StatusDisplay
 from harness.slurm.status import SweepStatus, read_statuses
 from harness.spec.sweep import Sweep
@@ -55,6 +54,9 @@ def watch(
     Records that jobs leave are delivered to MLflow as they come. Returns the last states, and what a
     delivery failed with.
     """
+    # Imported here: reading the states once needs neither plans nor a tracker.
+    from harness.interface.delivery import JobDelivery
+
     delivery = JobDelivery(results, tracking_uri)
     patience = LagPatience()
     while True:

@@ -72,6 +72,7 @@ RANK_RESULT_FORMAT = FileFormat(
 # The columns of a rank are all read: at once, because a shared file system takes its time for each.
 RANK_BUFFER_BYTES = 2**18
 RECORD_FILE = TrialFolder(Path()).record_path.name
+HEADER_FIELDS = tuple(field.name for field in fields(Header))
 TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
 
 # Columns besides those of `take_series`.
@@ -382,7 +383,7 @@ def _record_of(
         return columns.rank_results(record)
 
     columns = _Columns(header.columns, source, open_file)
-    of_trial = {field.name: getattr(header, field.name) for field in fields(Header)}
+    of_trial = {name: getattr(header, name) for name in HEADER_FIELDS}
     if trial is not None and header.trial == trial:
         of_trial["trial"] = trial
     ranks = RankResults(lambda: _load_recent(load_ranks), header.ranks)
@@ -466,7 +467,7 @@ def _misplacement(trial: Trial, source: Path | str) -> str | None:
     """
     if not isinstance(source, Path) or source.name != RECORD_FILE:
         return None
-    folder = source.absolute().parent.name
+    folder = source.parent.name or source.absolute().parent.name
     if folder == trial.id or not TRIAL_ID.fullmatch(folder):
         return None
     return f"trial: found {trial.id}; allowed: {folder}, whose folder it is in"

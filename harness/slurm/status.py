@@ -26,7 +26,6 @@ from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
-from harness.launch.race import SweepRace
 from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, read_record
@@ -411,6 +410,8 @@ def _read_status(
         sweep_folder=sweep_folder,
     )
     if sweep.race is not None:
+        from harness.launch.race import SweepRace  # loads NumPy, which only a race needs
+
         race = SweepRace.of_folder(sweep, sweep_folder)
         rows = [_without_skipped(row, race.reason_to_skip(trials[row.trial])) for row in rows]
     return SweepStatus(
