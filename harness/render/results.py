@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -564,5 +563,13 @@ def _with_more_trials(command: str, sweep: Sweep, records: Sequence[Record]) -> 
 
 
 def _without_setting(command: str, key: str) -> str:
-    """Return a command without what its options `--set` say of a key."""
-    return re.sub(rf" --set ('{key}=[^']*'|{key}=\S+)", "", command)
+    """Return a command without its options `--set` of a key."""
+    words = shlex.split(command)
+    kept: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "--set" and words[0].startswith(f"{key}="):
+            words.pop(0)
+        else:
+            kept.append(word)
+    return shlex.join(kept)
