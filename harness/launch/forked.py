@@ -24,12 +24,9 @@ from harness.core.oom import oom_kills
 from harness.core.paths import write_atomically
 from harness.core.ports import LOOPBACK, listen
 from harness.core.processes import die_with_parent, end_process, ending_descendants
-from harness.launch.launcher import rank_variables
+from harness.launch.launcher import GRACE_SECONDS, rank_variables
 from harness.records.running import FailedRank
 
-# In which the other ranks may report their own errors once one has failed. They need a moment on a busy
-# machine: what they leave says in which collective they were.
-GRACE = 3.0  # seconds
 TERMINATION_TIMEOUT = 30.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.01  # seconds between two looks at ranks once one has failed
 
@@ -100,8 +97,8 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
     """Wait until all ranks have ended; return those that failed, by rank, in the order of their
     ends.
 
-    `ranks` maps processes to ranks. Once a rank has failed, the others are ended: by SIGTERM, then
-    by SIGKILL. How those end says nothing, so they are not among the failed ones.
+    `ranks` maps processes to ranks. The others are ended GRACE_SECONDS after one has failed: by
+    SIGTERM, then by SIGKILL. How those end says nothing, so they are not among the failed ones.
     """
     failed: dict[int, FailedRank] = {}
     kills_before = oom_kills()
@@ -115,7 +112,7 @@ def watch(ranks: dict[int, int]) -> dict[int, FailedRank]:
             rank = ranks.pop(pid)
             exit_code = os.waitstatus_to_exitcode(status)
             if exit_code and not failed:
-                deadline = time.monotonic() + GRACE
+                deadline = time.monotonic() + GRACE_SECONDS
             if exit_code and next_signal == signal.SIGTERM:
                 failed[rank] = FailedRank(
                     exitcode=exit_code,

@@ -59,6 +59,10 @@ def signal_failure(number: int, rank: int) -> Failure:
     return Failure(kind="Killed", message=f"ended by {name}", rank=rank)
 
 
+# In which the other ranks may report their own errors once one has failed. They need a moment on a busy
+# machine: what they leave says in which collective they were.
+GRACE_SECONDS = 3.0
+
 # The name by which `agent` registers its rendezvous with torchrun.
 RENDEZVOUS = "harness-loopback"
 
@@ -102,7 +106,7 @@ class Launcher(Protocol):
     def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
         """Return why ranks ended, as far as the launcher alone knows, the first cause first.
 
-        `output` is what the command printed.
+        `output` is what the command has printed so far.
         """
 
     def end(self, process: Process, folder: TrialFolder) -> None:

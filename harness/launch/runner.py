@@ -21,7 +21,7 @@ from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
-from harness.launch.launcher import Launcher, signal_failure
+from harness.launch.launcher import GRACE_SECONDS, Launcher, signal_failure
 from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.stack import ReadyStack, write_packages
@@ -313,7 +313,9 @@ class Runner:
         occupancy.enter(trial.id, started)
         kills_before = oom_kills()
         try:
-            ended_by = yield from self._wait(process, folder, trial, launcher, occupancy)
+            ended_by = yield from self._wait(
+                process, folder, trial, launcher, occupancy, log_start=log_start
+            )
             launcher_end = _describe_launcher_end(process.poll(), oom_kills() > kills_before)
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = redact_text(_launcher_output(folder, log_start), self.secrets)
@@ -437,14 +439,18 @@ class Runner:
         trial: Trial,
         launcher: Launcher,
         occupancy: Occupancy,
+        *,
+        log_start: int,
     ) -> Generator[None, None, Failure | None]:
         """Wait until the ranks have ended, or have to be ended, and return why.
 
         None if their own results say how they ended. Tells the ranks to stop if there is a reason.
         It takes turns with the trials in other lanes, so that each of them waits for a part of the
-        time between two looks.
+        time between two looks. The launcher writes its log from byte `log_start` on.
         """
-        next_signal: float | None = None  # on the monotonic clock; None before the first
+        # Both are on the monotonic clock.
+        next_signal: float | None = None  # None before the first
+        grace_ends: float | None = None  # of ranks that a launcher lets run once another has failed
         watchdog = Watchdog(folder, trial.cell.axes.world_size, self.sweep.timeout)
         while True:
             try:
@@ -466,6 +472,13 @@ class Runner:
                 with folder.launch_log.open("a", encoding="utf-8") as log:
                     log.write(f"harness: {verdict.reason}\n")
                 return verdict.failure
+            if grace_ends is not None and now > grace_ends:
+                return None
+            if grace_ends is None:
+                output = _launcher_output(folder, log_start)
+                observed_failures = launcher.observed_failures(folder, output)
+                if any(failure.rank is not None for failure in observed_failures):
+                    grace_ends = now + GRACE_SECONDS
 
 
 def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None:

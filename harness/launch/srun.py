@@ -67,6 +67,9 @@ class Srun:
     address: str  # of rank 0's node, as the other nodes resolve it
     free_port: Callable[[], int]  # returns a free port of that node; called once for each trial
     stack: ReadyStack | None = None  # None: ranks run under the interpreter of the profile
+    # Whether Slurm ends the other ranks as soon as one has failed, before they can report anything.
+    # Without it, whoever has started the step must end it.
+    kill_on_bad_exit: bool = False
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, without the profile's container."""
@@ -107,7 +110,7 @@ class Srun:
             "--distribution=block:block",
             "--mpi=none",
             "--export=ALL",
-            "--kill-on-bad-exit=1",
+            f"--kill-on-bad-exit={int(self.kill_on_bad_exit)}",
             "--unbuffered",
             "--input=none",
         ]
@@ -254,7 +257,7 @@ def _task_signaled(output: str) -> Failure | None:
 
 
 def _task_killed(output: str) -> Failure | None:
-    """Return the failure of the task that was killed first: `--kill-on-bad-exit` ended the others."""
+    """Return the failure of the task that was killed first: the others may have been ended for it."""
     task = TASK_ENDED.search(output)
     if task is None or task["how"].startswith(EXITED):
         return None

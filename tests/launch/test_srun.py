@@ -59,6 +59,12 @@ class TestCommand:
         assert expected <= set(command)
         assert "--overlap" not in command  # it would give all steps the same cores
 
+    @pytest.mark.parametrize("kills", [False, True])
+    def test_says_whether_slurm_ends_the_others_once_a_rank_has_failed(self, kills: bool) -> None:
+        step = launcher(kill_on_bad_exit=kills)
+        command = step.command("harness.training.worker", TrialFolder(Path("t")), 2)
+        assert f"--kill-on-bad-exit={int(kills)}" in command, "a site may have another default"
+
     def test_ranks_know_where_to_meet(self) -> None:
         variables = launcher().variables(3, {})
         expected = {

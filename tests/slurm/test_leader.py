@@ -52,16 +52,23 @@ def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
     return submission.new(sweep, PROFILE, packing, first_attempts)
 
 
+def make_runner(
+    folder: Path, sweep: Sweep, first_attempts: dict[str, int], listener: JobListener
+) -> Runner:
+    """Return the runner of a job that has every trial of the sweep."""
+    submitted = make_submission(sweep, first_attempts)
+    sweep_folder, stop = SweepFolder(folder / "sweep"), StopRequest(listener.stop_reason)
+    array, trials = submitted.arrays[0], sweep.trials()
+    return leader.runner_of(sweep_folder, submitted, array, trials, listener, stop)
+
+
 @pytest.fixture
 def runner(tmp_path: Path, listener: JobListener) -> Runner:
     """A runner of five trials, the last of which had failed once before it was submitted."""
     sweep = load(tmp_path, seeds=[0, 1, 2, 3, 4])
     first_attempts = {trial.id: 1 for trial in sweep.trials()}
     first_attempts[sweep.trials()[4].id] = 2
-    submitted = make_submission(sweep, first_attempts)
-    folder, stop = SweepFolder(tmp_path / "sweep"), StopRequest(listener.stop_reason)
-    array, trials = submitted.arrays[0], sweep.trials()
-    return leader.runner_of(folder, submitted, array, trials, listener, stop)
+    return make_runner(tmp_path, sweep, first_attempts, listener)
 
 
 def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
@@ -426,6 +433,37 @@ def test_a_step_that_outlives_the_failure_of_a_rank_is_ended_and_runs_again(
         assert str(record.failure) == "rank 0 on n1: ConnectionLost: reset by peer"
     assert slurm.calls("scancel") == ["--signal=KILL 71_3.3"] * 3
     assert "--jobs=71_3 " in slurm.calls("squeue")[0], "other tasks have steps of the same name"
+
+
+# Says that rank 1 has crashed, leaves the result of rank 0 a moment later, and waits for it.
+WAITING_SRUN = """#!/bin/bash
+echo "srun: error: n2: task 1: Aborted (core dumped)" >&2
+folder=${@: -2:1}
+sleep 0.3
+cp "${0%/*}/rank0.json" "$folder/rank0.json"
+exec sleep 60
+"""
+
+
+def test_a_rank_that_crashes_leaves_the_others_a_moment(
+    tmp_path: Path, listener: JobListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In which they report their own errors; then the step is cancelled."""
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
+    (slurm.folder / "srun").write_text(WAITING_SRUN, encoding="utf-8")
+    connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
+    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
+    write_record(slurm.folder / "rank0.json", rank0)
+    sweep = load(tmp_path, axes={"strategy": "ddp", "world_size": 2})
+    (trial,) = sweep.trials()
+    slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
+    runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
+
+    (record,) = replace(runner, poll_seconds=0.01, retries=0).run([trial])
+    assert str(record.failure) == "rank 1 on n2: Killed: ended by SIGABRT"
+    assert [result.failure for result in record.ranks] == [connection_lost]
+    assert slurm.calls("scancel") == ["--signal=KILL 71.3"]
 
 
 # What clients of Slurm 22.05.8 print while no controller answers.

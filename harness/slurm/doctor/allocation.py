@@ -111,6 +111,8 @@ def examine_nodes(folder: Path, profile: Profile, *, measure: bool) -> Examinati
     if silent_nodes or lacks_interface or is_unreachable:
         return examination
     launcher = launcher_of(profile, slurm.ranks_per_node)
+    # The line of the rank that has failed says all, and the others would wait for it.
+    launcher = replace(launcher, kill_on_bad_exit=True)
     result = all_reduce(launcher, folder, slurm.max_ranks, profile.device)
     examination = replace(examination, all_reduce=result)
     if not measure or result.failure:
