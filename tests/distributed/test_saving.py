@@ -9,8 +9,9 @@ import pytest
 
 from harness.core.paths import Results
 from harness.records.record import Record
+from harness.spec.sweep import load_sweep
 from tests.distributed.test_interruption import assert_same_bits
-from tests.support.running import line_sweep, run
+from tests.support.running import LINE, line_sweep, run
 
 pytestmark = pytest.mark.distributed
 
@@ -75,3 +76,42 @@ def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) ->
         assert rank.saves is not None
         assert rank.saves.count >= 2
         assert rank.saves.blocked_seconds > 0
+
+
+def run_to_its_best(folder: Path, axes: dict[str, Any], *, refuses: bool) -> Record:
+    """Run a trial that ends with the model of its first evaluation, at step 4.
+
+    `refuses` says whether nothing can be written where that model is saved.
+    """
+    folder.mkdir()
+    entry = {
+        "options": {"dropout": 0.3, "validation": 64, "memory": True},
+        "axes": axes,
+        "uses": LINE.replace("LineFit", "Unlearning"),
+        "stop": {"metric": "target", "patience": 1, "restore_best": True},
+    }
+    path = line_sweep(folder, {"line": entry}, length={"steps": STEPS}, evaluate={"steps": 4})
+    if refuses:
+        (trial,) = load_sweep(path).trials()
+        trial_folder = Results(folder / "results").sweep_folder("line").trial_folder(trial.id)
+        trial_folder.path.mkdir(parents=True)
+        trial_folder.best_checkpoints.write_text("", encoding="utf-8")  # root may write elsewhere
+    (record,) = run(path, slots=4)
+    return record
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("variant", ["fsdp2, workers", "fsdp2 over tensor-parallel", "hsdp"])
+def test_ranks_end_with_a_best_model_that_the_disk_refuses(tmp_path: Path, variant: str) -> None:
+    """Each keeps its own part in memory."""
+    saved = run_to_its_best(tmp_path / "saved", VARIANTS[variant], refuses=False)
+    kept = run_to_its_best(tmp_path / "kept", VARIANTS[variant], refuses=True)
+    assert (saved.status, kept.status) == ("done", "done"), (saved.failure, kept.failure)
+    assert_same_bits(kept, saved)
+    for record in (saved, kept):
+        assert record.rank0 is not None
+        assert record.rank0.stop is not None
+        assert (record.rank0.stop.step, record.rank0.stop.restored) == (8, True)
+    for rank in kept.ranks:
+        assert rank.saves is not None
+        assert rank.saves.failed[0].startswith("the best model, step 4, was not saved: ")
