@@ -289,6 +289,7 @@ def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
     assert fp32.settings_id in listed  # whatever code comes later
     assert bf16.label in listed
     shown = harness("gate", "baseline", "show", fp32.id).out
+    assert "fewer than 1,500 steps is too small where its speed drifts" in " ".join(shown.split())
     assert fp32.label in shown
     assert len([line for line in shown.splitlines() if line.split()[:2] == ["2", "0"]]) == 1
     assert "no such baseline" in harness("gate", "baseline", "show", "mlp-0").err
