@@ -7,7 +7,7 @@ one file in the sweep's folder, named by the cell and by the environment as the 
 the cell's trials wait for it, and load it before they begin.
 
 The file holds what `torch.compiler.save_cache_artifacts` returns, and the C++ libraries, which that
-leaves out.
+leaves out: those of the graphs, and those with which torch tries what the CPU can do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import time
 import zipfile
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ TIMEOUT = 900.0  # seconds that compiling may take
 POLL = 0.1  # seconds between two looks for the file
 ARTIFACTS = "artifacts"  # the entry of what torch returned; the others are libraries
 MAPPED = Path("/proc/self/maps")  # the libraries that this process has loaded
+KERNELS = "*.main.so"  # the names of a graph's libraries in the cache; the others try the CPU
 
 
 def take_compiled_code(folder: TrialFolder, assignment: Assignment, mesh: ParallelMesh) -> None:
@@ -108,21 +110,29 @@ def save(path: Path, cache: Path) -> None:
     if saved is None:
         raise NotApplied("torch.compile compiled no graph in the first step")
     artifacts, _ = saved
-    libraries = _loaded_libraries(cache)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(ARTIFACTS, artifacts)
-        for library in libraries:
+        for library in sorted(_loaded_libraries(cache) | _vector_probes(cache)):
             file.write(library, library.relative_to(cache))
 
 
-def _loaded_libraries(cache: Path) -> list[Path]:
+def _loaded_libraries(cache: Path) -> set[Path]:
     """Return the libraries of a cache that this process has loaded."""
     paths = set()
     for line in MAPPED.read_text(encoding="utf-8").splitlines():
         _, _, name = line.partition(f" {cache}/")
         if name.endswith(".so"):
             paths.add(cache / name)
-    return sorted(paths)
+    return paths
+
+
+def _vector_probes(cache: Path) -> set[Path]:
+    """Return the libraries with which torch tries vector instructions, in a process of its own.
+
+    To compile one takes a rank seconds, also where its graphs are all there.
+    """
+    libraries = cache.glob("*/*.so")
+    return {library for library in libraries if not fnmatch(library.name, KERNELS)}
 
 
 def load(path: Path, cache: Path) -> None:
