@@ -520,6 +520,8 @@ class TextFile(Corpus):
 ImageData = Digits | Idx | Mapped
 TextData = Csv | Tickets
 CorpusData = PythonTopics | TextFile
+# The sources that need a path.
+SOURCES_OF_FILES = frozenset(kind.source for kind in (Idx, Mapped, Csv, TextFile))
 
 
 def _format_size(size: tuple[int, ...]) -> str:

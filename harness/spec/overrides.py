@@ -17,6 +17,7 @@ from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
 from harness.spec.shorthand import LENGTHS
 from harness.spec.text import find_control_character
+from workloads.sources import SOURCES_OF_FILES
 
 
 def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
@@ -132,7 +133,7 @@ def apply_data(document: Document, text: str) -> None:
         labels = []
         for name, entry in entries.items():
             data = (entry or {}).get("data", {})
-            if data.get("source") in ("idx", "csv") or "path" in data:
+            if data.get("source") in SOURCES_OF_FILES or "path" in data:
                 labels.append(name)
     if not labels:
         raise BadInput(

@@ -296,11 +296,11 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
     look for them, and a mistake is reported where it was made.
     """
     file = _validate(document)
-    for text in data:
-        apply_data(document, text)
-        file = _validate(document)
     for text in sets:
         apply_set(document, text, SWEEP_KEYS)
+        file = _validate(document)
+    for text in data:  # after flags that may have chosen a source which reads files
+        apply_data(document, text)
         file = _validate(document)
     _check_file(document, file)
     return file

@@ -257,6 +257,16 @@ class TestData:
             str(folder),
         ]
 
+    def test_flag_is_for_sources_that_another_flag_chooses(self, tmp_path: Path) -> None:
+        """As the ready sweeps `gpt` and `optimizers` tell their users to call them."""
+        folder = write_images(tmp_path / "images")
+        book = tmp_path / "book.txt"
+        book.write_text("What is read once is soon forgotten. " * 400)
+        for label, source, path in (("cnn", "idx", folder), ("gpt", "file", book)):
+            sets = [f"workloads.{label}.data.source={source}"]
+            (cell,) = load(tmp_path, {label: {}}, sets=sets, data=[str(path)]).cells
+            assert cell.workload.data["path"] == str(path)
+
 
 class TestSet:
     def test_axis_replaces_that_of_the_matrix(self, tmp_path: Path) -> None:
