@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from harness.core.errors import BadInput
+from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
 from harness.interface.folders import run_folder
 from harness.preflight.memory import CellMemory, forecast_cells
@@ -17,6 +18,7 @@ from harness.spec.sweep import Sweep
 
 # Smaller peaks on CPUs are not compared: what libraries take in training is a part of them.
 LEAST_COMPARED = 2**26  # bytes
+SUBMIT_SECONDS = 60.0  # that `harness submit` forecasts for at most
 
 
 def forecast_memory(
@@ -26,11 +28,10 @@ def forecast_memory(
     on_progress: Callable[[str], None],
     *,
     limit: int | None = None,
-    advise: bool = True,
 ) -> list[CellMemory]:
     """Return the memory of each cell of a sweep, which needs no device and none of its ranks.
 
-    `limit` are the bytes that a rank may take, which otherwise the profile says. With `advise`, the
+    `limit` are the bytes that a rank may take, which otherwise the profile says. With either, the
     largest batch that fits is searched, and what makes a cell fit. `on_progress` is called with the
     label of each workload.
     """
@@ -39,12 +40,7 @@ def forecast_memory(
         limits[cell.id] = limit or profile.rank_memory(cell.axes.world_size)
     with run_folder("memory") as scratch:
         forecasts = forecast_cells(
-            sweep.cells,
-            limits if advise else {},
-            sweep.base_folder,
-            profile,
-            scratch.path,
-            on_progress,
+            sweep.cells, limits, sweep.base_folder, profile, scratch.path, on_progress
         )
     paths = results.record_paths_by_cell()
     return [
@@ -58,22 +54,43 @@ def forecast_memory(
     ]
 
 
-def memory_warning(sweep: Sweep, profile: Profile, results: Results) -> str | None:
+def memory_warning(sweep: Sweep, profile: Profile) -> str | None:
     """Return a line on cells that do not fit into the memory that the profile states, None without any.
 
-    A workload whose data are not on this machine can't be forecast, and is left out.
+    A workload whose data are not on this machine can't be forecast, and is left out. Cells that are
+    unknown after `SUBMIT_SECONDS` are counted. Nothing that goes wrong is raised.
     """
-    if all(profile.rank_memory(cell.axes.world_size) is None for cell in sweep.cells):
+    limits = {cell.id: profile.rank_memory(cell.axes.world_size) for cell in sweep.cells}
+    if all(limit is None for limit in limits.values()):
         return None
-    cells = forecast_memory(sweep, profile, results, lambda label: None, advise=False)
-    too_large = [memory for memory in cells if memory.excess]
-    if not too_large:
-        return None
-    worst = max(too_large, key=lambda memory: memory.excess or 0)
-    return (
-        f"{len(too_large)} of {len(cells)} cells will not fit into memory, {worst.cell.label} by"
-        f" {(worst.excess or 0) / 2**30:.3g} GiB a rank; harness plan --memory says what fits"
-    )
+    deadline = time.monotonic() + SUBMIT_SECONDS
+    try:
+        with run_folder("memory") as scratch:
+            forecasts = forecast_cells(
+                sweep.cells, {}, sweep.base_folder, profile, scratch.path, lambda _: None, deadline
+            )
+    except (HarnessError, OSError) as error:  # such as a full disk
+        return f"whether the cells fit into memory is unknown: {one_line(str(error))}"
+    remarks = []
+    too_large = []
+    for cell in sweep.cells:
+        memory = CellMemory(cell=cell, forecast=forecasts[cell.id], limit=limits[cell.id])
+        if memory.excess:
+            too_large.append(memory)
+    if too_large:
+        worst = max(too_large, key=lambda memory: memory.excess or 0)
+        remarks.append(
+            f"{len(too_large)} of {len(forecasts)} cells will not fit into memory,"
+            f" {worst.cell.label} by {(worst.excess or 0) / 2**30:.3g} GiB a rank; harness plan"
+            " --memory says what fits"
+        )
+    unknown = sum(forecast.bytes is None for forecast in forecasts.values())
+    if unknown and time.monotonic() > deadline:
+        remarks.append(
+            f"whether {unknown} of {len(forecasts)} cells fit into memory is unknown after"
+            f" {SUBMIT_SECONDS:.0f} s; harness plan --memory may take longer"
+        )
+    return "; ".join(remarks) or None
 
 
 def _measured_peaks(cell: Cell, record_paths: Sequence[Path]) -> Iterator[int]:

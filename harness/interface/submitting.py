@@ -37,14 +37,13 @@ def submit_sweep(
     """
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
-    warning = memory_warning(sweep, profile, results)
     return submit.submit(
         sweep,
         profile,
         sweep_folder,
         redo=redo,
         estimates=estimate_cells(sweep.cells, results),
-        on_prepared=lambda prepared: on_prepared(_with_remark(prepared, warning)),
+        on_prepared=lambda prepared: on_prepared(_with_memory(prepared, sweep, profile)),
         on_wait=on_wait,
     )
 
@@ -57,11 +56,14 @@ def prepare_submission(
     submit.check_folder(profile, sweep_folder.path)
     estimates = estimate_cells(sweep.cells, results)
     prepared = submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
-    return _with_remark(prepared, memory_warning(sweep, profile, results))
+    return _with_memory(prepared, sweep, profile)
 
 
-def _with_remark(prepared: PreparedSubmission, remark: str | None) -> PreparedSubmission:
-    """Return a submission with a remark more, if there is one."""
+def _with_memory(
+    prepared: PreparedSubmission, sweep: Sweep, profile: Profile
+) -> PreparedSubmission:
+    """Return a submission with a remark on cells that will not fit, if it has jobs and there are any."""
+    remark = memory_warning(sweep, profile) if prepared.submission.arrays else None
     if remark is None:
         return prepared
     return replace(prepared, remarks=[*prepared.remarks, remark])

@@ -7,6 +7,8 @@ which `memory_worker` forecasts all of its cells.
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -118,12 +120,14 @@ def forecast_cells(
     profile: Profile,
     folder: Path,
     on_progress: Callable[[str], None],
+    deadline: float = math.inf,
 ) -> dict[str, MemoryForecast]:
     """Return the forecasts of cells by their ids.
 
     `limits` are the bytes that a rank may take, by the id of the cell. `folder` is for files of the
     processes, `on_progress` is called with the label of each workload. What prevents a forecast is
-    in its place: a script, or a workload that can't do without values.
+    in its place: a script, a workload that can't do without values, or a `deadline` of the monotonic
+    clock.
     """
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -139,7 +143,8 @@ def forecast_cells(
             limits=[limits.get(cell.id) for cell in examined],
             on_gpu=profile.gpus > 0 or profile.device == "cuda",
         )
-        results = _forecast_together(request, base_folder, profile, folder)
+        timeout = min(TIMEOUT, deadline - time.monotonic())
+        results = _forecast_together(request, base_folder, profile, folder, timeout)
         for cell, forecast in zip(examined, results, strict=True):
             for equal in alike[memory_key(cell)]:
                 forecasts[equal.id] = forecast
@@ -147,9 +152,11 @@ def forecast_cells(
 
 
 def _forecast_together(
-    request: MemoryRequest, base_folder: Path, profile: Profile, folder: Path
+    request: MemoryRequest, base_folder: Path, profile: Profile, folder: Path, timeout: float
 ) -> Sequence[MemoryForecast]:
     """Return the forecasts of cells of one workload, from a process that has none of their ranks."""
+    if timeout <= 0:
+        return [MemoryForecast(problem="there was no time left for it")] * len(request.cells)
     cell = request.cells[0]
     # The process itself is a single rank; it fakes those of the cells.
     trial = Trial(
@@ -165,13 +172,13 @@ def _forecast_together(
             trial,
             base_folder,
             replace(profile, device="cpu", slurm=SlurmOptions(), launcher="torchrun"),
-            TIMEOUT,
+            timeout,
             folder,
             write_request,
         )
+        return read_forecasts(trial_folder.path / FORECASTS_FILE)
     except HarnessError as error:
         return [MemoryForecast(problem=str(error))] * len(request.cells)
-    return read_forecasts(trial_folder.path / FORECASTS_FILE)
 
 
 def read_request(path: Path) -> MemoryRequest:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from harness.core.paths import Results, TrialFolder
-from harness.interface.fitting import forecast_memory, memory_warning
+from harness.interface import fitting
+from harness.interface.fitting import memory_warning
 from harness.measure.storages import ACTIVATIONS, GRADIENTS, PARAMETERS, LiveStorages
 from harness.preflight.memory import CellMemory, MemoryForecast, memory_key
 from harness.preflight.memory_worker import Forecaster
@@ -24,7 +25,8 @@ from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import find_sweep_file, load_sweep
 from tests.factories import make_cell
 from tests.support.commands import harness
-from workloads.base import Batch
+from workloads.base import Batch, Workload
+from workloads.datasets import load_splits
 from workloads.mlp import MLP
 from workloads.options import MLPOptions
 from workloads.sources import Digits
@@ -35,14 +37,18 @@ STEP_COUNTS = 4 * F32  # of Adam, one for each parameter
 LOSS = F32  # is alive when a backward ends, and so counted with the gradients
 
 
-def forecaster(folder: Path, workload: MLP | None = None, *, on_gpu: bool = False) -> Forecaster:
+def forecaster(
+    folder: Path, workload: Workload | None = None, *, on_gpu: bool = False
+) -> Forecaster:
     workload = workload or MLP(MLPOptions(hidden=(HIDDEN,), dropout=0.0), Digits())
-    samples = workload.splits().train.batch(range(2))
+    samples = load_splits(workload).train.batch(range(2))
     return Forecaster(workload, samples, folder, TrialFolder(folder), on_gpu)
 
 
-def parts(folder: Path, *, on_gpu: bool = False, **axes: Any) -> Mapping[str, int]:
-    forecast = forecaster(folder, on_gpu=on_gpu).describe(
+def parts(
+    folder: Path, workload: Workload | None = None, *, on_gpu: bool = False, **axes: Any
+) -> Mapping[str, int]:
+    forecast = forecaster(folder, workload, on_gpu=on_gpu).describe(
         make_cell(**{"batch_size": 8, **axes}), None
     )
     assert forecast.problem == ""
@@ -274,13 +280,32 @@ def test_a_profile_says_what_a_rank_may_take() -> None:
 
 
 @pytest.mark.distributed
-def test_submit_warns_of_cells_that_do_not_fit(results: Results) -> None:
+def test_submit_warns_of_cells_that_do_not_fit() -> None:
     sweep = load_sweep(find_sweep_file("quickstart"), [], [])
     sweep = replace(sweep, cells=sweep.cells[:2])
-    assert memory_warning(sweep, Profile(), results) is None
-    assert memory_warning(sweep, Profile(memory_per_device="1GiB"), results) is None
-    warning = memory_warning(sweep, Profile(memory_per_device="4MiB"), results)
+    assert memory_warning(sweep, Profile()) is None
+    assert memory_warning(sweep, Profile(memory_per_device="1GiB")) is None
+    warning = memory_warning(sweep, Profile(memory_per_device="4MiB"))
     assert warning is not None
     assert warning.startswith("1 of 2 cells will not fit into memory, mlp eager fp32 ddp×2")
-    cells = forecast_memory(sweep, Profile(), results, lambda label: None, advise=False)
-    assert [cell.excess for cell in cells] == [None, None]
+
+
+def test_submit_begins_no_forecast_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "SUBMIT_SECONDS", 0.0)
+    sweep = load_sweep(find_sweep_file("quickstart"), [], [])
+    count = len(sweep.cells)
+    warning = memory_warning(sweep, Profile(memory_per_device="80GiB"))
+    assert warning == (
+        f"whether {count} of {count} cells fit into memory is unknown after 0 s; harness plan"
+        " --memory may take longer"
+    )
+
+
+def test_a_forecast_that_fails_stops_no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(fitting, "forecast_cells", refuse)
+    sweep = load_sweep(find_sweep_file("quickstart"), [], [])
+    warning = memory_warning(sweep, Profile(memory_per_device="80GiB"))
+    assert warning == "whether the cells fit into memory is unknown: No space left on device"
