@@ -63,7 +63,8 @@ class KillCounts:
     """What came of the kills."""
 
     kills: Counter[str] = field(default_factory=Counter)  # that hit a running attempt, by target
-    in_saves: int = 0  # of these
+    in_training: int = 0  # of these, once the attempt had computed a step
+    in_saves: int = 0  # of these, while a checkpoint was being written
     trials: int = 0
     lost: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
@@ -84,7 +85,7 @@ class KillCounts:
         return [
             f"{self.kills.total()} SIGKILLs in {self.trials} trials:"
             f" {len(self.lost)} lost, {len(self.different)} different",
-            f"{targets}; {self.in_saves} in the middle of a save",
+            f"{targets}; {self.in_training} after a step of the attempt, {self.in_saves} in the middle of a save",
             f"steps computed twice, saves every {EVERY}: {steps}",
             *self.lost,
             *self.different,
@@ -162,18 +163,21 @@ class Killer:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             kill = kills[attempt - 1] if attempt <= len(kills) else None
             started, began_at = time.monotonic(), time.time()
+            had_computed: list[bool] = []
 
             def strike(
                 leader: int,
                 kill: Kill | None = kill,
                 started: float = started,
                 began_at: float = began_at,
+                had_computed: list[bool] = had_computed,
             ) -> bool:
                 """Kill once it is time, and return whether it was."""
                 if kill is None or time.monotonic() < started + kill.moment * seconds:
                     return False
                 if kill.in_save and not is_saving(trial_folder, began_at):
                     return False
+                had_computed.append(has_computed(steps, began_at))
                 kill.strike(leader)
                 return True
 
@@ -184,8 +188,14 @@ class Killer:
             if kill is not None:
                 struck += 1
                 self.counts.kills[kill.target] += 1
+                self.counts.in_training += any(had_computed)
                 self.counts.in_saves += kill.in_save
         return None
+
+
+def has_computed(steps: Path, since: float) -> bool:
+    """Return whether a step was added since then to a file of all that were computed."""
+    return steps.exists() and steps.stat().st_mtime > since
 
 
 def is_saving(folder: TrialFolder, since: float) -> bool:

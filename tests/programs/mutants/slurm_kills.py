@@ -33,6 +33,7 @@ from tests.programs.mutants.kills import (
     EVERY,
     KillCounts,
     computed_twice,
+    has_computed,
     is_saving,
     settings,
 )
@@ -168,25 +169,31 @@ class SlurmKiller:
         target, rank = random.choice(TARGETS), random.choice(ranks)
         in_save = random.random() < 1 / 3
         outage = random.choice(OUTAGES)
-        # Ranks take longer to start than to train: two of three kills wait for a step.
+        # Ranks take longer to start than to train: two of three kills wait for a step of an attempt.
         step = max(0, random.randrange(-STEPS // 2, STEPS - EVERY))
         began_at, trial_folder = time.time(), folder.trial_folder(trial.id)
         steps = self.folder / "steps" / trial.cell.workload.label
+
+        def trains() -> bool:
+            """Return whether the attempt that runs has computed a step."""
+            return has_computed(steps, trial_folder.assignment_path.stat().st_mtime)
 
         def is_due() -> bool:
             """Return whether the moment has come, or the ranks are gone before."""
             if not psutil.pid_exists(rank.pid):
                 return True
-            if last_step(steps) < step:
+            if step and not (trains() and last_step(steps) >= step):
                 return False
             return not in_save or is_saving(trial_folder, began_at)
 
         with suppress(TimeoutError):
             wait_until(is_due, WAIT_SECONDS, every=0.002)
         in_save = is_saving(trial_folder, began_at)
+        in_training = trains()
         if self._strike(target, rank, ranks, outage):
             kills[trial.id] += 1
             self.counts.kills[target] += 1
+            self.counts.in_training += in_training
             self.counts.in_saves += in_save
 
     def _strike(self, target: str, rank: Heartbeat, ranks: list[Heartbeat], outage: float) -> bool:
