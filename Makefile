@@ -51,14 +51,15 @@ test:
 	@$(MAKE) --no-print-directory --jobs 3 lint test-together
 	@$(MAKE) --no-print-directory test-alone
 
+# Some of these tests may take an hour, which pyproject.toml's limit for what hangs outside Python would cut short.
 test-nightly:
-	@$(MAKE) --no-print-directory test-together TESTS=nightly
+	@$(MAKE) --no-print-directory test-together TESTS=nightly LIMIT="-o faulthandler_timeout=3660"
 
 # pytest exits with 5 where PYTEST_ARGS leaves a stage without a test.
 test-together: $(VENV)/.compiled system-packages
 	@echo "==> Tests, in four processes"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
-		-m "$(TESTS)" $(PYTEST_ARGS) || test $$? -eq 5
+		-m "$(TESTS)" $(LIMIT) $(PYTEST_ARGS) || test $$? -eq 5
 
 # Next to others, these would measure the others too: one of them starts programs while another one times four ranks.
 test-alone: setup-test
