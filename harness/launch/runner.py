@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.core.errors import HarnessError
+from harness.core.errors import BadInput, HarnessError
 from harness.core.oom import oom_kills
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process
@@ -32,6 +32,7 @@ from harness.records.assignment import Assignment, read_assignment, write_assign
 from harness.records.code import Code
 from harness.records.company import Company, Lane
 from harness.records.files import (
+    read_rank_result,
     read_record,
     read_record_if_exists,
     remove_unused_columns,
@@ -477,8 +478,22 @@ class Runner:
             if grace_ends is None:
                 output = _launcher_output(folder, log_start)
                 observed_failures = launcher.observed_failures(folder, output)
-                if any(failure.rank is not None for failure in observed_failures):
+                if any(_is_cause(failure, folder) for failure in observed_failures):
                     grace_ends = now + GRACE_SECONDS
+
+
+def _is_cause(failure: Failure, folder: TrialFolder) -> bool:
+    """Return whether a rank failed for more than the loss of its connection to another one.
+
+    The other may have been on a node that died, which Slurm notices later and says so.
+    """
+    if failure.rank is None:
+        return False
+    try:
+        of_rank = read_rank_result(folder.result_path(failure.rank)).failure
+    except BadInput:  # it left nothing
+        return True
+    return of_rank is None or of_rank.kind != "ConnectionLost"
 
 
 def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None:

@@ -466,6 +466,37 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
     assert slurm.calls("scancel") == ["--signal=KILL 71.3"]
 
 
+# Rank 0 has lost its connection to rank 1, whose node Slurm misses only later.
+DYING_NODE_SRUN = """#!/bin/bash
+folder=${@: -2:1}
+cp "${0%/*}/rank0.json" "$folder/rank0.json"
+echo "srun: error: n1: task 0: Exited with exit code 1" >&2
+sleep 1
+echo "srun: error: Node failure on n2" >&2
+exit 1
+"""
+
+
+def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
+    tmp_path: Path, listener: JobListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node would not be left out if the lost connection were the cause."""
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    monkeypatch.setattr("harness.launch.runner.GRACE_SECONDS", 0.1)
+    slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
+    (slurm.folder / "srun").write_text(DYING_NODE_SRUN, encoding="utf-8")
+    connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
+    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
+    write_record(slurm.folder / "rank0.json", rank0)
+    sweep = load(tmp_path, axes={"strategy": "ddp", "world_size": 2})
+    (trial,) = sweep.trials()
+    runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
+
+    (record,) = replace(runner, poll_seconds=0.01, retries=0).run([trial])
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.host) == ("NodeFailure", "n2")
+
+
 # What clients of Slurm 22.05.8 print while no controller answers.
 NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
 
