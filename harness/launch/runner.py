@@ -604,10 +604,16 @@ def _write(folder: TrialFolder, record: Record) -> None:
 
 
 def _launcher_output(folder: TrialFolder, start: int) -> str:
-    """Return what the launcher has written to its log, from byte `start` on."""
-    with folder.launch_log.open("rb") as log:
-        log.seek(start)
-        return log.read().decode("utf-8", errors="replace")
+    """Return what the launcher has written to its log, from byte `start` on.
+
+    It is empty where the folder has just been moved away, which the next look at it finds.
+    """
+    try:
+        with folder.launch_log.open("rb") as log:
+            log.seek(start)
+            return log.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
