@@ -48,6 +48,7 @@ def digests(records: list[Record]) -> dict[str, str]:
     }
 
 
+@pytest.mark.nightly
 def test_ctrl_c_saves_all_and_resumed_trials_end_with_the_bits_of_lone_ones(tmp_path: Path) -> None:
     variants = {"a": {"options": SLOW}, "b": {"options": {**SLOW, "dropout": 0.1}}}
     folders = [tmp_path / name for name in ("alone", "beside")]

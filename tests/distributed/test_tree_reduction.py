@@ -97,6 +97,7 @@ def test_all_arrangements_compute_the_same_bits(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_the_backends_order_computes_other_bits_at_each_number_of_ranks(tmp_path: Path) -> None:
     workloads = {"mlp": WORKLOADS["mlp"] | {"options": {"dropout": 0.0}}}
     records = run(sweep_of(tmp_path, "backend", workloads, steps=12), slots=4)

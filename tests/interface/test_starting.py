@@ -23,6 +23,7 @@ def files_here() -> list[str]:
     return sorted(path.name for path in Path().iterdir())
 
 
+@pytest.mark.nightly
 def test_a_script_gets_a_sweep_that_runs() -> None:
     shutil.copy(USER_SCRIPTS / "plain.py", "plain.py")
     done = harness("init", "plain.py")

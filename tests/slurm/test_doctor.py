@@ -130,6 +130,7 @@ def test_a_cluster_without_problems_passes(slurm: Slurm, tmp_path: Path) -> None
     assert list(results.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_problems_of_single_nodes_and_of_setup_are_all_named(
     broken_cluster: BrokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     assert counter.get_total_flops() == 2 * stated
 
 
+@pytest.mark.nightly
 def test_it_trains_as_its_sweep_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With DDP, bf16, channels-last, a linearly scaled rate, and a warm-up.
 
