@@ -159,6 +159,8 @@ class Runner:
     stop_reason: Callable[[], str | None] = never_stop
     # Returns why a trial is not needed, which it is asked when the trial would begin.
     reason_to_skip: Callable[[Trial], str | None] = never_skip
+    # Ids of trials whose record is not the last word, as they run again: no race may count it.
+    running_again: set[str] = field(default_factory=set)
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -225,7 +227,9 @@ class Runner:
                     first_attempt = first_attempts.setdefault(trial.id, record.attempt)
                     if has_advanced(record, self.folder.trial_folder(trial.id)):
                         first_attempts[trial.id] = record.attempt + 1
+                    self.running_again.discard(trial.id)
                     if self.runs_again(record, first_attempt):
+                        self.running_again.add(trial.id)
                         if record.status == "failed":
                             self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
                         queue.insert(_end_of_block(queue, trial), trial)

@@ -182,7 +182,9 @@ def run(
 
         def reason_to_skip(trial: Trial) -> str | None:
             """Return why a trial is not needed, now that some trials have ended."""
-            race.advance(lambda other: records.get(other.id))
+            race.advance(
+                lambda other: None if other.id in runner.running_again else records.get(other.id)
+            )
             return race.reason_to_skip(trial)
 
         runner = Runner(

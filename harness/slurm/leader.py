@@ -367,7 +367,9 @@ def runner_of(
     race = SweepRace(submission.sweep)
 
     def read(trial: Trial) -> Record | None:
-        """Return a trial's record, unless an earlier submission left it for this one to replace."""
+        """Return a trial's record, unless another attempt of this submission replaces it."""
+        if trial.id in runner.running_again:
+            return None
         record = None
         with suppress(BadInput):
             record = read_record_if_exists(sweep_folder.trial_folder(trial.id).record_path)
@@ -380,7 +382,7 @@ def runner_of(
         race.advance(read)
         return race.reason_to_skip(trial)
 
-    return Runner(
+    runner = Runner(
         sweep=submission.sweep,
         profile=submission.profile,
         folder=sweep_folder,
@@ -400,6 +402,7 @@ def runner_of(
         stop_reason=stop.reason,
         reason_to_skip=reason_to_skip,
     )
+    return runner
 
 
 def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]:

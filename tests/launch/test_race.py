@@ -137,6 +137,29 @@ def test_a_cell_that_fails_leaves_until_it_was_repeated(tmp_path: Path, trials: 
     assert trials.count(64) == 1 + 8
 
 
+def test_a_block_is_judged_when_its_invalid_trials_have_run_again(
+    tmp_path: Path, trials: FakeTrials
+) -> None:
+    sweep = race_sweep(tmp_path)
+    slow = sweep.cells[0]
+    trials.run(sweep, tmp_path / "undisturbed")
+    blocks = trials.count(16)
+    trials.ran.clear()
+
+    def disturb(record: Record) -> Record:
+        is_first = [trial.id for trial in trials.ran].count(record.trial.id) == 1
+        if record.trial.cell == slow and record.trial.repeat == blocks - 1 and is_first:
+            return replace(record, status="invalid", violations=["other programs took the cores"])
+        return record
+
+    trials.change = disturb
+    records, _ = trials.run(sweep, tmp_path / "disturbed")
+    departure = SweepRace.of_records(sweep, records).departure(slow)
+    assert departure is not None
+    assert departure.blocks == blocks
+    assert trials.count(16) == blocks + 1, "the last one ran twice"
+
+
 def test_force_does_not_decide_by_earlier_records(tmp_path: Path, trials: FakeTrials) -> None:
     sweep = race_sweep(tmp_path)
     trials.run(sweep, tmp_path)
