@@ -311,7 +311,7 @@ class Runner:
             "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
         )
         variables = launcher.variables(cell.axes.num_threads, cell.environment)
-        log_start = folder.launch_log.stat().st_size if folder.launch_log.exists() else 0
+        log_start = _file_size(folder.launch_log)
         preload = heavy_modules(cell.workload.uses)
         process = launcher.start(command, variables, folder.launch_log, preload=preload)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
@@ -456,6 +456,7 @@ class Runner:
         # Both are on the monotonic clock.
         next_signal: float | None = None  # None before the first
         grace_ends: float | None = None  # of ranks that a launcher lets run once another has failed
+        seen_size = log_start  # of the launcher's log, bytes
         watchdog = Watchdog(folder, trial.cell.axes.world_size, self.sweep.timeout)
         while True:
             try:
@@ -479,7 +480,10 @@ class Runner:
                 return verdict.failure
             if grace_ends is not None and now > grace_ends:
                 return None
-            if grace_ends is None:
+            # What was printed is searched only when there is more of it, as trials are training.
+            log_size = _file_size(folder.launch_log)
+            if grace_ends is None and log_size > seen_size:
+                seen_size = log_size
                 output = _launcher_output(folder, log_start)
                 observed_failures = launcher.observed_failures(folder, output)
                 if any(_is_cause(failure, folder) for failure in observed_failures):
@@ -605,6 +609,14 @@ def _write(folder: TrialFolder, record: Record) -> None:
         if record.rank0 is not None and record.rank0.checkpoint is None:
             # They were only there for the rule for stopping to restore the best.
             shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
+
+
+def _file_size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _launcher_output(folder: TrialFolder, start: int) -> str:

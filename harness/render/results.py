@@ -564,12 +564,12 @@ def _with_more_trials(command: str, sweep: Sweep, records: Sequence[Record]) -> 
 
 def _without_setting(command: str, key: str) -> str:
     """Return a command without its options `--set` of a key."""
-    words = shlex.split(command)
-    kept: list[str] = []
-    while words:
-        word = words.pop(0)
-        if word == "--set" and words[0].startswith(f"{key}="):
-            words.pop(0)
+    arguments = shlex.split(command)
+    others: list[str] = []
+    while arguments:
+        argument = arguments.pop(0)
+        if argument == "--set" and arguments[0].startswith(f"{key}="):
+            arguments.pop(0)
         else:
-            kept.append(word)
-    return shlex.join(kept)
+            others.append(argument)
+    return shlex.join(others)

@@ -32,7 +32,7 @@ from harness.spec.sweep import Sweep
 from harness.training.interruption import SIGNAL
 from tests.factories import make_record, write_trial
 from tests.support.races import race_sweep, speed_record
-from tests.support.slurm import install_fake_slurm
+from tests.support.slurm import FakeSlurm, install_fake_slurm
 from tests.support.sweeps import load
 
 PROFILE = Profile(launcher="slurm", device="cpu")
@@ -402,6 +402,16 @@ class TestLead:
         assert node_file.read_text(encoding="utf-8") == "n1"
 
 
+CONNECTION_LOST = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
+
+
+def plant_step(slurm: FakeSlurm, srun: str) -> None:
+    """Let `srun` run steps, next to the result of a rank 0 that has lost its connection."""
+    (slurm.folder / "srun").write_text(srun, encoding="utf-8")
+    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=CONNECTION_LOST)
+    write_record(slurm.folder / "rank0.json", rank0)
+
+
 # Leaves the result of rank 0 that lies beside it, and hangs, as srun does whose slurmstepd is gone.
 HANGING_SRUN = """#!/bin/bash
 folder=${@: -2:1}
@@ -422,10 +432,7 @@ def test_a_step_that_outlives_the_failure_of_a_rank_is_ended_and_runs_again(
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     trial = runner.sweep.trials()[0]
     slurm.set_queue(f"71_3.3|{trial.id}\n71_3.batch|batch\n")
-    (slurm.folder / "srun").write_text(HANGING_SRUN, encoding="utf-8")
-    connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
-    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
-    write_record(slurm.folder / "rank0.json", rank0)
+    plant_step(slurm, HANGING_SRUN)
 
     records = list(replace(runner, poll_seconds=0.01).run([trial]))
     assert [record.attempt for record in records] == [1, 2, 3], "up to the number of retries"
@@ -451,10 +458,7 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
     """In which they report their own errors; then the step is cancelled."""
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
-    (slurm.folder / "srun").write_text(WAITING_SRUN, encoding="utf-8")
-    connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
-    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
-    write_record(slurm.folder / "rank0.json", rank0)
+    plant_step(slurm, WAITING_SRUN)
     sweep = load(tmp_path, axes={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
     slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
@@ -462,7 +466,7 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
 
     (record,) = replace(runner, poll_seconds=0.01, retries=0).run([trial])
     assert str(record.failure) == "rank 1 on n2: Killed: ended by SIGABRT"
-    assert [result.failure for result in record.ranks] == [connection_lost]
+    assert [result.failure for result in record.ranks] == [CONNECTION_LOST]
     assert slurm.calls("scancel") == ["--signal=KILL 71.3"]
 
 
@@ -484,10 +488,7 @@ def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setattr("harness.launch.runner.GRACE_SECONDS", 0.1)
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
-    (slurm.folder / "srun").write_text(DYING_NODE_SRUN, encoding="utf-8")
-    connection_lost = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")
-    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=connection_lost)
-    write_record(slurm.folder / "rank0.json", rank0)
+    plant_step(slurm, DYING_NODE_SRUN)
     sweep = load(tmp_path, axes={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
     runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
