@@ -2,7 +2,7 @@
 
 This is the task `forecast-memory` of `harness.training.worker`, of one process. It reads
 FOLDER/trial.json and FOLDER/cells.json and writes FOLDER/forecasts.json. Model, strategy, optimizer
-and step are built as for training (`build_step`), by rank 0 of a process group whose other ranks do
+and step are built as for training (`build_step`), by a rank of a process group whose other ranks do
 not exist: torch's backend `fake`, which does nothing.
 
 What is computed differently from training:
@@ -119,7 +119,7 @@ class Forecaster:
         return replace(forecast, largest_batch=largest_batch, remedies=remedies)
 
     def parts(self, cell: Cell) -> Mapping[str, int]:
-        """Return the bytes of a rank at its peak, by part."""
+        """Return the bytes at its peak of the rank that needs the most, by part."""
         axes = cell.axes
         faked_cell = replace(
             cell,
@@ -133,8 +133,13 @@ class Forecaster:
             ),
             stop=None,
         )
-        with faked_ranks(axes) as mesh, default_type(axes):
-            return self._train(faked_cell, mesh)
+        # The stages of a pipeline differ; all other ranks are alike.
+        ranks = range(axes.world_size) if axes.strategy == "pp" else range(1)
+        peaks = []
+        for rank in ranks:
+            with faked_rank(axes, rank) as mesh, default_type(axes):
+                peaks.append(self._train(faked_cell, mesh))
+        return max(peaks, key=lambda parts: sum(parts.values()))
 
     def _train(self, cell: Cell, mesh: ParallelMesh) -> Mapping[str, int]:
         """Train and evaluate under fake tensors; return the bytes at the peak, by part."""
@@ -172,7 +177,11 @@ class Forecaster:
         batch = self._batch(max(1, mesh.rank_batch_size(axes)))
         storages.claim(BATCH, batch)
         built.strategy.before_evaluation(built.model)
-        with evaluation_mode(built.model), autocast(axes, CPU):
+        with (
+            built.strategy.gathered(built.model),
+            evaluation_mode(built.model),
+            autocast(axes, CPU),
+        ):
             self.workload.evaluate(built.model, batch)
 
     def _step_batch(self, axes: Axes, mesh: ParallelMesh) -> Batch:
@@ -309,15 +318,15 @@ class _PartObserver(StepObserver):
 
 
 @contextmanager
-def faked_ranks(axes: Axes) -> Iterator[ParallelMesh]:
-    """Be rank 0 of a cell's ranks for a block; the others do not exist."""
-    ranks = Ranks(rank=0, local_rank=0, world_size=axes.world_size)
+def faked_rank(axes: Axes, rank: int) -> Iterator[ParallelMesh]:
+    """Be one of a cell's ranks for a block; the others do not exist."""
+    ranks = Ranks(rank=rank, local_rank=rank, world_size=axes.world_size)
     mesh = ParallelMesh(ranks, CPU, axes.ranks_per_share, axes.shard_size, is_faked=True)
     strategy = strategy_class(axes.strategy)
     if not strategy.needs_process_group:
         yield mesh
         return
-    dist.init_process_group("fake", rank=0, world_size=axes.world_size)
+    dist.init_process_group("fake", rank=rank, world_size=axes.world_size)
     try:
         if strategy.shards_parameters:
             _ = mesh.device_mesh  # which has values, and so is made before fake tensors are

@@ -16,7 +16,11 @@ from tests.support.running import by_label, line_sweep, run
 pytestmark = pytest.mark.distributed
 
 PIPELINE = {"strategy": "pp", "world_size": 2, "grad_accum_steps": 4}
-VARIANTS: dict[str, dict[str, Any]] = {"single": {}, "pp": {"axes": PIPELINE}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "single": {},
+    "pp": {"axes": PIPELINE},
+    "with a middle rank": {"axes": PIPELINE | {"world_size": 3}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +31,15 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
         folder, entries, length={"steps": 12}, evaluate={"steps": 6}, fingerprints={"steps": [1, 6]}
     )
     all_records = run(path)
-    assert [record.failure for record in all_records] == [None, None]
+    assert [record.failure for record in all_records] == [None, None, None]
     return by_label(all_records)
 
 
-def test_losses_and_evaluations_agree_with_one_process(records: dict[str, Record]) -> None:
-    single, pipeline = records["single"], records["pp"]
+@pytest.mark.parametrize("label", ["pp", "with a middle rank"])
+def test_losses_and_evaluations_agree_with_one_process(
+    records: dict[str, Record], label: str
+) -> None:
+    single, pipeline = records["single"], records[label]
     np.testing.assert_allclose(unpack(pipeline.loss), unpack(single.loss), rtol=1e-5)
     assert pipeline.order_digest == single.order_digest
     assert single.rank0 is not None

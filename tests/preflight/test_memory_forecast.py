@@ -25,10 +25,12 @@ from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import find_sweep_file, load_sweep
 from tests.factories import make_cell
 from tests.support.commands import harness
+from tests.support.line import LineFit
+from tests.support.line import Options as LineOptions
 from workloads.base import Batch, Workload
 from workloads.datasets import load_splits
 from workloads.mlp import MLP
-from workloads.options import MLPOptions
+from workloads.options import MLPOptions, Settings
 from workloads.sources import Digits
 
 INPUTS, HIDDEN, CLASSES, F32 = 784, 48, 10, 4
@@ -97,6 +99,17 @@ def test_shards(tmp_path: Path, axes: dict[str, Any], on_gpu: bool) -> None:
     assert found["optimizer"] == WEIGHTS + STEP_COUNTS
     assert found["communication"] == pytest.approx(2 * WEIGHTS, abs=16)
     assert found[GRADIENTS] <= WEIGHTS // 2 + 8 * LOSS
+
+
+def test_a_rank_of_a_pipeline_has_its_own_layers_and_the_rest(tmp_path: Path) -> None:
+    """Of three layers the second rank has two; the forecast is of the rank that needs the most."""
+    workload = LineFit(LineOptions(depth=3), Settings())
+    found = parts(tmp_path, workload, strategy="pp", world_size=2, grad_accum_steps=2, batch_size=4)
+    layer, rest = 8 * 8 + 8, 8 * 16 + 16 + 16 + 1
+    own = F32 * (rest + 2 * layer)
+    assert found["optimizer"] == 2 * own + (4 + 2 * 2) * F32  # and a step count for each parameter
+    assert own <= found[PARAMETERS] <= own + F32 * layer
+    assert not torch.distributed.is_initialized()
 
 
 def test_accumulation_keeps_unsharded_gradients_under_fsdp2(tmp_path: Path) -> None:

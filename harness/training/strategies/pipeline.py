@@ -60,10 +60,6 @@ class Pipeline(Strategy):
             problem = "loss_weight() weighs micro-batches, which the schedule can't"
         if problem is not None:
             raise NotApplied(f"strategy=pp is unavailable: {name}.{problem}")
-        if self.mesh.is_faked:
-            raise NotApplied(
-                "strategy=pp: unknown without the other ranks, which pass layers' inputs on"
-            )
         begins = [rank * count // ranks.world_size for rank in range(ranks.world_size + 1)]
         # The layers of each rank, by their numbers.
         self._shares = [range(*begins[rank : rank + 2]) for rank in range(ranks.world_size)]
@@ -178,11 +174,15 @@ class Pipeline(Strategy):
                 layer.forward = _end_stage
 
     def check_communication(self, collectives: Sequence[Collective]) -> None:
-        """Raise NotApplied if ranks did not pass micro-batches on."""
+        """Raise NotApplied if this rank did not pass on its activations, and gradients to the rank before."""
+        ranks = self.mesh.ranks
+        neighbours = (ranks.rank > 0) + (ranks.rank < ranks.world_size - 1)
+        expected = neighbours * self.axes.grad_accum_steps
         calls = {sent.operation: sent.calls for sent in collectives}
-        if calls.get("send") != self.axes.grad_accum_steps:  # at rank 0, whose counts these are
+        if calls.get("send") != expected:
             raise NotApplied(
-                f"strategy=pp had no effect: {calls.get('send', 0)} activations were sent"
+                f"strategy=pp had no effect: rank {ranks.rank} sent {calls.get('send', 0)} tensors"
+                f" in a step; expected: {expected}"
             )
 
     # The whole model
@@ -196,9 +196,9 @@ class Pipeline(Strategy):
         for owner, numbers in enumerate(self._shares):
             parts = [part for number in numbers for part in self._layers[number].parameters()]
             content: list[Any] = [None]
-            if owner == self.mesh.ranks.rank:
+            if owner == self.mesh.ranks.rank or self.mesh.is_faked:
                 content = [[_content_of(part, optimizer) for part in parts]]
-            dist.broadcast_object_list(content, src=owner, device=self.mesh.device)
+            self._broadcast(content, owner)
             if owner != self.mesh.ranks.rank:
                 for part, (values, gradient, state) in zip(parts, content[0], strict=True):
                     part.data = values.to(self.mesh.device)
@@ -210,6 +210,18 @@ class Pipeline(Strategy):
         yield
         self._drop_foreign(optimizer)
         self._set_forwards(is_stage=True)
+
+    def _broadcast(self, content: list[Any], owner: int) -> None:
+        """Have rank `owner`'s content at every rank."""
+        if not self.mesh.is_faked:
+            dist.broadcast_object_list(content, src=owner, device=self.mesh.device)
+            return
+        # The text that travels, and a copy that it is written to or read from.
+        size = sum(values.nbytes for values, _, _ in content[0])
+        texts = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        dist.broadcast(texts[0], src=owner)
+        if owner != self.mesh.ranks.rank:
+            content[0] = [(torch.empty_like(values), *rest) for values, *rest in content[0]]
 
     def _drop_foreign(self, optimizer: Optimizer | None) -> None:
         """Free the parameters of other ranks' layers, which keep their shapes, and their state."""

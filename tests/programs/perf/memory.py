@@ -55,11 +55,11 @@ length: {steps: 3}
 warmup: 1
 axes: {batch_size: 32}
 zip:
-  - strategy: [single, single, single, ddp, fsdp2, fsdp2, fsdp2]
-    world_size: [1, 1, 1, 2, 2, 2, 2]
-    precision: [bf16, fp32, fp32, bf16, bf16, "bf16:fsdp2", fp32]
-    activation_checkpointing: [false, true, false, false, false, false, true]
-    grad_accum_steps: [1, 1, 4, 2, 1, 1, 2]
+  - strategy: [single, single, single, ddp, fsdp2, fsdp2, fsdp2, pp, pp]
+    world_size: [1, 1, 1, 2, 2, 2, 2, 2, 4]
+    precision: [bf16, fp32, fp32, bf16, bf16, "bf16:fsdp2", fp32, fp32, fp32]
+    activation_checkpointing: [false, true, false, false, false, false, true, false, false]
+    grad_accum_steps: [1, 1, 4, 2, 1, 1, 2, 2, 4]
 """
 RANKS = (512, 4096)
 
