@@ -24,17 +24,25 @@ MOST_ROWS = 20  # of parts; JSON has all
 MOST_SHAPES = 2  # of the calls that only one arm has
 MOST_TENSORS = 4  # of a call; an optimizer's may take all parameters
 SAME_SIZE = 0.01  # of what collectives send: a smaller difference is none
-COLUMNS = ["ms a step", "A", "B", "B - A", "interval", "", "what differs"]
+CAUSE = "what differs"
+COLUMNS = ["ms a step", "A", "B", "B - A", "interval", "", CAUSE]
 NUMBERS = ["A", "B", "B - A", "interval"]
 
 
 def show(explanation: Explanation) -> None:
-    """Print the parts of a step with their differences, the likeliest cause first."""
+    """Print the parts of a step with their differences, the likeliest cause first.
+
+    Causes are sentences, for which a table has no room in a terminal.
+    """
     console = TerminalConsole()
     console.print_text(f"A  {_printable(explanation.a_name)}")
     console.print_text(f"B  {_printable(explanation.b_name)}\n")
-    show_table(console, difference_table(explanation))
+    show_table(console, difference_table(explanation).without(CAUSE))
     console.print_text("")
+    for part in explanation.parts[:MOST_ROWS]:
+        cause = describe_cause(part)
+        if cause:
+            console.print_text(f"{_printable(part.name)}: {cause}")
     for line in lines(explanation):
         console.print_text(line)
 
@@ -46,7 +54,7 @@ def arms_line(explanation: Explanation) -> str:
 
 def difference_table(explanation: Explanation) -> Table:
     """Return a row for each part, for what is left over and for the whole difference."""
-    table = Table(COLUMNS, NUMBERS, wrapped=["what differs"])
+    table = Table(COLUMNS, NUMBERS, wrapped=[CAUSE])
     largest = max(abs(part.seconds) for part in [*explanation.parts, explanation.whole])
     for part in explanation.parts[:MOST_ROWS]:
         table.add_row(*_row(part, largest))

@@ -224,10 +224,10 @@ def test_a_gate_names_the_command_that_explains_a_cell(
 
 
 def test_an_explanation_is_shown_and_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = explanation([[part("aten::mm", 5.0)]], [[part("aten::mm", 6.0)]])
+    found = explanation([[part("aten::mm", 5.0)]], [[part("aten::mm", 6.0, calls=2)]])
     show(found)
     shown = capsys.readouterr().out
-    assert "aten::mm" in shown
+    assert "\naten::mm: 1 → 2 calls a step\n" in shown, "whole, below the table"
     assert "the whole difference" in shown
     assert "█" in shown
     content = json.loads(as_json(found))
