@@ -367,15 +367,16 @@ def runner_of(
     race = SweepRace(submission.sweep)
 
     def read(trial: Trial) -> Record | None:
-        """Return a trial's record, unless another attempt of this submission replaces it."""
+        """Return a trial's record, unless an attempt of this job or of another one replaces it."""
         if trial.id in runner.running_again:
             return None
         record = None
         with suppress(BadInput):
             record = read_record_if_exists(sweep_folder.trial_folder(trial.id).record_path)
-        if record is None or record.attempt < submission.first_attempts.get(trial.id, 1):
+        first_attempt = submission.first_attempts.get(trial.id, 1)
+        if record is None or record.attempt < first_attempt:
             return None
-        return record
+        return None if runner.runs_again(record, first_attempt) else record
 
     def reason_to_skip(trial: Trial) -> str | None:
         """Return why a trial is not needed, now that trials of this job and of others have ended."""

@@ -146,6 +146,10 @@ def test_trials_that_a_race_does_not_need_are_not_pending(
     for trial in first[1:]:
         write_trial(folder, speed_record(trial))
     assert leader.pending_trials(runner, trials) == [first[0], *trials[len(first) :]]
+    # The last one was invalid, so that its job runs it again.
+    disturbed = make_record(first[0].cell, seed=first[0].seed, status="invalid", invalid=["steal"])
+    write_trial(folder, disturbed)
+    assert leader.pending_trials(runner, trials) == [first[0], *trials[len(first) :]]
     write_trial(folder, speed_record(first[0]))
     pending = leader.pending_trials(runner, trials)
     assert {trial.cell.axes.batch_size for trial in pending} == {64, 256}
