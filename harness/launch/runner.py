@@ -39,7 +39,7 @@ from harness.records.files import (
     write_record,
 )
 from harness.records.record import Failure, Record
-from harness.records.running import read_progress_file
+from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings, saves_at_intervals
 from harness.records.store import comparison_key
 from harness.spec.cell import Trial
@@ -268,16 +268,19 @@ class Runner:
         record = read_record_if_exists(folder.record_path)
         if record is not None and record.attempt >= attempt:
             return
+        started = folder.assignment_path.stat().st_mtime
+        # It ended with the last sign of life: a job may wait for long before it goes on.
+        died = max([started, *(beat.at for beat in read_heartbeats(folder.heartbeat_folder))])
         previous_failures = _prepare_folder(folder, fresh=False)
-        ended_by = Failure(kind="Interrupted", message=reason, host=host, at=time.time())
+        ended_by = Failure(kind="Interrupted", message=reason, host=host, at=died)
         interrupted = self._assemble(
             folder,
             self._assignment(trial, attempt=attempt),
-            started=ended_by.at,
+            started=started,
             previous_failures=previous_failures,
             ended_by=ended_by,
         )
-        _write(folder, interrupted)
+        _write(folder, replace(interrupted, ended=died))
 
     def _run_with_resumes(
         self, trial: Trial, lane: Lane, occupancy: Occupancy, *, fresh: bool

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.records.record import Record
 
-TRAINING_PHASES = ("warmup", "train")
+TRAINING_PHASES = ("warmup", "train", "fingerprint")  # the last one of steps that leave digests
 STARTING_PHASES = ("startup", "data", "build", "loader")
 
 

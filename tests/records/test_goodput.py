@@ -28,6 +28,14 @@ def test_every_second_of_the_wall_time_is_in_one_place() -> None:
     assert spent.share == 0.7
 
 
+def test_steps_that_leave_fingerprints_train_too() -> None:
+    record = undisturbed()
+    phases = {**record.phases, "train": 20.0, "fingerprint": 40.0}
+    spent = goodput(replace(record, phases=phases))
+    assert spent is not None
+    assert (spent.trained, spent.waiting) == (70.0, 9.0)
+
+
 def test_a_job_waited_in_the_queue_before_its_first_trial() -> None:
     spent = goodput(replace(undisturbed(), queued_seconds=40.0))
     assert spent is not None

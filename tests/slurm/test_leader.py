@@ -4,11 +4,12 @@ it requeues.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from harness.launch.runner import RETRIES, Runner, StopRequest
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import Failure, RankResult, Record
+from harness.records.running import Heartbeat
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
 from harness.slurm.packing import PackedArray, PackedJob, Packing
@@ -180,6 +182,22 @@ class TestAnAttemptWhoseJobEnded:
         assert str(record.failure) == "Interrupted: job 7 was started again"
         assert not trial_folder.progress_path.exists()
         assert 2 in pending_seeds(runner)
+
+    def test_ended_with_its_last_sign_of_life(self, runner: Runner) -> None:
+        """The job may be pending for hours before it goes on, which is no work done twice."""
+        trial = runner.sweep.trials()[2]
+        trial_folder = begin(runner, trial, attempt=1)
+        os.utime(trial_folder.assignment_path, (1000.0, 1000.0))
+        trial_folder.heartbeat_folder.mkdir()
+        for rank, at in enumerate([1030.0, 1034.0]):
+            beat = Heartbeat(
+                rank=rank, host="n1", pid=7, created=1.0, step=3, in_step=True, position="", at=at
+            )
+            trial_folder.heartbeat_path(rank).write_text(json.dumps(asdict(beat)))
+        runner.record_interruption(trial, "job 7 was started again")
+        record = read_record(trial_folder.record_path)
+        assert record.failure is not None
+        assert (record.started, record.failure.at, record.ended) == (1000.0, 1034.0, 1034.0)
 
     def test_is_not_recorded_if_it_left_a_record_or_never_began(self, runner: Runner) -> None:
         """Neither must a record be replaced, nor one appear for a trial that nobody has tried."""

@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -122,6 +123,7 @@ class SlurmKiller:
             over_at = time.monotonic() + DEADLINE
             while not set(states(results)) <= FINAL_STATES and time.monotonic() < over_at:
                 time.sleep(random.uniform(0, PAUSE))
+                release_held(results)
                 if self.counts.kills.total() < count and time.monotonic() < deadline:
                     self._kill(random, results, trials, kills)
                 else:
@@ -243,6 +245,12 @@ class SlurmKiller:
 def states(results: Results) -> list[str]:
     """Return the state of each trial."""
     return [row["state"] for row in trial_rows(results.path)]
+
+
+def release_held(results: Results) -> None:
+    """Let jobs run that Slurm holds after many requeues, as `harness status` says to."""
+    for job in {row["job"] for row in trial_rows(results.path) if row["state"] == "held"}:
+        subprocess.run(["scontrol", "release", str(job)], check=True)
 
 
 def last_step(steps: Path) -> int:
