@@ -50,7 +50,7 @@ from harness.statistics.verdict import ALPHA
 ArmKind = Literal["cells", "revisions", "stacks"]
 
 FEWEST_PAIRS = 3  # of processes, also where they take longer than the budget
-ROUNDS = 4  # of a pair: each arm trains a plain and a profiled turn in each
+ROUNDS = 2  # of a pair, the unit of the intervals: each arm trains a plain and a profiled turn in each
 TURN_SECONDS = 0.1  # of a plain turn
 MOST_STEPS = 20  # of a turn: a step may have thousands of events
 FEWEST_STEPS = 2

@@ -667,10 +667,12 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
     record = read_record(folder.record_path)
     failures = list(record.previous_failures)
     if record.failure is not None:
-        failures.append(record.failure)
+        failures.append(replace(record.failure, began_at=record.started))
     if record.status == "invalid":
         message = "; ".join(record.violations)
-        failures.append(Failure(kind="Invalid", message=message, at=record.ended))
+        failures.append(
+            Failure(kind="Invalid", message=message, at=record.ended, began_at=record.started)
+        )
         shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
         # It finished, so there is nothing to resume.
         shutil.rmtree(folder.best_checkpoints, ignore_errors=True)

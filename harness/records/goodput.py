@@ -68,21 +68,25 @@ def goodput(record: Record) -> Goodput | None:
 
 
 def work_done_twice(record: Record) -> float:
-    """Return the seconds between a checkpoint and the death after it, over all deaths.
+    """Return the seconds of work that deaths have cost, over all of them.
 
-    Before the first checkpoint that an attempt resumed from, that is from the first attempt's start.
+    That is from the save that a later attempt went on from to the death after it, or the whole attempt
+    where none did. Who is told to stop saves first, and loses nothing.
     """
-    deaths = sorted(failure.at for failure in record.previous_failures)
-    began = record.rank0.began_at if record.rank0 is not None else None
     seconds = 0.0
-    if record.first_started is not None and began is not None:
-        for death in deaths:
-            if record.first_started < death <= began:
-                seconds = death - record.first_started
-    for interruption in record.ranks.across.interruptions:
-        later = [death for death in deaths if death >= interruption.at]
-        if interruption.signal is None and later:
-            seconds += later[0] - interruption.at
+    ended = record.first_started or record.started
+    for failure in sorted(record.previous_failures, key=lambda failure: failure.at):
+        began = ended if failure.began_at is None else failure.began_at
+        saves = [
+            resumed
+            for resumed in record.ranks.across.interruptions
+            if began <= resumed.at <= failure.at
+        ]
+        if not saves:
+            seconds += max(0.0, failure.at - began)
+        elif saves[-1].signal is None:
+            seconds += failure.at - saves[-1].at
+        ended = failure.at
     return seconds
 
 

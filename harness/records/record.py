@@ -37,8 +37,8 @@ from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 # 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
 # 6.9 when the first attempt started; 6.10 why a mean step time is not known; 6.11 how long a step
 # takes each node, when the trial's job was submitted, and which nodes were left out;
-# 6.12 the cores of ranks.
-SCHEMA = "6.12"
+# 6.12 the cores of ranks; 6.13 when the attempt before a failure began.
+SCHEMA = "6.13"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -81,6 +81,8 @@ class Failure:
     log: str | None = None  # the log to look into; path relative to the trial's folder
     traceback: str | None = None  # the end of Python's, if it is long
     at: Moment = 0.0  # when it happened, seconds since the epoch
+    # When its attempt was launched; None of a trial's last attempt, and before schema 6.13.
+    began_at: Moment | None = None
 
     @property
     def bad_node(self) -> str | None:

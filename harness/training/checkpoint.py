@@ -91,6 +91,9 @@ class Checkpointer:
     resumes_from: (
         CheckpointOrigin  # the only one that it resumes from: its own, if not another trial's
     )
+    # Of the best model, where the disk did not take it. An attempt that resumes from a later step
+    # would do without it, so nothing is saved meanwhile.
+    best_copy: ModelCopy | None = None
 
     # Saving
 

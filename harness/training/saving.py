@@ -68,6 +68,8 @@ class IntervalSaver:
 
     def _is_due(self, step: int) -> bool:
         """Return whether a save should begin. Of times, rank 0's clock decides."""
+        if self._checkpointer.best_copy is not None:
+            return False
         if self._interval.steps is not None:
             return step % self._interval.steps == 0
         if not self._checkpointer.mesh.ranks.is_rank_0:

@@ -23,7 +23,7 @@ from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageE
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
-from harness.training.checkpoint import KEPT, ModelCopy
+from harness.training.checkpoint import KEPT
 from harness.training.epoch import Indices
 from harness.training.evaluate import Scores, evaluate
 from harness.training.fingerprint import digest_parameters
@@ -118,7 +118,6 @@ class Trainer:
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)
         self.is_restored = False  # whether the parameters are those of the best evaluation again
-        self.best_copy: ModelCopy | None = None  # of the best model, if the disk did not take it
         self.progress = ProgressFile(
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
@@ -378,7 +377,7 @@ class Trainer:
         Where the trial ends with this model, it is kept in memory then.
         """
         checkpointer = self.parts.checkpointer
-        self.best_copy = None
+        checkpointer.best_copy = None
         try:
             checkpointer.save(self.parts.folder.best_checkpoints, self.state, with_weights=True)
         except StorageError as error:
@@ -386,7 +385,7 @@ class Trainer:
                 f"the best model, step {self.state.step}, was not saved: {error}"
             )
             if self.stop_rule is not None and self.stop_rule.restore_best:
-                self.best_copy = checkpointer.copy_model()
+                checkpointer.best_copy = checkpointer.copy_model()
 
     def _scores_of(self, samples: Samples, name: str) -> Scores:
         """Return the scores over samples; `name` is for errors.
@@ -446,8 +445,8 @@ class Trainer:
             return
         if best.step != state.step:
             with state.timed("checkpoint"):
-                if self.best_copy is not None:
-                    parts.checkpointer.restore_copy(self.best_copy)
+                if parts.checkpointer.best_copy is not None:
+                    parts.checkpointer.restore_copy(parts.checkpointer.best_copy)
                 else:
                     parts.checkpointer.restore_model(parts.folder.best_checkpoints, best.step)
         self.is_restored = True
@@ -478,7 +477,9 @@ class Trainer:
         if self.saver is not None:
             self.saver.stop()
         unsaved = ""
-        if state.step > state.resumed_at:
+        if parts.checkpointer.best_copy is not None:
+            unsaved = f"; step {state.step} was not saved: the best model is in memory only"
+        elif state.step > state.resumed_at:
             keep = KEPT if parts.assignment.saves is None else parts.assignment.saves.keep
             try:
                 parts.checkpointer.save(

@@ -14,7 +14,7 @@ from harness.records.record import Record
 from tests.factories import make_machine
 from tests.support.running import by_label, line_sweep, run
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
 DDP = {"strategy": "ddp", "world_size": 2, "batch_size": 32}
 VARIANTS: dict[str, dict[str, Any]] = {

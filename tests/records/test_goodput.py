@@ -86,6 +86,18 @@ def test_what_was_lost_before_the_first_save_was_done_twice() -> None:
     assert spent.again == 60.0
 
 
+def test_the_wait_for_an_attempt_is_no_work() -> None:
+    """Killed at 960, started again at 990, and killed before it had saved anything."""
+    record = undisturbed()
+    deaths = [
+        Failure(kind="Killed", message="ended by SIGKILL", at=960.0, began_at=900.0),
+        Failure(kind="Killed", message="ended by SIGKILL", at=998.0, began_at=990.0),
+    ]
+    spent = goodput(replace(record, first_started=900.0, previous_failures=deaths))
+    assert spent is not None
+    assert spent.again == 68.0
+
+
 def test_a_trial_without_an_end_has_none() -> None:
     assert goodput(replace(undisturbed(), summary=None)) is None
     spent = goodput(undisturbed())

@@ -101,8 +101,10 @@ def test_a_drift_is_named_with_its_size() -> None:
     assert doubt.startswith("its speed drifts: batches of 41 steps are up to 5.1% apart")
 
 
-@pytest.mark.parametrize("values", [np.ones(1000), np.ones(FEWEST), np.zeros(100)])
-def test_constants_raise_no_doubt(values: Numbers) -> None:
+@pytest.mark.parametrize(
+    "values", [np.ones(1000), np.ones(FEWEST), np.zeros(100), np.tile([0.1, 0.3], 1200)]
+)
+def test_what_repeats_itself_raises_no_doubt(values: Numbers) -> None:
     assert doubt_about_mean(values) is None
 
 
