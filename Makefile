@@ -1,6 +1,6 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
-# make test-nightly: the long tests that `make test` leaves out, in about five minutes.
-# make bench: what the harness costs and saves beside what a user would pick instead, in about a quarter of an hour; nothing
+# make test-nightly: the long tests that `make test` leaves out; planted hangs alone take about an hour.
+# make bench: what the harness costs and saves beside what a user would pick instead, in about half an hour; nothing
 # else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.

@@ -1,6 +1,6 @@
 """What the harness costs and saves beside what a user would pick instead: `make bench`.
 
-    python -m tests.programs.perf.bench            a quarter of an hour, while nothing else should run
+    python -m tests.programs.perf.bench            half an hour, while nothing else should run
     python -m tests.programs.perf.bench --quick    a minute: whether all of it runs
 
 Each part is a process of its own. The table of all ratios, with hardware, versions, load and what
