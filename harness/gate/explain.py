@@ -50,7 +50,8 @@ from harness.statistics.verdict import ALPHA
 ArmKind = Literal["cells", "revisions", "stacks"]
 
 FEWEST_PAIRS = 3  # of processes, also where they take longer than the budget
-ROUNDS = 2  # of a pair, the unit of the intervals: each arm trains a plain and a profiled turn in each
+# Of a pair, which is the unit of the intervals: each arm trains a plain and a profiled turn in each.
+ROUNDS = 2
 TURN_SECONDS = 0.1  # of a plain turn
 MOST_STEPS = 20  # of a turn: a step may have thousands of events
 FEWEST_STEPS = 2

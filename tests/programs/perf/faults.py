@@ -60,12 +60,12 @@ class Faults:
         for path in folder.path.glob("*/heartbeats"):
             beats += read_heartbeats(path)
         living = [beat for beat in beats if beat.at > time.time() - 5 and is_alive(beat.pid)]
+        self._next = self._draw()
         if not living:
-            return  # between two trials; the fault strikes the next one
+            return  # between two attempts, when there is nothing to strike
         with suppress(ProcessLookupError):
             os.kill(self._random.choice(living).pid, signal.SIGKILL)
             self.count += 1
-        self._next = self._draw()
 
 
 def is_alive(pid: int) -> bool:
@@ -80,7 +80,11 @@ def is_alive(pid: int) -> bool:
 def run_sweep(
     folder: Path, name: str, checkpoint: object, options: argparse.Namespace
 ) -> tuple[list[Goodput], int]:
-    """Run a sweep under faults until every trial is done; return its goodput and the faults."""
+    """Run a sweep under faults, trial by trial, until each is done; return its goodput and the faults.
+
+    A trial without saves ends with its first death. It is asked for again at once, by another command, so
+    that it does not wait for the others.
+    """
     steps = round(options.trial_seconds / 0.05)
     (folder / name).mkdir()
     sweep = line_sweep(
@@ -101,8 +105,9 @@ def run_sweep(
     faults = Faults(options.fault_seconds, options.seed)
     sweep_folder = results.sweep_folder(name)
     done: list[Goodput] = []
-    while len(done) < options.trials:  # a trial without saves is given up after two deaths
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    while len(done) < options.trials:
+        one_trial = [*command, "--only", f"seed={len(done)}"]
+        with subprocess.Popen(one_trial, stdout=subprocess.DEVNULL) as process:
             while process.poll() is None:
                 time.sleep(POLL)
                 faults.strike(sweep_folder)
