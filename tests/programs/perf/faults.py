@@ -53,13 +53,13 @@ class Faults:
         return time.monotonic() + self._random.expovariate(1 / self._seconds)
 
     def strike(self, folder: SweepFolder) -> None:
-        """Kill a rank that has just given a sign of life, if a fault is due."""
+        """Kill a rank that has given a sign of life, if a fault is due."""
         if time.monotonic() < self._next:
             return
         beats = []
         for path in folder.path.glob("*/heartbeats"):
             beats += read_heartbeats(path)
-        living = [beat for beat in beats if beat.at > time.time() - 5 and is_alive(beat.pid)]
+        living = [beat for beat in beats if is_alive(beat.pid)]
         self._next = self._draw()
         if not living:
             return  # between two attempts, when there is nothing to strike
