@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.records.record import Record
 
@@ -73,20 +74,25 @@ def work_done_twice(record: Record) -> float:
     That is from the save that a later attempt went on from to the death after it, or the whole attempt
     where none did. Who is told to stop saves first, and loses nothing.
     """
-    seconds = 0.0
+    failures = sorted(record.previous_failures, key=lambda failure: failure.at)
+    began: list[float] = []
     ended = record.first_started or record.started
-    for failure in sorted(record.previous_failures, key=lambda failure: failure.at):
-        began = ended if failure.began_at is None else failure.began_at
+    for failure in failures:
+        began.append(ended if failure.began_at is None else failure.began_at)
+        ended = failure.at
+    seconds = 0.0
+    # A save may be later than the last sign of life that dates a death, but not than the next attempt.
+    spans = pairwise([*began, record.started])
+    for failure, (start, next_start) in zip(failures, spans, strict=True):
         saves = [
             resumed
             for resumed in record.ranks.across.interruptions
-            if began <= resumed.at <= failure.at
+            if start <= resumed.at < next_start
         ]
         if not saves:
-            seconds += max(0.0, failure.at - began)
+            seconds += max(0.0, failure.at - start)
         elif saves[-1].signal is None:
-            seconds += failure.at - saves[-1].at
-        ended = failure.at
+            seconds += max(0.0, failure.at - saves[-1].at)
     return seconds
 
 

@@ -98,6 +98,24 @@ def test_the_wait_for_an_attempt_is_no_work() -> None:
     assert spent.again == 68.0
 
 
+def test_a_save_after_the_last_sign_of_life_counts() -> None:
+    """Saved at 962, two seconds after the heartbeat that dates the death."""
+    record = undisturbed()
+    saved = Interruption(step=5, at=962.0, signal=None, lost_seconds=38.0)
+    ranks = [replace(record.ranks[0], interruptions=[saved]), *record.ranks[1:]]
+    death = Failure(kind="Interrupted", message="its job ended", at=960.0, began_at=900.0)
+    spent = goodput(
+        replace(
+            record,
+            first_started=900.0,
+            previous_failures=[death],
+            ranks=in_memory_ranks(ranks),
+        )
+    )
+    assert spent is not None
+    assert spent.again == 0.0
+
+
 def test_a_trial_without_an_end_has_none() -> None:
     assert goodput(replace(undisturbed(), summary=None)) is None
     spent = goodput(undisturbed())
