@@ -7,7 +7,7 @@
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, half as many interrupted trials, and
 # KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a
 # real Slurm, as root, none if it is not set.
-# make bench-faults: how much of the wall time trains while ranks are killed, with saves and without, in about ten minutes.
+# make bench-faults: how much of the wall time trains while ranks are killed, with saves and without, in about 17 minutes.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
 # make bench-statistics: how often intervals and sequential tests are wrong, and how soon a trend shows, by simulation, in five
