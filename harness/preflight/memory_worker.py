@@ -54,7 +54,7 @@ from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.model import evaluation_mode
 from harness.training.precision import autocast
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from harness.training.step import StepObserver
 from harness.training.strategies import strategy_class
@@ -81,6 +81,7 @@ def forecast_memory(
     request = read_request(folder.path / REQUEST_FILE)
     base_folder = Path(assignment.base_folder)
     workload = load_workload(assignment)
+    seed_everything(assignment.trial.seed)
     splits = load_splits(workload)
     count = min(LOOKED_AT, len(splits.train))
     forecaster = Forecaster(

@@ -30,7 +30,7 @@ from harness.serving.parity import compare
 from harness.serving.record import ModelInput
 from harness.serving.trained import load_trained
 from harness.training.entry import joined, load_workload
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload
 from workloads.datasets import load_splits
@@ -56,6 +56,7 @@ def export(
     message, as it has for a model whose tolerance can't be measured.
     """
     cell, base_folder = assignment.trial.cell, Path(assignment.base_folder)
+    seed_everything(assignment.trial.seed)  # as before training
     samples = load_splits(workload).test
     model = load_trained(workload, cell, base_folder, Path(order.checkpoint), device)
     exporter, target = EXPORTERS[order.format], Path(order.target)

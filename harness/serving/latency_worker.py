@@ -40,7 +40,7 @@ from harness.serving.record import COMPILED, EAGER, ArmTimes, LatencyGroup
 from harness.serving.trained import load_trained
 from harness.training import compile_cache
 from harness.training.entry import joined, load_workload
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload
 from workloads.datasets import load_splits
@@ -83,6 +83,7 @@ def measure_groups(
     """
     cell = assignment.trial.cell
     compile_cache.share_cache(cell.workload.uses, device)
+    seed_everything(assignment.trial.seed)  # as before training
     samples = load_splits(workload).test
     checkpoint, base_folder = Path(order.checkpoint), Path(assignment.base_folder)
     eager = load_trained(workload, cell, base_folder, checkpoint, device)

@@ -534,6 +534,17 @@ def _redundant_reduce_dtype(axes: Axes) -> str | None:
     return None
 
 
+def _scaled_powersgd(axes: Axes) -> str | None:
+    """Return a conflict for PowerSGD of scaled gradients.
+
+    It adds the error of a step to the next one. The scale doubles until gradients overflow, and an
+    infinite error makes all later gradients NaN.
+    """
+    if axes.comm_hook == "powersgd" and axes.precision == "fp16":
+        return "comm_hook powersgd is unavailable with precision fp16: it keeps gradients that overflow"
+    return None
+
+
 def _hook_of_tree(axes: Axes) -> str | None:
     """Return a conflict for two communication hooks, of which DDP takes one."""
     if axes.reduction == "tree" and axes.comm_hook != "none":
@@ -690,6 +701,7 @@ CONFLICT_RULES: tuple[Callable[[Axes], str | None], ...] = (
     _mixed_precision_of_fsdp2,
     _redundant_reduce_dtype,
     _hook_of_tree,
+    _scaled_powersgd,
     _tree_of_another_mesh,
     _refused_pipeline,
     _scaled_tensor_parallel,

@@ -130,6 +130,10 @@ class Matrix:
         for alternatives in itertools.product(*columns):
             values = dict(fixed)
             for alternative in alternatives:
+                if (
+                    "batch_size" in alternative
+                ):  # of an include rule, where the others have the other
+                    values.pop("rank_batch_size", None)
                 values.update(alternative)
             yield MatrixPoint.of(values)
 
@@ -220,6 +224,10 @@ def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> M
     _check_axes_are_set_once(document, fixed, product, zipped)
     exclude = _read_rules(document, "exclude", workloads)
     include = _read_rules(document, "include", workloads)
+    for number, rule in enumerate(include):
+        if "batch_size" in rule and "rank_batch_size" in rule:
+            problem = "found batch_size and rank_batch_size; allowed: one of them"
+            raise document.error(("include", number), problem)
     entries = content["workloads"].values()  # an entry may be null
     axes_of_workloads = [(entry or {}).get("axes", {}) for entry in entries]
     groups = [fixed, *axes_of_workloads, product, *zipped, *include]

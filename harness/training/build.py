@@ -134,6 +134,8 @@ def build_trial(
         with state.timed("compile"):
             take_compiled_code(folder, assignment, mesh)
     with state.timed("data"):
+        # The same at every rank, as splits may be drawn.
+        seed_everything(seed)
         splits, page_cache = _load_splits(workload, axes, mesh)
     check_validation_set(cell.stop, workload, splits)
     order = BatchOrder(
@@ -244,15 +246,13 @@ def build_step(
         axes,
         total_steps,
         partial(_change_loss, custom, axes, mesh.device),
+        change_optimizers=[axis.change_optimizer for axis in custom.values()],
         can_freeze=not strategy.shards_parameters,
     )
-    for axis in custom.values():
-        for turn in turns:
-            axis.change_optimizer(turn.optimizer)
     check_training_mode(workload, model)
     scaler = Scaler(axes, mesh.device)
-    # From here on ranks draw different numbers, for dropout on different samples.
-    seed_everything(seed, mesh.dp_rank)
+    # From here on ranks draw different numbers, for dropout on different samples, or in other layers.
+    seed_everything(seed, mesh.ranks.rank if axes.strategy == "pp" else mesh.dp_rank)
     step_parts: dict[str, Any] = {
         "module": training_module,
         "loss": turns[-1].loss,

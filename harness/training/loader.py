@@ -32,7 +32,7 @@ from harness.training.epoch import (
     ShardWindows,
 )
 from harness.training.order import BatchOrder
-from harness.training.ranks import derive_seed, seed_generators
+from harness.training.ranks import derive_seed, generators_of, seed_generators
 from workloads.base import Batch, Samples
 from workloads.mapped import MappedSamples
 from workloads.shards import ShardSamples
@@ -46,7 +46,7 @@ WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
 M_MMAP_THRESHOLD = -3  # glibc's number of the setting
 LARGE_BLOCK = 2**20  # bytes
 CPU = torch.device("cpu")
-FETCH_STREAM = 1  # of random numbers, which sets fetching a micro-batch apart from training on it
+FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
 # The most samples that are permuted in memory unless the axis asks for it: 1 GiB at every rank.
 MAX_PERMUTED = 2**27
 
@@ -96,6 +96,8 @@ def make_loader(
             count=axes.grad_accum_steps,
             device=device if is_resident else CPU,
         )
+    elif axes.strategy == "pp" and not axes.num_workers:
+        fetch = partial(_fetch_alike, fetch, seed, device if is_resident else CPU)
     pin_memory = device.type == "cuda" and axes.pin_memory != "never" and not is_resident
     if not axes.num_workers:
         return _InProcessLoader(fetch, order, pin_memory=pin_memory)
@@ -118,6 +120,18 @@ def make_loader(
 def _fetch_share(samples: Samples, step: int, indices: Indices) -> Batch:
     """Return a rank's share of the batch of a step, all at once."""
     return samples.batch(as_sequence(indices))
+
+
+def _fetch_alike(
+    fetch: Fetch, seed: int, device: torch.device, step: int, indices: Indices
+) -> Batch:
+    """Return the batch of a step, drawn from numbers of its own.
+
+    The first stage of a pipeline takes its inputs and the last its targets, whatever either has drawn
+    for dropout.
+    """
+    with generators_of(derive_seed(seed, FETCH_STREAM, step), device):
+        return fetch(step, indices)
 
 
 def _fetch_pinned(fetch: Fetch, step: int, indices: Indices) -> Batch:

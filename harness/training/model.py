@@ -7,12 +7,13 @@ that the model is built with are those that it is trained with.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.core.errors import NotApplied
@@ -63,11 +64,45 @@ def _checkpoint_activations(layer: nn.Module) -> None:
     parameters and the structure of the model stay as they are.
     """
     forward = layer.forward
+    has_buffers = any(True for _ in layer.buffers())
 
     def recomputed_forward(*arguments: Any, **keywords: Any) -> Any:
-        return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
+        # torch.compile changes buffers in the first computation alone, and takes no such contexts.
+        if not has_buffers or torch.compiler.is_compiling():
+            return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
+        contexts = partial(_buffer_contexts, layer)
+        return checkpoint(forward, *arguments, use_reentrant=False, context_fn=contexts, **keywords)
 
     layer.forward = recomputed_forward
+
+
+def _buffer_contexts(layer: nn.Module) -> tuple[nullcontext[None], _BuffersOfForward]:
+    """Return the contexts of a forward that begins now, and of the one that computes it again."""
+    return nullcontext(), _BuffersOfForward(layer)
+
+
+class _BuffersOfForward:
+    """Has a layer the buffers of this moment in each block, which leaves no changes of them.
+
+    A layer may change its buffers, such as the running statistics of a batch norm. What computes its
+    activations again has to find what the forward found, and must not change them once more.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._found: list[tuple[nn.Module, str, Tensor]] = []
+        for module in layer.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                self._found.append((module, name, buffer.clone()))
+        self._present: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._present = [getattr(module, name) for module, name, _ in self._found]
+        for module, name, buffer in self._found:
+            setattr(module, name, buffer.clone())
+
+    def __exit__(self, *error: object) -> None:
+        for (module, name, _), present in zip(self._found, self._present, strict=True):
+            setattr(module, name, present)
 
 
 @contextmanager

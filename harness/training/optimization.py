@@ -51,6 +51,7 @@ REFUSED_WITH_TURNS: dict[str, tuple[Any, str]] = {
     "static_graph": (True, "each turn has its own graph"),
     "comm_hook": ("powersgd", "its errors would pass from one turn to the next"),
     "optimizer": ("sgd", "each turn needs its own learning rate"),
+    "strategy": ("pp", "its schedule has the micro-batches of one loss"),
 }
 
 
@@ -198,9 +199,13 @@ def prepare_turns(
     steps: int,
     wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]],
     *,
+    change_optimizers: Sequence[Callable[[Optimizer], object]] = (),
     can_freeze: bool,
 ) -> list[PreparedTurn]:
     """Return the workload's turns over `steps` optimizer steps, their losses wrapped by `wrap`.
+
+    `change_optimizers` are called with each optimizer before its schedule is made, which keeps the
+    learning rates that it finds.
 
     Raises NotApplied for settings that several turns can't have, for two turns that train the same
     parameter, and for a workload without any.
@@ -224,6 +229,8 @@ def prepare_turns(
     for turn in turns:
         frozen = [parameter for parameter, owner in trained.items() if owner != turn.name]
         optimizer = adapt_optimizer(turn.optimizer, workload, axes)
+        for change in change_optimizers:
+            change(optimizer)
         prepared.append(
             PreparedTurn(
                 loss=wrap(turn.loss),

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
 from harness.records.running import Heartbeat, heartbeat_seconds
 from harness.training.flight import FlightRecorder
@@ -83,7 +84,8 @@ class ProgressFile:
         }
         if self._slowest:
             content["slowest"] = self._slowest
-        write_atomically(self._path, json.dumps(content), durable=False)
+        with suppress(OSError, StorageError):  # a full disk keeps no trial from training
+            write_atomically(self._path, json.dumps(content), durable=False)
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
         """Write heartbeats until the block ends; one that can't be written is missed."""
         pause = period * (ranks.rank + 1) / ranks.world_size
         while not ended.is_set():
-            with suppress(OSError):
+            with suppress(OSError, StorageError):
                 heartbeat = Heartbeat(
                     rank=ranks.rank,
                     host=ranks.host,

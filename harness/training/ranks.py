@@ -210,6 +210,19 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
+@contextmanager
+def generators_of(seed: int, device: torch.device) -> Iterator[None]:
+    """Have generators in a block as `seed_generators` leaves them, and afterwards as they were."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed_generators(seed, device)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
 def derive_seed(seed: int, *stream: int) -> int:
     """Return 63 bits that depend on all the numbers.
 

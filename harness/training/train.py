@@ -476,6 +476,8 @@ class Trainer:
         self.progress.report("interrupted", state.step)
         if self.saver is not None:
             self.saver.stop()
+            # Rank 0 may have been sealing a checkpoint, after which it removes what is half-written.
+            parts.mesh.barrier()
         unsaved = ""
         if parts.checkpointer.best_copy is not None:
             unsaved = f"; step {state.step} was not saved: the best model is in memory only"

@@ -357,6 +357,16 @@ def test_a_point_has_a_value_of_every_axis() -> None:
             "reduction tree is unavailable with comm_hook bf16: DDP takes one communication hook",
         ),
         (
+            {
+                "batch_size": 64,
+                "strategy": "ddp",
+                "world_size": 2,
+                "comm_hook": "powersgd",
+                "precision": "fp16",
+            },
+            "comm_hook powersgd is unavailable with precision fp16: it keeps gradients that overflow",
+        ),
+        (
             {"batch_size": 64, "strategy": "tp", "world_size": 2, "reduction": "tree"},
             "reduction tree is unavailable with strategy tp: its leaves are ranks with samples",
         ),
@@ -419,7 +429,15 @@ def test_a_batch_size_may_be_given_for_each_rank(tmp_path: Path) -> None:
     assert left == [(16,)]
 
 
+def test_an_included_batch_size_replaces_that_of_each_rank(tmp_path: Path) -> None:
+    ranks = {"strategy": "ddp", "world_size": 2, "rank_batch_size": 16}
+    included = [{"batch_size": 128}, {"rank_batch_size": 8}]
+    assert points(tmp_path, "batch_size", axes=ranks, include=included) == [(32,), (128,), (16,)]
+
+
 def test_a_batch_size_is_given_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"include\[0\]: found batch_size and rank_batch_size"):
+        load(tmp_path, include=[{"batch_size": 8, "rank_batch_size": 8}])
     with pytest.raises(
         BadInput, match="found batch_size and rank_batch_size; allowed: one of them"
     ):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,13 +15,15 @@ from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
 from harness.spec.cell import MAX_STEPS, Length
-from harness.training.build import count_steps
+from harness.training.build import build_step, count_steps
 from harness.training.execution import Compiler
 from harness.training.loader import make_loader
+from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, place_batch
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, autocast
 from harness.training.profiler import trace_steps
+from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.step import TrainStep
 from harness.training.strategies import strategy_class
@@ -27,6 +31,7 @@ from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
 from workloads.base import Batch, Splits, TensorSamples, Workload
 from workloads.cnn import CNN
+from workloads.datasets import load_splits
 from workloads.options import CNNOptions, Settings
 from workloads.sources import Digits
 
@@ -60,6 +65,26 @@ def test_activation_checkpointing_computes_layers_again_in_backward() -> None:
         counts.append(len(calls))
         assert set(model.state_dict()) == set(line_fit().build_model().state_dict())
     assert counts == [1, 2]
+
+
+@pytest.mark.parametrize("changes", ["batch norm", "what the forward uses"])
+def test_activation_checkpointing_changes_buffers_once(changes: str) -> None:
+    """Of a layer that changes them in its forward, which runs twice a step."""
+    workload: Workload = CNN(CNNOptions(width=4, batch_norm=True), Digits())
+    inputs = load_splits(workload).train.batch(range(4))[0]
+    if changes == "what the forward uses":
+        workload, inputs = LineFit(Options(memory=True), Settings()), torch.randn(4, 8)
+    states = []
+    for enabled in (False, True):
+        torch.manual_seed(1)
+        model = prepare_model(workload, activation_checkpointing=enabled)
+        for _ in range(2):
+            model(inputs).sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        states.append([*model.buffers(), *(grad for grad in gradients if grad is not None)])
+    assert len(states[0]) == len(states[1]) > 2
+    for plain, recomputed in zip(*states, strict=True):
+        assert torch.equal(plain, recomputed)
 
 
 def test_channels_last_reorders_convolutions_and_images() -> None:
@@ -180,3 +205,46 @@ def test_epochs_of_more_steps_than_a_record_holds_are_refused() -> None:
     assert count_steps(Length(epochs=2**20), 16) == MAX_STEPS
     with pytest.raises(BadInput, match="found 1048576 epochs, which with this data is 17,825,792"):
         count_steps(Length(epochs=2**20), 17)
+
+
+class DrawnSplits(LineFit):
+    """Chooses its test samples by chance."""
+
+    def splits(self) -> Splits:
+        whole = super().splits()
+        assert isinstance(whole, Splits)
+        order = torch.from_numpy(np.random.permutation(len(whole.train)))
+        assert isinstance(whole.train, TensorSamples)
+        train = tuple(tensor[order[32:]] for tensor in whole.train.tensors)
+        test = tuple(tensor[order[:32]] for tensor in whole.train.tensors)
+        return Splits(TensorSamples(train), TensorSamples(test))
+
+
+def test_splits_are_drawn_from_the_seed_of_the_trial(tmp_path: Path) -> None:
+    """Whatever this process has drawn before: ranks, and a trial that resumes, have the same."""
+    tests: list[Tensor] = []
+    for seed in (0, 0, 1):
+        np.random.seed(len(tests))
+        assignment = make_assignment(steps=1)
+        assignment = replace(assignment, trial=replace(assignment.trial, seed=seed))
+        workload = DrawnSplits(Options(), Settings())
+        trainer = make_trainer(assignment, workload, tmp_path / str(len(tests)))
+        tests.append(trainer.parts.splits.test.batch(range(32))[0])
+    assert torch.equal(tests[0], tests[1])
+    assert not torch.equal(tests[0], tests[2])
+
+
+def test_ranks_of_a_pipeline_draw_different_dropout(tmp_path: Path) -> None:
+    """Their layers are others, which need masks of their own."""
+    assignment = make_assignment(steps=1, strategy="pp", world_size=2, grad_accum_steps=2)
+    workload = LineFit(Options(depth=2), Settings())
+    splits = load_splits(workload)
+    drawn = []
+    for rank in (0, 1):
+        cell = assignment.trial.cell
+        ranks = Ranks(rank=rank, local_rank=rank, world_size=2)
+        mesh = ParallelMesh.from_axes(cell.axes, ranks, CPU)
+        compiler = Compiler(cell.axes, tmp_path, workload="mlp", device=CPU, state=TrainingState())
+        build_step(cell, 0, workload, splits.test, mesh, compiler, 1, tmp_path)
+        drawn.append(torch.rand(4))
+    assert not torch.equal(drawn[0], drawn[1])

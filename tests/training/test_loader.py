@@ -95,6 +95,28 @@ def test_what_workers_draw_depends_on_the_batch_only(workers: int) -> None:
     assert not {*drawn[0]} & {*fetch(workers, seed=3, epoch=1)[0][2]}
 
 
+def generators() -> tuple[Any, ...]:
+    """Return the states of torch's, Python's and NumPy's generators."""
+    torch_state: list[int] = torch.get_rng_state().tolist()
+    return torch_state, random.getstate(), str(np.random.get_state())
+
+
+def test_stages_of_a_pipeline_fetch_the_same_whatever_they_have_drawn() -> None:
+    axes = Axes(batch_size=8, strategy="pp", world_size=2, grad_accum_steps=2)
+    batches = []
+    for draws in (1, 2):
+        order = BatchOrder(samples=32, batch_size=8, seed=3, dp_rank=0, dp_size=1)
+        loader = make_loader(RandomSamples(), order, axes, seed=3, device=torch.device("cpu"))
+        torch.manual_seed(draws)
+        before = generators()
+        batches.append([batch[0].tolist() for _, _, batch in loader])
+        assert generators() == before
+        random.random()
+        np.random.random()
+    assert batches[0] == batches[1]
+    assert len({tuple(batch) for batch in batches[0]}) == 4
+
+
 class PaddedSamples(RandomSamples):
     """Random samples whose batches are as wide as their last sample's number is large."""
 

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
-from harness.training.optimization import make_optimizer, make_schedule
+from harness.training.optimization import make_optimizer, make_schedule, prepare_turns
 from tests.support.line import LineFit, Options
-from workloads.options import Settings
+from workloads.cnn import CNN
+from workloads.options import CNNOptions, Settings
+from workloads.sources import Digits
 
 
 class Recipe(LineFit):
@@ -120,3 +123,31 @@ def test_schedules() -> None:
 
 def test_the_recipes_schedule_is_its_own() -> None:
     assert curve() == [1.0] * 10
+
+
+def test_a_schedule_keeps_the_rate_that_an_own_axis_has_set() -> None:
+    workload = CNN(CNNOptions(width=4), Digits())
+    rates: list[list[float]] = []
+    for factor in (1.0, 2.0):
+
+        def scale(optimizer: Optimizer, factor: float = factor) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] *= factor
+
+        (turn,) = prepare_turns(
+            workload,
+            workload.build_model(),
+            Axes(batch_size=32, lr_schedule="cosine"),
+            10,
+            lambda loss: loss,
+            change_optimizers=[scale],
+            can_freeze=True,
+        )
+        assert turn.schedule is not None
+        rates.append([])
+        for _ in range(5):
+            rates[-1].append(turn.optimizer.param_groups[0]["lr"])
+            turn.optimizer.step()
+            turn.schedule.step()
+    assert rates[1] == pytest.approx([2 * rate for rate in rates[0]])
+    assert len(set(rates[0])) == 5

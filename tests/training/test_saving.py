@@ -297,6 +297,29 @@ def test_a_request_to_stop_ends_a_save_that_is_under_way(
 # When
 
 
+def test_no_rank_begins_its_last_save_while_another_seals_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sealing removes half-written checkpoints, which would be those of the last save."""
+    calls: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            calls.append(name)
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(saving.IntervalSaver, "stop")
+    note(ParallelMesh, "barrier")
+    note(checkpoint.Checkpointer, "save")
+    with pytest.raises(Interrupted):
+        attempt(TrialFolder(tmp_path / "trial"), saving_assignment(tmp_path), 6)
+    assert calls[calls.index("stop") :][:3] == ["stop", "barrier", "save"]
+
+
 def test_intervals_are_read() -> None:
     interval = parse_interval("10m")
     assert interval is not None

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import NotApplied
+from harness.spec.axes import Axes
 from harness.training.epoch import InOrder
 from harness.training.loader import as_sequence
+from harness.training.optimization import prepare_turns
 from harness.training.order import BatchOrder
 from tests.support import adversarial
 from tests.support.adversarial import Gan, GanOptions, MaskedLanguageModel, pad, read_sentences
@@ -120,6 +122,11 @@ def test_a_language_model_learns_from_a_stream(tmp_path: Path) -> None:
             {},
             "reduction=tree cannot be used with the 2 of Gan",
         ),
+        (
+            {"strategy": "pp", "grad_accum_steps": 2},
+            {},
+            r"strategy=pp is unavailable: Gan.after_step\(\) gets a model whose layers are on several",
+        ),
         ({}, {"shared": True}, "'critic' and 'again' train the same parameter; needed: each in"),
     ],
 )
@@ -128,6 +135,15 @@ def test_what_several_turns_can_not_have(
 ) -> None:
     with pytest.raises(NotApplied, match=problem):
         make_trainer(make_assignment(steps=1, **axes), gan(**options), tmp_path)
+
+
+def test_a_pipeline_has_one_loss() -> None:
+    workload = gan()
+    axes = Axes(batch_size=32, strategy="pp", world_size=2, grad_accum_steps=2)
+    with pytest.raises(NotApplied, match=r"strategy=pp cannot be used with the 2 of Gan.turns\(\)"):
+        prepare_turns(
+            workload, workload.build_model(), axes, 10, lambda loss: loss, can_freeze=True
+        )
 
 
 def test_a_stream_is_read_in_its_order_by_every_rank() -> None:

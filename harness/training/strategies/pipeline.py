@@ -58,6 +58,8 @@ class Pipeline(Strategy):
             problem = "layers() have buffers, of which each rank would have its own"
         elif type(workload).loss_weight is not Workload.loss_weight:
             problem = "loss_weight() weighs micro-batches, which the schedule can't"
+        if type(workload).after_step is not Workload.after_step:
+            problem = "after_step() gets a model whose layers are on several ranks"
         if problem is not None:
             raise NotApplied(f"strategy=pp is unavailable: {name}.{problem}")
         begins = [rank * count // ranks.world_size for rank in range(ranks.world_size + 1)]
