@@ -23,7 +23,7 @@ from harness.records.decode import FileFormat, checked_content, read_json
 from harness.records.seal import sealed_text
 
 KIND = "harness baseline"  # says what the file is
-SCHEMA = "2.8"  # major.minor: another major one can't be read
+SCHEMA = "2.9"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,

@@ -92,7 +92,8 @@ def _estimate(
 ) -> Estimate:
     """Return the estimated log ratio; the same bits converge alike, however few seeds there are.
 
-    Steps are known to the next evaluation only, so that its spread is at least the smallest step.
+    Steps are known to the next evaluation only, so that its spread is at least the smallest step. If
+    all reached the goal at the same evaluation, nothing is known of it.
     """
     if are_identical(a, b):
         return Estimate(

@@ -100,9 +100,12 @@ def throughput_difference(
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
     if not logs_a or not logs_b or a.throughput_unit != b.throughput_unit:
         return None
-    log_ratios = _interleaved_log_ratios(a, b)
-    if log_ratios:
-        estimate = paired(log_ratios)
+    pairs = _interleaved_pairs(a, b)
+    if pairs:
+        estimate = paired([math.log(rate_b / rate_a) for rate_a, rate_b in pairs])
+        # The means are those of the same trials, so that their ratio is the estimate.
+        logs_a = [math.log(rate_a) for rate_a, _ in pairs]
+        logs_b = [math.log(rate_b) for _, rate_b in pairs]
     else:
         drift = drifts((a, b), drift_by_hardware)
         estimate = unpaired(_independent_logs(a), _independent_logs(b), drift)
@@ -120,21 +123,21 @@ def _independent_logs(cell: CellResult) -> list[float]:
     return independent_values(cell.log_throughputs, seeds)
 
 
-def _interleaved_log_ratios(a: CellResult, b: CellResult) -> list[float]:
-    """Return the log ratio of B to A of each measured pair, empty unless they ran interleaved.
+def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]]:
+    """Return the throughputs of A and B of each measured pair, empty unless they ran interleaved.
 
     That takes two pairs or more on the same hardware.
     """
     if hardware_keys(a) != hardware_keys(b):
         return []
-    pairs, log_ratios = [], []
+    pairs, throughputs = [], []
     for trial_a, trial_b in paired_trials(a, b):
         if trial_a.throughput and trial_b.throughput:
             pairs.append((trial_a, trial_b))
-            log_ratios.append(math.log(trial_b.throughput / trial_a.throughput))
+            throughputs.append((trial_a.throughput, trial_b.throughput))
     if len(pairs) < 2 or not _are_interleaved(pairs):
         return []
-    return log_ratios
+    return throughputs
 
 
 def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
@@ -204,7 +207,8 @@ def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Est
         estimate = paired([seeds_b[seed] - seeds_a[seed] for seed in common])
     else:
         estimate = unpaired(list(seeds_a.values()), list(seeds_b.values()))
-    return with_smallest_step(estimate, [*seeds_a.values(), *seeds_b.values()])
+    values = [*seeds_a.values(), *seeds_b.values()]
+    return with_smallest_step(estimate, values, _resolution((*a.trials, *b.trials)))
 
 
 def are_identical(a: CellResult, b: CellResult) -> bool:
@@ -222,11 +226,21 @@ def are_identical(a: CellResult, b: CellResult) -> bool:
     return same_bits(a, b) == len(pairs)
 
 
-def with_smallest_step(estimate: Estimate, values: Sequence[float]) -> Estimate:
+def _resolution(trials: Sequence[TrialResult]) -> float | None:
+    """Return the step by which a metric moves that is counted over test samples, None if unknown."""
+    counts = [trial.test_samples for trial in trials]
+    known = [count for count in counts if count]
+    return 1 / min(known) if len(known) == len(counts) else None
+
+
+def with_smallest_step(
+    estimate: Estimate, values: Sequence[float], resolution: float | None = None
+) -> Estimate:
     """Return the estimate with a standard error of at least the smallest step between the values.
 
     A metric counted over samples moves in steps, and a few seeds that moved by the same step do not
-    make its effect certain.
+    make its effect certain. Equal values show no step: then it is `resolution`, and without that the
+    error is unknown.
     """
     if estimate.standard_error is None:
         return estimate
@@ -234,7 +248,8 @@ def with_smallest_step(estimate: Estimate, values: Sequence[float]) -> Estimate:
     for value, next_value in itertools.pairwise(sorted(set(values))):
         if next_value - value > ROUNDING:
             steps.append(next_value - value)
-    if not steps:
-        return estimate
-    smallest_error = min(steps) / math.sqrt(estimate.count)
+    step = min(steps, default=resolution)
+    if step is None:
+        return replace(estimate, standard_error=None)
+    smallest_error = step / math.sqrt(estimate.count)
     return replace(estimate, standard_error=max(estimate.standard_error, smallest_error))

@@ -88,6 +88,8 @@ class TrialResult:
     # baseline keeps none, and is of the same trials nevertheless.
     improvements: Sequence[MetricPoint] = field(default=(), compare=False)
     cost: TrialCost | None = None  # None where the cluster profile stated no price
+    # In the test set, which says in what steps a metric of samples moves; None in older records.
+    test_samples: Number | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +133,8 @@ class CellResult:
     def throughput(self) -> Interval | None:
         """The geometric mean of samples/s with its 95% interval; None if it was not measured.
 
-        Repeats of a seed are averaged first and count once. Both are as in comparisons
-        (`harness.statistics.trials`), so that a ratio there is the quotient of two means here.
+        Repeats of a seed are averaged first and count once, as in comparisons of trials that are not
+        paired (`harness.statistics.trials`).
         """
         if not self.measured_trials:
             return None
@@ -330,6 +332,7 @@ def _trial_result(record: Record) -> TrialResult:
         order_digest=record.order_digest,
         improvements=_improvements(record, record.rank0),
         cost=trial_cost(record),
+        test_samples=record.rank0.test_samples,
         company=company,
         lanes=lanes,
     )

@@ -223,6 +223,18 @@ def throttled_shares(record: Record) -> Mapping[str, float]:
     return {} if telemetry is None else telemetry.throttled
 
 
+def clock_movement(record: Record) -> float | None:
+    """Return by how much the highest clock of a GPU was above its lowest while it trained.
+
+    It is a share of the lowest, at the rank where that is largest. None where no GPU reports its clock.
+    """
+    telemetry = record.ranks.across.telemetry
+    if telemetry is None or telemetry.sm_clock_range is None:
+        return None
+    lowest, highest = telemetry.sm_clock_range
+    return highest / lowest - 1 if lowest else None
+
+
 def foreign_processes(record: Record) -> float | None:
     """Return the number of processes on a GPU that are not of the trial, at the rank with most.
 
@@ -233,11 +245,17 @@ def foreign_processes(record: Record) -> float | None:
 
 
 def joules_per_sample(record: Record) -> float | None:
-    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules."""
-    telemetry = record.ranks.across.telemetry
+    """Return the energy that all ranks' GPUs took for one sample of the global batch, in joules.
+
+    None of a script whose samples nobody counts.
+    """
+    telemetry, summary = record.ranks.across.telemetry, record.summary
     if telemetry is None or telemetry.joules_per_step is None:
         return None
-    return telemetry.joules_per_step / record.trial.cell.axes.batch_size
+    if summary is not None and summary.throughput_unit == "steps/s":
+        return None
+    reported = None if summary is None else summary.samples_per_step
+    return telemetry.joules_per_step / (reported or record.trial.cell.axes.batch_size)
 
 
 def trained_share(record: Record) -> float | None:
@@ -330,6 +348,8 @@ SCALARS: tuple[Scalar, ...] = (
            mean_reading("gpu_temperature_c")),
     Scalar("gpu_sm_clock_mhz", "MHz", "clock of the GPU's multiprocessors, mean",
            mean_reading("gpu_sm_clock_hz")),
+    Scalar("gpu_sm_clock_movement", "", "how far its highest clock was above its lowest, at the worst rank",
+           clock_movement),
     Scalar("gpu_power_w", "W", "power of the GPU, mean", mean_reading("gpu_power_w")),
     Scalar("cpu_frequency_mhz", "MHz", "frequency of the cores, mean",
            mean_reading("cpu_frequency_hz")),

@@ -8,6 +8,7 @@ point. Points of different hardware are never in one series.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -193,18 +194,18 @@ def make_trend(
     if control:
         points, control_points, unpaired = _divide(points, control)
         left_out += unpaired
-    judged_cells = {point.result.cell.settings_id for point in points}
-    nights_with_points = {point.night for point in (*points, *control_points)}
+    # Each value is a look at a series, of which a night has one for each cell and control.
+    points_by_night = Counter(point.night for point in (*points, *control_points))
     trend = Trend(
         name=name,
         series=(),
-        nights=len(nights_with_points),
+        nights=len(points_by_night),
         control=control,
         min_effect=min_effect,
-        threshold=float(NIGHTS_A_YEAR * len(judged_cells)),
+        threshold=float(NIGHTS_A_YEAR * max(points_by_night.values())),
         notes=[*notes, *left_out],
     )
-    last_night = max(nights_with_points)
+    last_night = max(points_by_night)
     series = _series(points, trend, last_night, is_control=False)
     series += _series(control_points, trend, last_night, is_control=True)
     return replace(trend, series=series)

@@ -356,15 +356,15 @@ def certify(
     results: ResultsOption = Path("results"),
     comparisons: Annotated[
         int, typer.Option("--comparisons", min=1, help="The number of comparisons in all.")
-    ] = 200,
+    ] = 100,
     budget: Annotated[
         str,
         typer.Option(
             "--budget",
             metavar="DURATION",
-            help="Measure each comparison, of five pairs, for at most this long, as in 10s.",
+            help="Measure each comparison for at most this long, as a gate does, as in 10s.",
         ),
-    ] = "5s",
+    ] = "30s",
     min_effect: MinEffectOption = "1%",
     restart: Annotated[
         bool, typer.Option("--restart", help="Start again instead of resuming an earlier run.")

@@ -182,6 +182,7 @@ def _trial_result(result: RankResult, seed: int) -> TrialResult:
         batch_seconds=(),
         metric=None if final is None else final.metrics.get(report.target.name),
         parameter_digest=report.parameter_digest,
+        test_samples=report.test_samples,
         order_digest=None,
     )
 

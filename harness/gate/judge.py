@@ -171,7 +171,8 @@ class SpeedJudge:
         """
         if measured.verdict == "slower":
             return "bad"
-        if measured.low is not None and measured.low > 1 - self.min_effect:
+        is_excluded = measured.low is not None and measured.low > 1 - self.min_effect
+        if is_excluded and measured.whole_turns_pass:
             return "good"
         return MARKS[measured.verdict]
 

@@ -114,6 +114,7 @@ class PairedResult:
     whole_ratio: float | None = None
     whole_low: float | None = None
     whole_high: float | None = None
+    whole_turns_pass: bool = False  # whether they rule out a slowdown, as `judge_pairs` asks for
     unit: ThroughputUnit = "samples/s"  # of the rates
     a_rate: float | None = None  # in undisturbed steps
     b_rate: float | None = None  # in undisturbed steps
@@ -272,10 +273,13 @@ def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
     whole_decision = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
     if "down" in (decision, whole_decision):
         return "slower"
+    return VERDICTS[decision] if _do_whole_turns_pass(whole, budget) else "inconclusive"
+
+
+def _do_whole_turns_pass(whole: NDArray[np.float64], budget: Budget) -> bool:
+    """Return whether whole turns, of these log ratios, are certain not to be slower by their margin."""
     lows, _ = confidence_sequence(whole, budget.alpha)
-    if lows[-1] < _whole_margin(budget):
-        return "inconclusive"
-    return VERDICTS[decision]
+    return bool(lows[-1] >= _whole_margin(budget))
 
 
 def _decide(fast: NDArray[np.float64], budget: Budget) -> Decision:
@@ -495,6 +499,7 @@ def summarize_pairs(
         whole_ratio=math.exp(float(whole.mean())),
         whole_low=whole_low,
         whole_high=whole_high,
+        whole_turns_pass=_do_whole_turns_pass(whole, budget),
         unit=samples[0].unit,
         a_rate=_mean_rate(a_seconds),
         b_rate=_mean_rate(b_seconds),

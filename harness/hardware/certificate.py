@@ -31,7 +31,7 @@ from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
 from workloads.options import Between
 
-SCHEMA = "3.2"
+SCHEMA = "4.0"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
@@ -59,7 +59,7 @@ class CertifySettings:
 class SelfComparison:
     """One comparison of the code with itself."""
 
-    verdict: Literal["faster", "slower", "same", "inconclusive"]
+    verdict: Literal["faster", "slower", "same", "not slower", "inconclusive"]
     log_ratio: Annotated[
         float, Between(-100, 100)
     ]  # the mean difference of log throughput between the two sides

@@ -91,19 +91,25 @@ def mean_evidence(segment: Numbers) -> Numbers:
 
         (1 + t^2 q)^(-1/2) (1 - t^2 q / (1 + t^2 q) q D^2 / S)^(-(n - 1) / 2).
     """
+    evidence: Numbers = np.exp(np.minimum(_log_mean_evidence(segment), LARGEST_LOG))
+    return evidence
+
+
+def _log_mean_evidence(segment: Numbers) -> Numbers:
+    """Return the logarithm of `mean_evidence`, which has no largest value."""
     count = len(segment)
     before = np.arange(1, count, dtype=np.float64)
     deviations = segment - segment.mean()
     squares = float((deviations**2).sum())
     if squares == 0:
-        return np.ones(count - 1)
+        return np.zeros(count - 1)
     weight = before * (count - before) / count
     # Deviations before a position sum to -q D.
     explained = np.minimum(np.cumsum(deviations)[:-1] ** 2 / weight / squares, 1.0)
     spread = 1 + EFFECT_SIZE**2 * weight
-    logs = -np.log(spread) / 2 - (count - 1) / 2 * np.log(1 - (1 - 1 / spread) * explained)
-    evidence: Numbers = np.exp(np.minimum(logs, LARGEST_LOG))
-    return evidence
+    logs: Numbers = -np.log(spread) / 2
+    logs -= (count - 1) / 2 * np.log(1 - (1 - 1 / spread) * explained)
+    return logs
 
 
 def rank_evidence(segment: Numbers) -> Numbers:
@@ -178,7 +184,9 @@ def _refined(series: Numbers, starts: Sequence[int], seen: Sequence[int]) -> lis
     for number, seen_at in enumerate(seen):
         end = starts[number + 2] if number + 2 < len(starts) else len(series)
         segment = series[begin:end]
-        evidence = mean_evidence(segment)
+        logs = _log_mean_evidence(segment)
+        # Over its largest value: a long history has more evidence than a number can hold.
+        evidence = np.exp(logs - logs[: seen_at - begin].max())
         evidence[seen_at - begin :] = 0  # it began before it was seen
         start = _most_likely_start(evidence)
         earliest, latest = _location(evidence)

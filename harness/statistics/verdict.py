@@ -78,7 +78,16 @@ class MetricVerdict:
     confidence: float  # of the interval: that of the test that decided, at its corrected level
     low: float  # the lower bound of the effect, as `Metric.back_transform` returns it
     high: float  # and the upper one
-    min_detectable_effect: float | None  # as `Metric.effect_size`, at the family's level
+    smallest_level: (
+        float  # of the family's tests, which is that of the first one that Holm corrects
+    )
+
+    @property
+    def min_detectable_effect(self) -> float | None:
+        """The change that is detected 80% of the time, as `Metric.effect_size`, at the family's level."""
+        margin = max(map(abs, self.metric.margins))
+        detectable = self.estimate.min_detectable_effect(self.smallest_level, margin)
+        return None if detectable is None else self.metric.effect_size(detectable)
 
     @property
     def metric(self) -> Metric:
@@ -142,9 +151,6 @@ def _verdict(
     outcome = _outcome(question, change, same)
     confidence = _confidence(outcome, change.level, same.level)
     low, high = estimate.interval(confidence)
-    lower_margin, upper_margin = metric.margins
-    margin = max(-lower_margin, upper_margin)
-    detectable = estimate.min_detectable_effect(smallest_level, margin)
     return MetricVerdict(
         question=question,
         outcome=outcome,
@@ -153,7 +159,7 @@ def _verdict(
         confidence=confidence,
         low=metric.back_transform(low),
         high=metric.back_transform(high),
-        min_detectable_effect=None if detectable is None else metric.effect_size(detectable),
+        smallest_level=smallest_level,
     )
 
 

@@ -72,6 +72,15 @@ def test_interleaved_pairs_cancel_drift() -> None:
     assert comparison.notes == []
 
 
+def test_means_are_those_of_the_pairs() -> None:
+    """A seed that one side lacks is in neither mean."""
+    fast = make_result([1000.0, 1000.0, 1000.0, 1000.0, 500.0])
+    (row,) = compare_cells(fast, make_result([950.0] * 4)).rows[:1]
+    assert row.mean_a == pytest.approx(1000)
+    assert row.mean_b == pytest.approx(950)
+    assert row.verdict.effect == pytest.approx(0.95)
+
+
 def test_sides_that_ran_one_after_the_other_are_unpaired_and_noted() -> None:
     drifting = [1000.0, 900.0, 800.0, 700.0]
     later = make_result(
@@ -374,6 +383,18 @@ class TestAccuracy:
             for metrics, bits in (((0.95, 0.94), ""), ((0.93, 0.92), "x"))
         )
         assert labels(compare_cells(a, b))[1] == "inconclusive"
+
+    @pytest.mark.parametrize(("seeds", "label"), [(2, "inconclusive"), (5, "same")])
+    def test_equal_values_are_as_certain_as_the_samples_are_many(
+        self, seeds: int, label: str
+    ) -> None:
+        """Of 200 samples each is a step of 0.5%, and with other bits the next seed may differ by one."""
+        sides: list[CellResult] = []
+        for bits in ("", "x"):
+            cell = make_result(STEADY[:seeds], metrics=[1.0] * seeds, bits=bits)
+            trials = [replace(trial, test_samples=200) for trial in cell.trials]
+            sides.append(replace(cell, trials=trials))
+        assert labels(compare_cells(sides[0], sides[1]))[1] == label
 
     def test_few_seeds_show_nothing(self) -> None:
         comparison = compare_cells(

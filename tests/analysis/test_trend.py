@@ -55,6 +55,7 @@ def test_machines_that_take_turns_are_two_series() -> None:
     for series in make_trend("nightly", nights).series:
         (change,) = series.changes
         assert change.first.night in (30, 31)
+    assert make_trend("nightly", nights).threshold == 365, "each night has one value"
 
 
 def test_what_came_with_another_version_is_sorted_so() -> None:
@@ -133,6 +134,8 @@ def test_the_threshold_grows_with_the_cells() -> None:
     one = make_trend("nightly", [make_night(0, 1.0)])
     two = make_trend("nightly", [make_night(0, 1.0) + make_night(0, 1.0, cell=make_cell("cnn"))])
     assert (one.threshold, two.threshold) == (365, 730)
+    of_control = make_trend("nightly", drifting_nights(0.0), control="before")
+    assert of_control.threshold == 730
     assert 10 < one.nights_needed < two.nights_needed < 20
 
 

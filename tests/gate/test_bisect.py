@@ -244,11 +244,23 @@ TREE = Tree(name="a", top=Path(), path=Path())
 def test_an_end_that_is_certainly_not_slower_is_good_however_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    measured = PairedResult(verdict="inconclusive", ratio=0.81, low=0.8, high=0.82)
+    measured = PairedResult(
+        verdict="inconclusive", ratio=0.81, low=0.8, high=0.82, whole_turns_pass=True
+    )
     monkeypatch.setattr(judging, "measure", lambda *_: measured)
     found = speed_judge(min_effect=0.25).compare(TREE, TREE)
     assert found.mark == "good"
     assert found.description == "not slower by 25.0% (-20.0% to -18.0%)"
+
+
+def test_an_end_whose_whole_turns_may_be_slower_is_not_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its undisturbed steps are as fast, but a few others may not be."""
+    measured = PairedResult(verdict="inconclusive", ratio=1.0, low=0.999, high=1.001)
+    monkeypatch.setattr(judging, "measure", lambda *_: measured)
+    found = speed_judge(min_effect=0.01).compare(TREE, TREE)
+    assert found.mark == "skip"
 
 
 def test_the_ends_are_measured_until_half_of_the_loss_is_certain(

@@ -34,6 +34,15 @@ def test_a_step_has_its_place_its_size_and_the_night_it_was_seen() -> None:
     assert 30 <= change.seen < 40
 
 
+@pytest.mark.parametrize(("count", "size"), [(730, 0.1), (360, 0.7)])
+def test_a_change_stays_where_it_is_however_long_its_history_gets(count: int, size: float) -> None:
+    """Its evidence is more than a number can hold."""
+    place = count // 2
+    values = stepped(0.01, (place, -size), count=count)
+    (change,) = find_changes(list(values), 365, MIN_EFFECT)
+    assert (change.earliest, change.start, change.latest) == (place, place, place)
+
+
 def test_steps_both_ways_are_found_one_by_one() -> None:
     values = stepped(0.004, (20, 0.03), (40, -0.03))
     rise, fall = find_changes(list(values), 18_250, MIN_EFFECT)

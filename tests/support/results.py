@@ -52,6 +52,7 @@ def make_result(
             parameter_digest=f"{bits}{seed}",
             order_digest=f"{seed:032x}",
             improvements=[MetricPoint(step=step, value=value) for step, value in course],
+            test_samples=1000,
         )
         for seed, (speed, course) in enumerate(
             zip(speeds, courses or itertools.repeat(()), strict=False)
