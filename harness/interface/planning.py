@@ -15,6 +15,7 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
 from harness.records.files import read_record
+from harness.records.goodput import whole_seconds
 from harness.spec import cluster as clusters
 from harness.spec.cell import Cell, Trial, axis_names
 from harness.spec.cluster import Profile
@@ -179,7 +180,8 @@ def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
 def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
     """Return the mean seconds of the trials that are done, None without any.
 
-    They are those of whole trials, from their start to their end, not of training alone.
+    They are those of whole trials, from their start to their end, not of training alone. Those that
+    were interrupted count by their phases: they started again.
     """
     seconds: list[float] = []
     for path in record_paths:
@@ -188,5 +190,5 @@ def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
         except BadInput:
             continue  # a damaged record must not stop a plan: the others will do
         if record.status == "done":
-            seconds.append(record.ended - record.started)
+            seconds.append(whole_seconds(record))
     return fmean(seconds) if seconds else None

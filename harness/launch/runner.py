@@ -429,6 +429,7 @@ class Runner:
             profile=self.sweep.profile,
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
+            cool_down_celsius=self.profile.cool_down_celsius,
             attempt=attempt,
             lane=lane or Lane(),
             code=self.rank_code or self.provenance.code,
@@ -674,9 +675,10 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
             Failure(kind="Invalid", message=message, at=record.ended, began_at=record.started)
         )
         shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
-        # It finished, so there is nothing to resume.
-        shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
-        shutil.rmtree(folder.export_folder, ignore_errors=True)
+        # It finished, so there is nothing to resume, unless a later attempt has left no record.
+        if _last_attempt(folder) == record.attempt:
+            shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
+            shutil.rmtree(folder.export_folder, ignore_errors=True)
     return failures
 
 

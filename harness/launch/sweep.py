@@ -203,6 +203,9 @@ def run(
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
         )
+        if redo != "all":
+            for trial in planned.pending:
+                runner.record_interruption(trial, "its command ended without leaving a record")
         for record in runner.run(planned.pending, fresh=redo == "all"):
             # As it is on the disk: the columns of all trials would fill the memory.
             path = folder.trial_folder(record.trial.id).record_path

@@ -229,7 +229,9 @@ class Watchdog:
         progress = read_progress_file(self._folder.progress_path)
         reached = "no step"
         if progress:
-            reached = f"step {progress['step']} of {progress['steps']}"
+            reached = f"step {progress['step']}"
+            if progress["steps"] is not None:  # as of a script that decides when it ends
+                reached += f" of {progress['steps']}"
         return f"took longer than its time-out; it had reached {reached}"
 
     def _ask(

@@ -14,7 +14,7 @@ from itertools import pairwise
 from harness.records.record import Record
 
 TRAINING_PHASES = ("warmup", "train", "fingerprint")  # the last one of steps that leave digests
-STARTING_PHASES = ("startup", "data", "build", "loader")
+STARTING_PHASES = ("startup", "data", "build", "cool_down", "loader")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Goodput:
     """The wall time of trials in seconds, each second in one place."""
 
     trained: float  # steps that the result rests on, those of the warm-up included
-    start: float  # from the launch of ranks to their first step, data and model included
+    start: float  # from the launch of ranks to their first step, with data, model and cool-down
     compile: float
     evaluate: float
     checkpoint: float  # that training stood still for
@@ -72,11 +72,14 @@ def work_done_twice(record: Record) -> float:
     """Return the seconds of work that deaths have cost, over all of them.
 
     That is from the save that a later attempt went on from to the death after it, or the whole attempt
-    where none did. Who is told to stop saves first, and loses nothing.
+    where none did. Who is told to stop saves first, and loses nothing. Attempts before the trial began
+    anew, as after an invalid one, do not count.
     """
-    failures = sorted(record.previous_failures, key=lambda failure: failure.at)
+    first_started = record.first_started or record.started
+    failures = [failure for failure in record.previous_failures if failure.at > first_started]
+    failures.sort(key=lambda failure: failure.at)
     began: list[float] = []
-    ended = record.first_started or record.started
+    ended = first_started
     for failure in failures:
         began.append(ended if failure.began_at is None else failure.began_at)
         ended = failure.at
@@ -94,6 +97,16 @@ def work_done_twice(record: Record) -> float:
         elif saves[-1].signal is None:
             seconds += max(0.0, failure.at - saves[-1].at)
     return seconds
+
+
+def whole_seconds(record: Record) -> float:
+    """Return the seconds that a trial takes which is not interrupted.
+
+    One that was is as long as its phases, which are those of all attempts.
+    """
+    if record.ranks.across.interruptions:
+        return sum(record.phases.values())
+    return record.ended - record.started
 
 
 def total(trials: Iterable[Goodput]) -> Goodput | None:

@@ -29,7 +29,7 @@ from harness.launch.hang import RankEvidence, name_hang
 from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, read_record
-from harness.records.goodput import Goodput, goodput, total
+from harness.records.goodput import Goodput, goodput, total, whole_seconds
 from harness.records.nodes import NodeTimes, node_times, speeds_by_trials
 from harness.records.record import Record
 from harness.records.running import read_heartbeats
@@ -186,8 +186,7 @@ def trial_states(
 
     `submitted` are the sweep's submissions, oldest first, so that the last one that has a trial
     counts. `files` are by trial id. `queue` holds the jobs by id, and is None where Slurm does not
-    answer. `runs_locally` says that a `harness run` on this machine is going through what was not
-    submitted.
+    answer. `runs_locally` says that a `harness run` on this machine is going through what has no job.
 
     Pure, except that the log of a job that lost a trial is read, below `sweep_folder`.
     """
@@ -196,11 +195,12 @@ def trial_states(
         for job in submission.jobs():
             jobs |= dict.fromkeys(job.trial_ids, (submission, job))
     live_jobs = None if queue is None else queues.live_jobs(submitted, queue)
+    ids_of_jobs = _ids_of_jobs(submitted, queue, runs_locally=runs_locally)
     last_line_of = cache(last_log_line)  # a job may have lost many trials
     states = []
     for trial in trials:
         trial_files = files.get(trial.id, TrialFiles())
-        if trial.id not in jobs:
+        if trial.id not in ids_of_jobs:
             states.append(_local_state(trial, trial_files, runs_locally))
             continue
         submission, job = jobs[trial.id]
@@ -397,7 +397,7 @@ def _read_status(
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
     # A job's report of progress is judged by Slurm's word on the job. For a local trial there is
     # no such word: its report counts only if the present run has begun the trial.
-    for trial_id in files.keys() - _submitted_ids(submitted):
+    for trial_id in files.keys() - _ids_of_jobs(submitted, queue, runs_locally=runs_locally):
         progress = _local_progress(files[trial_id], local_run_since)
         if progress != files[trial_id].progress:
             files[trial_id] = replace(files[trial_id], progress=progress)
@@ -431,8 +431,18 @@ def _without_skipped(row: TrialState, reason: str | None) -> TrialState:
     return replace(row, state="skipped", detail=reason, is_live=False)
 
 
-def _submitted_ids(submitted: Sequence[Submission]) -> set[str]:
-    """Return the ids of all trials that were ever submitted."""
+def _ids_of_jobs(
+    submitted: Sequence[Submission],
+    queue: Mapping[str, QueuedJob] | None,
+    *,
+    runs_locally: bool,
+) -> set[str]:
+    """Return the ids of the trials whose state is that of their job: of all that were submitted.
+
+    Once a `harness run` goes through the sweep, those are left whose job still exists.
+    """
+    if runs_locally and queue is not None:
+        return set(queues.live_jobs(submitted, queue))
     ids: set[str] = set()
     for submission in submitted:
         for job in submission.jobs():
@@ -537,7 +547,7 @@ def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
         attempt=record.attempt,
         detail=one_line(detail),
         failures=failures,
-        seconds=record.ended - record.started,
+        seconds=whole_seconds(record),
         retried_kinds=retried_kinds(record, RETRIED_FAILURES),
         has_advanced=has_advanced(record, folder),
         goodput=goodput(record),

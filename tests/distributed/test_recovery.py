@@ -22,6 +22,7 @@ from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
 from harness.launch.runner import read_progress
 from harness.records.files import read_record
+from harness.records.goodput import goodput
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
 from tests.support.commands import harness
@@ -168,6 +169,34 @@ def interrupt_twice(command: subprocess.Popen[str]) -> None:
     command.send_signal(signal.SIGINT)
     time.sleep(SAME_REQUEST + 0.5)
     command.send_signal(signal.SIGINT)
+
+
+def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) -> None:
+    """So that its wall time, and that until the next command, count."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    sweep = held_sweep(tmp_path, hold, checkpoint={"every": "5 steps"})
+    (folder,) = trial_folders(sweep)
+    began = time.time()
+    with running(sweep, folder) as command:
+        wait_until((folder.resume_checkpoints / "step-000000020").exists)
+        command.kill()
+        command.wait()
+    wait_until(lambda: processes_below(tmp_path) == [], 15)
+    hold.unlink()
+    assert harness(*arguments(sweep)).code == 0
+    record = read_record(folder.record_path)
+    assert (record.status, record.attempt) == ("done", 2)
+    (killed,) = record.previous_failures
+    assert (killed.kind, killed.message) == (
+        "Interrupted",
+        "its command ended without leaving a record",
+    )
+    assert record.first_started is not None
+    assert began < record.first_started < killed.at < record.started
+    spent = goodput(record)
+    assert spent is not None
+    assert spent.wall > killed.at - record.first_started
 
 
 @pytest.mark.nightly

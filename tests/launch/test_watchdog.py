@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watchdog
 from harness.launch.hang import MISSED_BEATS
@@ -197,6 +198,17 @@ class TestATrialThatStandsStill:
         end = "took longer than its time-out; it had reached step 8 of 100"
         assert verdict.failure.message.endswith(end)
 
+    def test_of_a_script_says_how_far_it_came(self, tmp_path: Path) -> None:
+        """A script may not say how long it will train."""
+        watched = Watched(tmp_path / "trial")
+        watched.watchdog = Watchdog(watched.folder, 1, 50.0, clock=lambda: watched.now)
+        content = {"phase": "train", "step": 8, "steps": None, "at": watched.now}
+        write_atomically(watched.folder.progress_path, json.dumps(content), durable=False)
+        verdict = watched.wait(80, 0)
+        assert verdict is not None
+        assert verdict.failure is not None
+        assert verdict.failure.message.endswith("it had reached step 8")
+
 
 def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread ends with the block, and leaves nothing half-written."""
@@ -209,3 +221,24 @@ def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (beat,) = read_heartbeats(folder)
     assert (beat.rank, beat.step, beat.in_step) == (3, 12, True)
     assert [entry.name for entry in folder.iterdir()] == ["rank3.json"]
+
+
+def test_a_disk_that_refuses_reports_ends_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its progress nor its heartbeats, which go on once the disk takes them."""
+    refusals = iter(range(2))
+
+    def refuse_twice(path: Path, content: str, *, durable: bool) -> None:
+        if next(refusals, None) is not None:
+            raise StorageError(f"{path}: No space left on device")
+        write_atomically(path, content, durable=durable)
+
+    monkeypatch.setattr(progress, "write_atomically", refuse_twice)
+    monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
+    trial = TrialFolder(tmp_path)
+    progress.ProgressFile(trial.progress_path, 20, is_writer=True).report("train", 1)
+    assert not trial.progress_path.exists()
+    with progress.heartbeats(trial, Ranks(rank=0, local_rank=0, world_size=1), TrainingState()):
+        wait_until(lambda: bool(list(read_heartbeats(trial.heartbeat_folder))), 10)
+    assert next(refusals, None) is None

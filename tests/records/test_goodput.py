@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.records.across import in_memory_ranks
-from harness.records.goodput import Goodput, goodput, total
+from harness.records.goodput import Goodput, goodput, total, whole_seconds
 from harness.records.record import Failure, Interruption, Record
 from tests.factories import make_record
 
@@ -114,6 +114,24 @@ def test_a_save_after_the_last_sign_of_life_counts() -> None:
     )
     assert spent is not None
     assert spent.again == 0.0
+
+
+def test_attempts_before_the_trial_began_anew_do_not_count() -> None:
+    """An invalid attempt is measured again from its beginning."""
+    record = undisturbed()
+    invalid = Failure(kind="Invalid", message="contention", at=990.0, began_at=900.0)
+    spent = goodput(replace(record, previous_failures=[invalid]))
+    assert spent is not None
+    assert spent == goodput(record)
+
+
+def test_a_trial_that_was_interrupted_is_as_long_as_its_phases() -> None:
+    record = undisturbed()
+    assert whole_seconds(record) == 100.0
+    saved = Interruption(step=5, at=962.0, signal="SIGUSR2", lost_seconds=38.0)
+    ranks = [replace(record.ranks[0], interruptions=[saved]), *record.ranks[1:]]
+    resumed = replace(record, started=1090.0, ranks=in_memory_ranks(ranks))
+    assert whole_seconds(resumed) == 91.0
 
 
 def test_a_trial_without_an_end_has_none() -> None:

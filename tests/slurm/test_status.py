@@ -264,6 +264,20 @@ class TestOfTrialsThatWereNotSubmitted:
         assert names(rows)[:4] == ["running", "done", "interrupted", "queued"]
         assert [row.is_live for row in rows][:4] == [True, False, True, True]
 
+    def test_a_local_run_takes_over_what_was_submitted_and_has_no_job(
+        self, submission: Submission
+    ) -> None:
+        """Of seven jobs, those of seeds 0 to 5 still exist."""
+        trials = submission.sweep.trials()
+        queue = queues.parse_squeue(SQUEUE.replace("NAME", submission.job_name(0)))
+        files = {trials[6].id: RUNNING}
+        rows = trial_states(trials, [submission], files, queue, runs_locally=True)
+        assert (rows[6].state, rows[6].is_live) == ("running", True)
+        assert rows[0].job == "7_0"
+        ended = trial_states(trials, [submission], files, {}, runs_locally=True)
+        assert names(ended) == ["queued"] * 6 + ["running"]
+        assert names(trial_states(trials, [submission], files, {})) == ["lost"] * 7
+
     def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
         """A report that is older than the run was left by one that was killed."""
         sweep = load(tmp_path, seeds=[0, 1, 2])
