@@ -60,11 +60,9 @@ class NvmlGpu:
         memory = self._query("nvmlDeviceGetMemoryInfo")
         if memory is not None:
             readings["gpu_memory_bytes"] = float(memory.used)
-        celsius = self._query("nvmlDeviceGetTemperatureV", self.nvml.NVML_TEMPERATURE_GPU)
-        if celsius is None:  # drivers before 570 know only the older function
-            celsius = self._query("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU)
+        celsius = self.celsius()
         if celsius is not None:
-            readings["gpu_temperature_c"] = float(celsius)
+            readings["gpu_temperature_c"] = celsius
         megahertz = self._query("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM)
         if megahertz is not None:
             readings["gpu_sm_clock_hz"] = megahertz * 1e6
@@ -72,6 +70,13 @@ class NvmlGpu:
         if milliwatts is not None:
             readings["gpu_power_w"] = milliwatts / 1e3
         return readings
+
+    def celsius(self) -> float | None:
+        """Return its temperature in degrees Celsius, None if it does not report it."""
+        celsius = self._query("nvmlDeviceGetTemperatureV", self.nvml.NVML_TEMPERATURE_GPU)
+        if celsius is None:  # drivers before 570 know only the older function
+            celsius = self._query("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU)
+        return None if celsius is None else float(celsius)
 
     def energy_millijoules(self) -> int | None:
         """Return a counter of the energy consumed so far; only differences of it mean something.

@@ -138,7 +138,22 @@ def _telemetry(results: Sequence[RankResult]) -> TelemetryAcross | None:
         throttled=_largest(throttled or []),
         foreign_processes=most_processes,
         joules_per_step=None if joules is None else sum(joules),
+        sm_clock_range=_sm_clock_range(ranks),
     )
+
+
+def _sm_clock_range(ranks: Sequence[Telemetry]) -> tuple[float, float] | None:
+    """Return the lowest and the highest clock of the rank where they are furthest apart."""
+    import numpy as np
+
+    ranges = []
+    for rank in ranks:
+        series = rank.readings.get("gpu_sm_clock_hz")
+        clocks = np.array([]) if series is None else series.unpack()
+        clocks = clocks[np.isfinite(clocks)]
+        if clocks.size:
+            ranges.append((float(clocks.min()), float(clocks.max())))
+    return max(ranges, key=lambda bounds: bounds[1] - bounds[0], default=None)
 
 
 def _mean_readings(rank: Telemetry) -> dict[str, float]:

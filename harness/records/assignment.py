@@ -19,7 +19,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from harness.spec.saving import SavePlan
 
-SCHEMA = "1.9"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "1.10"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
@@ -42,6 +42,7 @@ class Assignment:
     profile: Profiling | None = None  # None: no trace
     fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    cool_down_celsius: int | None = None  # that its GPUs have when it begins; None: any temperature
     attempt: Ordinal = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.
     code: Code | None = None

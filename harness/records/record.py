@@ -37,8 +37,9 @@ from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 # 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
 # 6.9 when the first attempt started; 6.10 why a mean step time is not known; 6.11 how long a step
 # takes each node, when the trial's job was submitted, and which nodes were left out;
-# 6.12 the cores of ranks; 6.13 when the attempt before a failure began.
-SCHEMA = "6.13"
+# 6.12 the cores of ranks; 6.13 when the attempt before a failure began; 6.14 how far the clock of a
+# GPU moved.
+SCHEMA = "6.14"
 
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
@@ -455,6 +456,9 @@ class TelemetryAcross:
     throttled: Mapping[str, Share]
     foreign_processes: Number | None  # at the rank with most; None where a driver lists none
     joules_per_step: float | None  # of all ranks' GPUs; None unless every rank has a counter
+    # The lowest and the highest clock of a GPU's multiprocessors while it trained, in hertz, at the rank
+    # where they are furthest apart; None where no GPU reports it.
+    sm_clock_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

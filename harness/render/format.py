@@ -56,6 +56,7 @@ STOP_REASONS = {
     "goal": "stopped: reached the goal of {metric} after",
     "length": "trained for its whole length,",
 }
+MOVING_CLOCK = 0.02  # of a GPU's lowest clock, whose steps of 15 MHz are about 1%
 # Of two values, Student's interval reaches nine standard deviations to either side.
 FEWEST_VALUES = 3  # that an interval is shown of
 ENOUGH_SEEDS = 5  # that are recommended where there are fewer
@@ -143,6 +144,17 @@ def nondeterminism_notes(record: Record) -> list[str]:
 
 
 STOP_COUNTS = {"patience": "by patience", "goal": "at the goal", "length": "at full length"}
+
+
+def clock_movement_text(record: Record) -> str | None:
+    """Return between which clocks a GPU of a trial trained, None if it stayed at one or is not known."""
+    telemetry = record.ranks.across.telemetry
+    if telemetry is None or telemetry.sm_clock_range is None:
+        return None
+    lowest, highest = (hertz / 1e6 for hertz in telemetry.sm_clock_range)
+    if highest <= lowest * (1 + MOVING_CLOCK):
+        return None
+    return f"between {lowest:,.0f} and {highest:,.0f} MHz"
 
 
 def stop_counts(summary: StopSummary) -> str:

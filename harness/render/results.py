@@ -30,7 +30,12 @@ from harness.render.findings import (
     race_sentences,
     too_few_notes,
 )
-from harness.render.format import NUMERIC_AXES, STATUS_LOOKS, stop_counts
+from harness.render.format import (
+    NUMERIC_AXES,
+    STATUS_LOOKS,
+    clock_movement_text,
+    stop_counts,
+)
 from harness.render.plan import QUIET_MACHINE
 from harness.render.roofline import needs_peaks, roofline_lines, with_measured_peaks
 from harness.render.run import is_contended
@@ -358,6 +363,7 @@ def show_results(
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
     remarks += _steady_state_lines(records, verbose=verbose)
     remarks += _doubt_lines(records, verbose=verbose)
+    remarks += _clock_lines(records)
     if trouble:
         command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
@@ -504,6 +510,18 @@ def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
                 f"    {escape(trial.cell.label)} seed {trial.seed} repeat {trial.repeat}: {doubt}"
             )
     return lines
+
+
+def _clock_lines(records: Sequence[Record]) -> list[str]:
+    """Return for how many trials the clock of a GPU moved while it trained, and what holds it."""
+    done = [record for record in records if record.status == "done"]
+    moved = [text for text in map(clock_movement_text, done) if text is not None]
+    if not moved:
+        return []
+    return [
+        f"{len(moved)} of {counted(len(done), 'trial')}: the clock of a GPU moved while it trained,"
+        f" {'of one ' if len(moved) > 1 else ''}{moved[0]}; nvidia-smi --lock-gpu-clocks holds it"
+    ]
 
 
 def _label_lines(records: Sequence[Record]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
@@ -26,13 +26,14 @@ from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_b
 from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
-from workloads.options import Count
+from workloads.options import Between, Count
 
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
 # What ranks get from the profile's `slurm.interface`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+Celsius = Annotated[int, Between(20, 120)]
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 # The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
@@ -60,6 +61,8 @@ class Profile:
     forkserver: bool = True
     # How long ranks of a trial run until one is lost, on average: `checkpoint: {every: auto}` needs it.
     mean_time_between_failures: str = DEFAULT_MEAN_TIME_BETWEEN_FAILURES
+    # Degrees Celsius to which a GPU has to cool before a trial trains on it; null: trials do not wait.
+    cool_down_celsius: Celsius | None = None
     # Of one rank, that is of its GPU or of its share of the machine, as in 2.49 USD; null: no costs
     # are shown.
     price_per_hour: str | None = None
@@ -79,6 +82,10 @@ class Profile:
                     parse(getattr(self, key))
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
+        if self.cool_down_celsius is not None and self.device == "cpu":
+            raise ValueError(
+                f"cool_down_celsius: found {self.cool_down_celsius} with device cpu; allowed: with GPUs"
+            )
         reject_invalid_names("environment", self.environment)
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)

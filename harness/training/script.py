@@ -42,7 +42,7 @@ from harness.spec.axes import AXES
 from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
 from harness.training.binding import account_binding, bind_rank
-from harness.training.entry import prepare_rank
+from harness.training.entry import cool_down, prepare_rank
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
 from harness.training.outcome import environment_of, pack_series
@@ -387,6 +387,7 @@ def run_script(
     """Run the script of `trial.json`; return this rank's part of the trial's record."""
     assignment = prepare_rank(folder)
     with observe(assignment, folder, ranks, state) as observer:
+        cool_down(assignment, observer.launch_device, state)
         try:
             execute(assignment, folder)
         except _LengthReached:

@@ -47,7 +47,7 @@ from harness.spec.files import check_files
 from harness.training import checkpoint
 from harness.training.binding import account_binding
 from harness.training.build import TrialParts, build_trial
-from harness.training.entry import joined, load_workload, with_batch_size_of
+from harness.training.entry import cool_down, joined, load_workload, with_batch_size_of
 from harness.training.flight import FlightRecorder
 from harness.training.model import place_batch
 from harness.training.outcome import environment_of, pack_series
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return storage.EXIT_CODE
     if exit_code == 1:
-        with suppress(OSError):  # it only helps to explain the failure
+        with suppress(OSError, StorageError):  # it only helps to explain the failure
             FlightRecorder(folder, ranks).leave()
     return exit_code
 
@@ -153,6 +153,7 @@ def train(
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
+        cool_down(assignment, mesh.device, state)
         with _recording(parts, state) as recorder, parts.telemetry:
             trainer = Trainer(parts, state, recorder)
             trainer.run()

@@ -43,7 +43,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "launchr: torchrun\n",
-            "p.yaml:1: launchr: unknown key; did you mean 'launcher'? allowed: device, ",
+            "p.yaml:1: launchr: unknown key; did you mean 'launcher'? allowed: cool_down_celsius, ",
         ),
         (
             "launcher: torchrum\n",
@@ -66,6 +66,14 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
             "price_per_hour: 0 USD\n",
             "p.yaml: price_per_hour: found '0 USD'; allowed: a number greater than 0 and the code of a"
             " currency, as in 2.49 USD",
+        ),
+        (
+            "device: cpu\ncool_down_celsius: 55\n",
+            "p.yaml: cool_down_celsius: found 55 with device cpu; allowed: with GPUs",
+        ),
+        (
+            "cool_down_celsius: 300\n",
+            "p.yaml:1: cool_down_celsius: found 300; allowed: ",
         ),
         ("- torchrun\n", "p.yaml: found no mapping; allowed: keys with values"),
     ],

@@ -373,12 +373,19 @@ def test_metrics_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = record.trial.cell.axes.batch_size
     assert report["gpu_power_w"] == 250
     assert report["gpu_sm_clock_mhz"] == 1500
+    assert report["gpu_sm_clock_movement"] == 0
     assert report["gpu_throttled_share.hw_slowdown"] == 1
     assert report["gpu_throttled_share.sw_power_cap"] == 0
     assert report["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
     assert (report["cpu_use"], report["cpu_steal"], report["load_per_core"]) == (0.5, 0.1, 0.5)
     assert "gpu_foreign_processes" not in report  # nobody's pid was listed
     assert "gpu_temperature_c" not in report
+    assert record.summary is not None
+    reported = replace(record.summary, samples_per_step=5.0)
+    of_script = replace(record, ranks=in_memory_ranks(two), summary=reported)
+    assert scalars(of_script)["joules_per_sample"] == pytest.approx((40 + 24) / (10 * 5))
+    in_steps = replace(of_script, summary=replace(reported, throughput_unit="steps/s"))
+    assert "joules_per_sample" not in scalars(in_steps)
     unknown = replace(two[1], telemetry=replace(account(200, 0, set()), joules=None))
     assert "joules_per_sample" not in scalars(
         replace(record, ranks=in_memory_ranks([single_rank[0], unknown]))

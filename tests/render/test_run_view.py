@@ -11,7 +11,7 @@ import pytest
 from harness.core.paths import Results
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.across import in_memory_ranks
-from harness.records.record import Failure, Interruption, Record
+from harness.records.record import Failure, Interruption, RankResults, Record, TelemetryAcross
 from harness.render.console import TerminalConsole
 from harness.render.format import interruption_note
 from harness.render.plan import QUIET_MACHINE
@@ -79,6 +79,31 @@ def test_means_that_cant_be_known_are_counted_with_a_reason(
     assert "6 of 6 trials: the mean step time can't be known yet: of one, 4 stragglers carry" in out
     assert "seed 0 repeat 0: 4 stragglers carry 30% of the time" in out
     assert "seed 1 repeat 0: 55 steps are too few to tell a drift from jitter" in out
+
+
+def test_a_clock_that_moved_is_named_with_what_holds_it(
+    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = []
+    for number, record in enumerate(records(sweep.cells[0])):
+        telemetry = TelemetryAcross(
+            readings={},
+            shares={},
+            throttled={},
+            foreign_processes=None,
+            joules_per_step=None,
+            sm_clock_range=(1.11e9, 1.98e9) if number == 1 else (1.965e9, 1.98e9),
+        )
+        across = replace(record.ranks.across, telemetry=telemetry)
+        trials.append(replace(record, ranks=RankResults(lambda: [], across)))
+    show_results(sweep, trials, results)
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "1 of 5 trials: the clock of a GPU moved while it trained, between 1,110 and 1,980 MHz;"
+        " nvidia-smi --lock-gpu-clocks holds it" in out
+    )
+    show_results(sweep, [trials[0]], results)
+    assert "the clock of a GPU" not in capsys.readouterr().out
 
 
 def test_a_short_trial_that_is_alone_in_its_cell_says_that_its_mean_cant_be_known(

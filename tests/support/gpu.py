@@ -38,7 +38,9 @@ class FakeGpu(NvmlGpu):
         energy: Sequence[Any] = (None,),
         throttled: Sequence[Any] = ((),),
         pids: Sequence[Any] = ((),),
+        temperatures: Sequence[Any] = (None,),
     ) -> None:
+        self._temperatures = script(temperatures)
         self._readings, self._energy = script(readings), script(energy)
         self._throttled, self._pids = script(throttled), script(pids)
         self.closed = False
@@ -46,6 +48,10 @@ class FakeGpu(NvmlGpu):
     def gauges(self) -> dict[str, float]:
         answer: dict[str, float] = _said(self._readings)
         return answer
+
+    def celsius(self) -> float | None:
+        temperature: float | None = _said(self._temperatures)
+        return temperature
 
     def energy_millijoules(self) -> int | None:
         counter: int | None = _said(self._energy)

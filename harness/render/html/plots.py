@@ -24,7 +24,7 @@ from harness.preflight.rates import CellRates
 from harness.records.record import Record, Summary
 from harness.records.series import Numbers
 from harness.render import chart
-from harness.render.format import rate_spread
+from harness.render.format import clock_movement_text, rate_spread
 from harness.render.html.report import Report, ReportCell
 from harness.render.preflight import draw_rates
 from harness.statistics.doubt import doubt_about_length
@@ -268,7 +268,8 @@ def step_times(cell: ReportCell) -> StepTimeDrawing | None:
         steady=_segments(traces[0].is_measured),
         distribution=_outline(measured, low, high),
         range=(_short(low), f"{_short(high)} ms"),
-        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_doubt(cell.summaries)}",
+        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_doubt(cell.summaries)}"
+        f"{_clock(cell.done)}",
     )
 
 
@@ -292,6 +293,13 @@ def _doubt(summaries: Sequence[Summary]) -> str:
         doubts.append(doubt_about_length(summaries[0].window_steps))
     for doubt in filter(None, doubts):
         return f"; mean not known yet: {doubt}"
+    return ""
+
+
+def _clock(records: Sequence[Record]) -> str:
+    """Return how the clock of a GPU moved, of the first trial for which it did."""
+    for text in filter(None, map(clock_movement_text, records)):
+        return f"; the GPU's clock moved {text}"
     return ""
 
 

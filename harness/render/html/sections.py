@@ -53,6 +53,7 @@ TRIAL_COLORS = {  # the phases of a trial in their order
     "startup": "#999999",
     "data": COLORS[5],
     "build": COLORS[4],
+    "cool_down": "#666666",
     "loader": COLORS[7],
     "compile": COLORS[1],
     "warmup": COLORS[6],
