@@ -366,6 +366,9 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
     for section in SECTIONS:
         for name, value in (identity.get(section) or {}).items():
             settings[f"{section}.{name}"] = value
+    for name in ("arguments", "target", "custom_uses"):
+        if name in identity:
+            settings[name] = identity[name]
     return {
         "workload": identity["uses"],
         **settings,

@@ -18,9 +18,12 @@ from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_tra
 from harness.records.cost import cost_at_goal, cost_per_epoch, seconds_to_goal
 from harness.records.goodput import goodput
 from harness.records.record import Compiled, LossScale, Record, Summary
+from harness.spec.cell import ThroughputUnit
 
 KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
+# It by the unit of a throughput: of some scripts, nobody counts the samples.
+RATES: Mapping[ThroughputUnit, str] = {"samples/s": RATE, "steps/s": "throughput_steps_per_s"}
 
 # How a number in the base unit becomes one in the unit of the key.
 UNITS: Mapping[str, Callable[[float], float]] = {
@@ -34,6 +37,7 @@ UNITS: Mapping[str, Callable[[float], float]] = {
     "°C": float,
     "cores": float,
     "samples/s": float,
+    "steps/s": float,
     "tokens/s": float,
     "FLOP/byte": float,
 }
@@ -78,6 +82,22 @@ def of_summary(read: Callable[[Summary], float | None]) -> Callable[[Record], fl
     return read_record
 
 
+def throughput_in(unit: ThroughputUnit) -> Callable[[Record], float | None]:
+    """Return a function that reads a throughput of this unit, None of another one."""
+
+    def read(record: Record) -> float | None:
+        if record.summary is None or record.summary.throughput_unit != unit:
+            return None
+        return record.summary.throughput
+
+    return read
+
+
+def target_name(metric: str) -> str:
+    """Return the name of a target metric in tables and MLflow, where `loss` is that of training."""
+    return "test_loss" if metric == "loss" else metric
+
+
 def of_target(
     read: Callable[[Summary], float | None],
 ) -> Callable[[Record], Mapping[str, float | None]]:
@@ -89,7 +109,7 @@ def of_target(
     def read_record(record: Record) -> Mapping[str, float | None]:
         if record.summary is None or record.rank0 is None:
             return {}
-        return {record.rank0.target.name: read(record.summary)}
+        return {target_name(record.rank0.target.name): read(record.summary)}
 
     return read_record
 
@@ -273,7 +293,9 @@ def wall_time_parts(record: Record) -> Mapping[str, float | None] | None:
 SCALARS: tuple[Scalar, ...] = (
     # Speed, in the steady state of the trial.
     Scalar(RATE, "samples/s", "samples of all ranks a second, in the measured window",
-           of_summary(lambda summary: summary.throughput), with_range=True),
+           throughput_in("samples/s"), with_range=True),
+    Scalar(RATES["steps/s"], "steps/s", "steps a second, of scripts whose samples nobody counts",
+           throughput_in("steps/s"), with_range=True),
     Scalar("throughput_tokens_per_s", "tokens/s", "the same in tokens, of workloads that state them",
            tokens_per_second),
     Scalar("step_time_p50_ms", "ms", "median time of a step of the window, at the slowest rank",

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -202,7 +203,7 @@ def make_trend(
         nights=len(points_by_night),
         control=control,
         min_effect=min_effect,
-        threshold=float(NIGHTS_A_YEAR * max(points_by_night.values())),
+        threshold=NIGHTS_A_YEAR * fmean(points_by_night.values()),
         notes=[*notes, *left_out],
     )
     last_night = max(points_by_night)

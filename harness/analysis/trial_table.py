@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.scalars import SCALARS, row_of, scalars
+from harness.analysis.scalars import RATES, SCALARS, row_of, scalars
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.records.record import Record
@@ -75,7 +75,7 @@ ORIGIN = (
     TableColumn(name="failure", kind="text", meaning="why it failed"),
 )
 # Columns of the short table, in addition to the axes that differ and the target metric.
-HEADLINE = ("workload", "seed", "repeat", "status", "throughput_samples_per_s", "step_time_p50_ms")
+HEADLINE = ("workload", "seed", "repeat", "status", *RATES.values(), "step_time_p50_ms")
 
 
 def trial_row(record: Record) -> dict[str, Value]:

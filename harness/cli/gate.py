@@ -344,9 +344,7 @@ def bisect(
 
 
 @app.command(
-    epilog=examples(
-        "harness gate certify", "harness gate certify sweep.yaml --budget 10s --comparisons 50"
-    )
+    epilog=examples("harness gate certify", "harness gate certify sweep.yaml --comparisons 200")
 )
 def certify(
     sweep: SweepArgument = "quickstart",

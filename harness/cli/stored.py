@@ -58,18 +58,25 @@ def rename(
     """
     from harness.core.paths import Results
     from harness.housekeeping import sweeps
+    from harness.records.store import recorded_name
     from harness.tracking import Tracker
 
     results_folder = Results(results)
+    sweep = recorded_name(results_folder, sweep)
     if dry_run:
         before = sweeps.recorded_folder(results_folder, sweep).path
         print(f"would rename {before} to {results_folder.sweep_folder(name).path}")
         return
     tracker = Tracker(results_folder, tracking_uri)
-    print(sweeps.rename(results_folder, sweep, name).path)
+    # A renaming that MLflow did not take is completed when it is asked for again.
+    is_left_to_mlflow = sweeps.is_renamed(results_folder, sweep, name)
+    if not is_left_to_mlflow:
+        print(sweeps.rename(results_folder, sweep, name).path)
     # The records are the truth: where MLflow does not follow, the sweep has its new name all the same.
     if tracker.rename(sweep, name):
         print(f"MLflow: {sweep} is now {name}")
+    elif is_left_to_mlflow:
+        sweeps.recorded_folder(results_folder, sweep)  # raises BadInput: there is no such sweep
 
 
 @app.command(
@@ -194,11 +201,18 @@ def archive(
     if dry_run:
         print(f"would archive {folder.path} ({byte_size(sweeps.size_of(folder.path))}) in {path}")
         return
+    links = archives.links(folder)
+    if remove and links:
+        raise BadInput(
+            f"--remove: found links, which no archive holds: {links[0]}"
+            f"{f' and {len(links) - 1} more' if len(links) > 1 else ''}; allowed: a sweep without"
+        )
+    # Listed before the archive is written, so that what is added meanwhile is not removed.
+    removals = sweeps.removals(results_folder, sweep, whole=True) if remove else []
     manifest = archives.archive(folder, path)
     print(f"{path}: {counted(len(manifest.files), 'file')}, {byte_size(path.stat().st_size)}")
     if remove:
         archives.verify(path)
-        removals = sweeps.removals(results_folder, sweep, whole=True)
         show_removals(removals, is_dry_run=False)
         _confirm("remove", yes=yes)
         sweeps.remove(folder, removals)

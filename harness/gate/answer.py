@@ -103,7 +103,7 @@ def _judge_row(row: MetricRow, limits: Limits) -> Reason:
         return Reason(outcome="fail", text=text)
     if outcome != "inconclusive":
         return Reason(outcome="pass", text=text)
-    if row.verdict.question.estimate.standard_error is None:
+    if row.verdict.question.estimate.count < 2:
         # A single value has no interval, and another run with as few values has none either.
         text = f"{text}: more seeds or repeats are needed, in the baseline too"
         return Reason(outcome="fail", text=text)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Annotated, Literal
 
 from harness.core.paths import Results, write_atomically
@@ -116,12 +116,17 @@ class Certificate:
     def pair_deviation(self) -> float | None:
         """The standard deviation of a pair's log ratio, None for too few comparisons.
 
-        The true ratio of identical code is known to be 1, so no mean is subtracted.
+        The true ratio of identical code is known to be 1, so no mean is subtracted. However many pairs
+        a comparison has, and although that depends on them, the square of their sum is the variance
+        times their number on average (Wald's second identity).
         """
         if len(self.comparisons) < FEWEST_OF_DEVIATION:
             return None
-        squares = [comparison.pairs * comparison.log_ratio**2 for comparison in self.comparisons]
-        return math.sqrt(fmean(squares))
+        squares = [
+            (comparison.pairs * comparison.log_ratio) ** 2 for comparison in self.comparisons
+        ]
+        pairs = sum(comparison.pairs for comparison in self.comparisons)
+        return math.sqrt(math.fsum(squares) / pairs)
 
     @property
     def pair_seconds(self) -> float:
@@ -140,7 +145,7 @@ class Certificate:
 
     @property
     def description(self) -> str:
-        """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-11-21`."""
+        """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% within 30 s; 2026-11-21`."""
         count = len(self.comparisons)
         share = self.false_alarms / count
         low, high = self.false_alarm_interval
@@ -148,7 +153,7 @@ class Certificate:
         return (
             f"{self.false_alarms} of {count} false alarms"
             f" ({share:.1%}, {low:.1%} to {high:.1%}),"
-            f" noise floor {self.noise_floor:.1%} in {self.settings.seconds:g} s; {day}"
+            f" noise floor {self.noise_floor:.1%} within {self.settings.seconds:g} s; {day}"
         )
 
     def continues(self, other: Certificate) -> bool:

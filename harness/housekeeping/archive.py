@@ -16,14 +16,21 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import harness
 from harness.core.errors import BadInput, one_line
-from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically_by
+from harness.core.paths import (
+    TEMPORARY_FILES,
+    Results,
+    SweepFolder,
+    fsync_folder,
+    write_atomically_by,
+)
 from harness.core.private import FILE_MODE
 from harness.housekeeping.sweeps import held
 from harness.records.bounds import Number
@@ -37,6 +44,8 @@ MAX_MANIFEST = 2**26  # bytes
 ARCHIVE_FORMAT = FileFormat(
     name="archive", schema=SCHEMA, remedy="harness results archive writes one", is_sealed=True
 )
+# What commands leave that were killed: files that were being written, and checkpoints.
+LEFTOVERS = (TEMPORARY_FILES, ".step-*", ".old-step-*")
 BLOCK = 2**20  # bytes that are copied at a time
 GZIP_LEVEL = 6  # gzip's own; tarfile's 9 takes longer for hardly fewer bytes
 
@@ -64,11 +73,13 @@ class ArchiveManifest:
 def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
     """Write a sweep into an archive and return its manifest.
 
-    The file appears when it is complete. Raises BadInput for a path that exists, and for a sweep that
-    anybody works on.
+    The file appears when it is complete. Raises BadInput for a path that exists or is in the sweep's own
+    folder, and for a sweep that anybody works on.
     """
     if path.exists():
         raise BadInput(f"{path}: exists; allowed: a file that does not")
+    if path.resolve().is_relative_to(folder.path.resolve()):
+        raise BadInput(f"{path}: found in the folder of the sweep; allowed: a file outside of it")
     with held(folder):
         name = read_spec_content(folder.spec_path)["name"]
         files = _files(folder)
@@ -91,16 +102,23 @@ def _files(folder: SweepFolder) -> list[Path]:
 
     Links, locks, keys, submissions and leftovers are not, nor is compiled code, which is made again.
     """
+    return [path for path in _own_files(folder) if path.is_file() and not path.is_symlink()]
+
+
+def links(folder: SweepFolder) -> list[Path]:
+    """Return the links in a sweep, which no archive holds, sorted."""
+    return [path for path in _own_files(folder) if path.is_symlink()]
+
+
+def _own_files(folder: SweepFolder) -> Iterator[Path]:
+    """Yield what is in a sweep's folder, sorted, without what only running commands need."""
     left_out = {folder.lock_path, folder.key_path}
-    files = []
     for path in sorted(folder.path.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder.path).parts)
         is_temporary = folder.jobs_path in path.parents or folder.compiled_path in path.parents
-        if is_hidden or path in left_out or is_temporary:
-            continue
-        if path.is_file() and not path.is_symlink():
-            files.append(path)
-    return files
+        parts = path.relative_to(folder.path).parts
+        is_leftover = any(fnmatch(part, pattern) for part in parts for pattern in LEFTOVERS)
+        if path not in left_out and not is_temporary and not is_leftover:
+            yield path
 
 
 def _describe(folder: SweepFolder, path: Path) -> ArchivedFile:

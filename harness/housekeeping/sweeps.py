@@ -76,10 +76,15 @@ def list_sweeps(results: Results) -> list[StoredSweep]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; files that vanish while it runs do not count."""
+    """Return the bytes of all files below a folder; files that vanish while it runs do not count.
+
+    Nor does the lock, which changes with the process that holds it.
+    """
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
+            if name == SweepFolder(Path()).lock_path.name:
+                continue
             with suppress(OSError):
                 total += (Path(parent) / name).lstat().st_size
     return total
@@ -111,6 +116,15 @@ def held(folder: SweepFolder) -> Iterator[None]:
     with lock(folder):
         refuse_live_jobs(folder)
         yield
+
+
+def is_renamed(results: Results, old: str, new: str) -> bool:
+    """Return whether there is a sweep `new` and none `old`, as after a renaming."""
+    after = results.sweep_folder(new)
+    if results.sweep_folder(old).path.exists() or not after.spec_path.exists():
+        return False
+    is_complete: bool = read_spec_content(after.spec_path)["name"] == new
+    return is_complete
 
 
 def rename(results: Results, old: str, new: str) -> SweepFolder:
@@ -201,12 +215,18 @@ def removals(
 
 
 def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
-    """Remove folders of a sweep, or all of it; raises BadInput if anybody works on it.
+    """Remove folders of a sweep, or all of it.
 
     What makes a folder count, its record or its sweep.json, goes first: a removal that is cut off
-    leaves nothing that is taken for whole.
+    leaves nothing that is taken for whole. Raises BadInput if anybody works on the sweep, or has changed
+    it since it was listed.
     """
     with held(folder):
+        for removal in listed:
+            if size_of(removal.path) != removal.bytes:
+                raise BadInput(
+                    f"{removal.path}: has changed since it was listed; nothing is removed"
+                )
         for removal in listed:
             for name in (folder.spec_path.name, folder.trial_folder("").record_path.name):
                 (removal.path / name).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from harness.interface.gating import bisect_cell
 from harness.launch.race import SweepRace
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.records.store import read_recorded_spec, read_spec
+from harness.records.store import read_recorded_spec, read_spec, recorded_name
 from harness.render.bisect import BisectView
 from harness.spec.cluster import Profile
 
@@ -49,6 +49,7 @@ def read_trend(
     empty for the results folder's own database; None for neither. Raises BadInput for a path that is
     none of these, for a damaged archive, and if there are no records.
     """
+    name = recorded_name(results, name)
     nights = _read_folder(results, name)
     for path in paths:
         nights += _read_path(path, name)

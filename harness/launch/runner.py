@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -676,7 +677,10 @@ def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
         )
         shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
         # It finished, so there is nothing to resume, unless a later attempt has left no record.
-        if _last_attempt(folder) == record.attempt:
+        last_attempt: int | None = None
+        with suppress(BadInput):
+            last_attempt = _last_attempt(folder)
+        if last_attempt == record.attempt:
             shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
             shutil.rmtree(folder.export_folder, ignore_errors=True)
     return failures

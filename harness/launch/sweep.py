@@ -205,7 +205,8 @@ def run(
         )
         if redo != "all":
             for trial in planned.pending:
-                runner.record_interruption(trial, "its command ended without leaving a record")
+                with suppress(BadInput):  # of an assignment that is damaged: it is written again
+                    runner.record_interruption(trial, "what ran it ended without leaving a record")
         for record in runner.run(planned.pending, fresh=redo == "all"):
             # As it is on the disk: the columns of all trials would fill the memory.
             path = folder.trial_folder(record.trial.id).record_path

@@ -16,7 +16,7 @@ from typing import Any
 from harness.core.variables import is_incidental
 from harness.records.environment import Environment
 from harness.records.record import Record
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import CUSTOM, Cell, Trial
 
 Value = str | int | float | bool | None
 # Prefixes of fields, the likeliest cause of another result first. A field is where the longest
@@ -170,6 +170,10 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "workload": identity.get("uses"),
         "options": identity.get("options"),
         "data": identity.get("data"),
+        "arguments": identity.get("arguments"),
+        "target": identity.get("target"),
+        CUSTOM: identity.get(CUSTOM),
+        "custom_uses": identity.get("custom_uses"),
         "length": str(cell.length),
         "evaluate": str(cell.evaluate),
         "stop": stop,

@@ -429,7 +429,8 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
     """Return a short name for each cell by its id: the axes in which those of its workload differ.
 
     `with_workload`, the workload's label comes first if there are several workloads. The only cell of
-    all has its whole label.
+    all has its whole label. Cells that differ in their length alone, or in what no name tells, as merged
+    ones may, have their length or their id too.
     """
     by_workload: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -440,6 +441,16 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
         prefix = f"{workload} " if with_workload and len(by_workload) > 1 else ""
         for cell in cells_of_workload:
             names[cell.id] = f"{prefix}{cell_name(cell, axes)}".rstrip() or cell.label
+        alike: dict[str, dict[str, Cell]] = {}
+        for cell in cells_of_workload:
+            alike.setdefault(names[cell.id], {})[cell.id] = cell
+        for name, cells_by_id in alike.items():
+            if len(cells_by_id) == 1:
+                continue
+            lengths = {cell.length_text for cell in cells_by_id.values()}
+            is_told_by_length = len(lengths) == len(cells_by_id)
+            for cell in cells_by_id.values():
+                names[cell.id] = f"{name} {cell.length_text if is_told_by_length else cell.id}"
     return names
 
 

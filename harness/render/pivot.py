@@ -6,6 +6,7 @@ pairs of trials, so that it is more precise than the quotient of two means in th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from harness.analysis.cells import varying_axes
@@ -41,11 +42,15 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     console.print()
     show_table(console, ratio_table(sweep, records, across))
     done = [record for record in records if record.status == "done"]
-    trials = len(sweep.trials())
+    # Those of the last command, and of earlier ones.
+    cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
+    cells_by_trial |= {record.trial.id: record.trial.cell.id for record in records}
     means = "one trial a cell"
-    if trials > len(sweep.cells):
+    if max(Counter(cells_by_trial.values()).values()) > 1:
         means = "means over trials ± 95% intervals from 3 trials on (repeats of a seed count once)"
-    summary = f"samples/s, {means}, {len(done)} of {trials} trials; {RATIO_NOTE}"
+    unit = fmt.common_unit(SweepResult.of_records(sweep, records).cells)
+    trials = f"{len(done)} of {counted(len(cells_by_trial), 'trial')}"
+    summary = f"{unit}, {means}, {trials}; {RATIO_NOTE}"
     console.print_text(f"\n{summary}")
 
 
@@ -60,7 +65,12 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for cell_result in SweepResult.of_records(sweep, records).cells:
         cell = cell_result.cell
-        row = rows.setdefault((cell.workload.label, *fmt.axis_texts(cell, down)), {})
+        head = (cell.workload.label, *fmt.axis_texts(cell, down))
+        if _column(cell, across) in rows.get(
+            head, {}
+        ):  # another cell of these axes, such as a longer one
+            head = (f"{cell.workload.label} {cell.id}", *head[1:])
+        row = rows.setdefault(head, {})
         row[_column(cell, across)] = fmt.throughput(cell_result.throughput)
     table = Table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
     for head, row in rows.items():

@@ -163,7 +163,8 @@ def headline(trend: Trend) -> str:
 
 def caption(trend: Trend) -> str:
     """Return what the numbers are, and how often they are wrong."""
-    number = "throughput in samples/s"
+    units = {series.points[-1].result.throughput_unit for series in trend.series}
+    number = f"throughput in {' and '.join(sorted(units))}"
     if trend.control:
         number = f"throughput over that of {trend.control}, measured in the same night"
     return (

@@ -89,10 +89,14 @@ def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:
 
 
 def _moved(value: Any, roots: tuple[Path, Path] | None) -> Any:
-    """Return a setting; a path in a moved repository becomes that of the same file here.
+    """Return a setting; each path in a moved repository becomes that of the same file here.
 
     Only if the file exists here: data sets are often not tracked by git.
     """
+    if isinstance(value, list):
+        return [_moved(entry, roots) for entry in value]
+    if isinstance(value, dict):
+        return {name: _moved(entry, roots) for name, entry in value.items()}
     if roots is None or not isinstance(value, str):
         return value
     before, now = roots

@@ -62,6 +62,7 @@ from harness.reproduce.verdict import (
     rung_with_seeds,
     seed_verdict,
 )
+from harness.spec.cell import Cell, placeholders_of
 
 HERE_FILE = "requirements-here.txt"
 RECORDED_FILE = "requirements-recorded.txt"
@@ -143,11 +144,19 @@ def _find_undecided(
         agreement = compare_evidence(entry.original.evidence, evidence_of_record(record))
         if agreement.rung is not None or not agreement.has_series:
             continue
+        if _ignores_precision(entry.trial.cell):
+            continue
         if is_same_computation(_all_differences(entry, record)):
             axes = replace(entry.trial.cell.axes, precision=EXACT)
             cell = replace(entry.trial.cell, axes=axes)
             undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
     return undecided
+
+
+def _ignores_precision(cell: Cell) -> bool:
+    """Return whether a cell's script is not told its precision, so that nothing has it compute in fp64."""
+    workload = cell.workload
+    return workload.is_script and "precision" not in placeholders_of(workload.arguments or ())
 
 
 def _is_complete(entry: Prepared, records: Mapping[str, Record]) -> bool:
@@ -273,6 +282,8 @@ def _judge_trial(
         return replace(finished, failure=str(again.failure))
     exact = []
     failure = _exact_failure(exact_runs)
+    if _ignores_precision(again.trial.cell):
+        failure = "no argument tells its script the precision"
     if failure is not None:
         finished = replace(finished, exact_failure=failure)
     elif exact_runs:

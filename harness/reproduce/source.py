@@ -112,7 +112,7 @@ def choose_workload(
     `present` is the workload as it was planned from the files here, None if it can't be planned.
     Raises BadInput if the recorded files are demanded and unavailable.
     """
-    if workload.uses in BUILT_IN:
+    if workload.uses in BUILT_IN and not workload.identity.get("custom_uses"):
         return SourceChoice(source=source, choice="here", reason="it is built in")
     is_same = present is not None and workload.code is not None and workload.code == present.code
     return _choose(source, demanded, is_same=is_same, inside=base)
@@ -189,6 +189,8 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
 
 def workload_file(uses: str) -> list[str] | None:
     """Return the paths that the file of a workload may have in its base folder, None for no file."""
+    if uses.endswith(".py"):
+        return [uses]  # a script
     if uses in BUILT_IN or ":" not in uses:
         return None
     location = uses.rpartition(":")[0]

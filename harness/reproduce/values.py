@@ -93,7 +93,7 @@ def ulp_distance(a: Tensor, b: Tensor) -> int:
 def _bits(tensor: Tensor) -> Tensor:
     """Return the bytes of each element, shape (elements, bytes of an element)."""
     flat = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(len(flat), -1)
+    return flat.view(torch.uint8).reshape(len(flat), tensor.element_size())
 
 
 def read_tensor(path: Path, name: str) -> Tensor:

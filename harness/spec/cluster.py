@@ -288,18 +288,26 @@ def count_gpus() -> int:
     """Return the number of NVIDIA GPUs that a process may use on this machine, 0 without a driver.
 
     The driver is asked, so torch need not be loaded, and no CUDA context is made. NVML itself
-    ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted.
+    ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted, up to the first that
+    names no GPU, as CUDA does.
     """
     import pynvml
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip()])
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return 0
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        count = int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    devices = 0
+    for device in map(str.strip, visible.split(",")):
+        is_number = device.isdigit() and int(device) < count
+        if not is_number and not device.startswith(("GPU-", "MIG-")):
+            break
+        devices += 1
+    return devices

@@ -31,8 +31,9 @@ MAX_DEPTH = 32  # mappings and lists inside each other; deeper ones would end in
 MAX_INTEGER = 2**63 - 1  # what every reader of JSON takes
 
 TAG = "tag:yaml.org,2002:"  # begins the names of YAML's own types
-# PyYAML's integers without those to the base 60: it reads 1:30:00, a time limit, as 5400.
-INTEGER = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+# Decimal ones. PyYAML reads 010 as 8, 0x10 as 16, 1_0 as 10 and 1:30:00, a time limit, as 5400: what is
+# meant as text, such as the value of a variable, would be another one.
+INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
 # The types of scalars and collections that JSON has too. What is left out: timestamp, binary, set,
 # omap, pairs, and the merge key `<<`.
 PLAIN = {TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")}

@@ -52,7 +52,10 @@ def describe_workload_code(
     packages: dict[str, str] = {}
     for axis_uses in custom_uses:
         axis_source = find_source(axis_uses, base_folder)
-        paths.update(axis_source.files)
+        for name, path in axis_source.files.items():
+            # Names are relative to the folder of each file: another folder may have one of the same.
+            is_taken = paths.get(name, path) != path
+            paths[f"{axis_uses.rpartition(':')[0]}/{name}" if is_taken else name] = path
         if axis_source.distribution is not None:
             packages[axis_source.distribution] = str(axis_source.version)
     files: dict[str, str] = {}

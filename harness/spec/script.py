@@ -216,7 +216,15 @@ def read_arguments(document: Document, label: str, entry: WorkloadEntry) -> list
                 f"found {entry.arguments!r}: {error}; allowed: arguments as of a shell, or a list"
             )
             raise document.error(key, problem) from None
-    return [str(argument) for argument in entry.arguments or ()]
+    arguments = []
+    for number, argument in enumerate(entry.arguments or ()):
+        if isinstance(argument, bool | float):
+            # Whether `on` or `true`, 1.10 or 1.1 was written can't be told any more.
+            shown = str(argument).lower() if isinstance(argument, bool) else argument
+            problem = f"found {shown} without quotes; allowed: text, which quotes make of it"
+            raise document.error((*key, number), problem)
+        arguments.append(str(argument))
+    return arguments
 
 
 def _check_entry(document: Document, label: str, entry: WorkloadEntry) -> None:

@@ -27,7 +27,7 @@ from harness.analysis.result import (
     with_departures,
     without_result,
 )
-from harness.analysis.scalars import RATE, SCALARS, metric_name, over_trials, scalars
+from harness.analysis.scalars import RATES, SCALARS, metric_name, over_trials, scalars
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
 from harness.gate.explanation import Explanation
@@ -238,8 +238,9 @@ def cell_contents(
     numbers = over_trials(done)
     numbers |= mean_metrics(cell_result)
     metrics: dict[str, float] = {}
-    if RATE in numbers:  # first, because MLflow's pages begin with the first metric
-        metrics[RATE] = numbers[RATE]
+    for name in RATES.values():  # first, because MLflow's pages begin with the first metric
+        if name in numbers:
+            metrics[name] = numbers[name]
     metrics |= interval_metrics(cell_result)
     metrics |= rate_metrics(search, cell)
     tags: dict[str, Any] = {LABEL_TAG: cell.label, **parity_tags(parity, cell)}
@@ -290,7 +291,9 @@ def sweep_contents(
         metrics["trials_planned"] = len(spec["trials"])
     description = spec.get("description") or ""
     if result is not None:
-        description = describe(description, result, VALUE_LENGTH, explanation)
+        description = (
+            describe(description, result, VALUE_LENGTH, explanation) or "No trial is done."
+        )
     tags = {"mlflow.note.content": description or None}
     return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 
@@ -478,7 +481,9 @@ def _step_times(record: Record) -> list[int]:
     for evaluation in evaluations:
         if evaluation.step < steps:  # the time of an evaluation counts for the step after it
             seconds[evaluation.step + 1] += evaluation.seconds or 0.0
-    before_training = [record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")]
+    before_training = [
+        record.phases.get(phase, 0.0) for phase in ("startup", "data", "build", "cool_down")
+    ]
     seconds[0] = record.started + sum(before_training)
     times: list[int] = (np.cumsum(seconds) * 1000).round().astype(int).tolist()
     return times

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.scalars import RATE, metric_name
+from harness.analysis.scalars import RATE, RATES, metric_name, target_name
 from harness.render.format import cell_names
 from harness.spec.cell import Cell
 from harness.tracking.contents import TrialOutline, params, text_digest
@@ -24,13 +24,12 @@ OUR_DESCRIPTION_TAG = "harness.description"  # the digests of descriptions that 
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
 RATIO_AND_INTERVAL = ("harness.speedup", "harness.ci_low", "harness.ci_high", "harness.ci_count")
 INTERVAL_COLUMN = "tags.`harness.interval`"
-RATE_COLUMN = f"metrics.`{RATE}`"
-# The answer to which cell is fastest, and whether that is certain. With the target metric and the
-# axes that vary after it, it fits next to the name at 1,280 pixels, so that nobody has to scroll.
+# The answer to which cell is fastest, and whether that is certain. With the throughput, the target
+# metric and the axes that vary after it, it fits next to the name at 1,280 pixels, so that nobody has to
+# scroll.
 ANSWER_COLUMNS = {
     "tags.`harness.verdict`": "harness.verdict",
     INTERVAL_COLUMN: "harness.interval",
-    RATE_COLUMN: RATE,
 }
 PARITY_COLUMN = {"tags.`harness.parity`": "harness.parity"}
 LAST_METRICS = ("step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed")
@@ -75,14 +74,20 @@ def experiment_tags(
     # What trials ended at: the target metrics and the loss.
     names = set().union(*(outline.scalars for outline in outlines))
     final = sorted(name for name in names if name.startswith("final_"))
-    own = {metric_name(f"final_{outline.target}") for outline in outlines}
+    own = {
+        metric_name(f"final_{target_name(outline.target)}")
+        for outline in outlines
+        if outline.target is not None
+    }
+    rate = RATES["steps/s"] if names & {*RATES.values()} == {RATES["steps/s"]} else RATE
     targets = [name for name in final if name in own]
     others = [name for name in final if name not in own]
-    columns = _columns(list(cells.values()), targets, others, has_parity=has_parity)
+    columns = _columns(list(cells.values()), [rate, *targets], others, has_parity=has_parity)
     widths = _column_widths(columns, list(cells.values()))
+    widths[f"metrics.`{rate}`"] = RATE_WIDTH
     view = {
         "searchFilter": "tags.`harness.kind` = 'cell'",
-        "orderByKey": f"metrics.`{RATE}`",
+        "orderByKey": f"metrics.`{rate}`",
         "orderByAsc": False,
         "selectedColumns": list(columns),
         "columnOrder": [NAME_COLUMN, CREATED_COLUMN, *columns],
@@ -94,7 +99,7 @@ def experiment_tags(
         ],
         "compareRunCharts": [
             _bar_chart(name, "harness")
-            for name in (RATE, "harness.speedup", *targets, *others, *CHARTED_METRICS)
+            for name in (rate, "harness.speedup", *targets, *others, *CHARTED_METRICS)
         ],
     }
     return {VIEW_TAG: json.dumps(view), "mlflow.experimentKind": "custom_model_development"}
@@ -147,7 +152,6 @@ def _column_widths(columns: Mapping[str, str], cells: Sequence[Cell]) -> dict[st
     longest_name = max(map(len, names.values()))
     widths[INTERVAL_COLUMN] = BAR_WIDTH
     widths[CREATED_COLUMN] = CREATED_WIDTH
-    widths[RATE_COLUMN] = RATE_WIDTH
     widths[NAME_COLUMN] = NAME_MARGIN + LETTER_WIDTH * longest_name
     return widths
 

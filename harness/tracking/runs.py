@@ -76,6 +76,8 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
+# Those that say which files are stored with a run: they do not come from its contents.
+STORED_TAGS = (BOARD_TAG, CONFUSIONS_TAG, EXPORT_TAG, RATES_TAG, RECORD_TAG, SPEC_TAG, TABLE_TAG)
 NUMBER = re.compile(r"seed \d+ (repeat \d+ )?")  # what a trial's name begins with
 MAX_QUERIES = 100  # cells that are asked for one by one, before all runs are asked for at once
 
@@ -455,7 +457,8 @@ class SweepRuns:
     ) -> None:
         """Send the metrics, params and tags that the run lacks or that have changed, at once.
 
-        A param cannot be changed in MLflow, and need not be: params follow from the cell's id.
+        A param cannot be changed in MLflow, and need not be: params follow from the cell's id. Tags of
+        ours that no longer hold are deleted.
         """
         from mlflow.entities import Param, RunTag
 
@@ -472,6 +475,9 @@ class SweepRuns:
             if run.tags.get(name) != value:
                 changed_tags.append(RunTag(name, value))
         self._log(run, metrics, params, changed_tags)
+        for name in _stale_tags(run.tags, tags):
+            self.client.delete_tag(run.id, name)
+            del run.tags[name]
         run.metrics.update((metric.key, metric.value) for metric in metrics)
         run.params.update(param.key for param in params)
         run.tags.update(tags)
@@ -626,6 +632,15 @@ class SweepRuns:
     def _clean(self, text: str) -> str:
         """Return the text without the values of secret variables and without passwords in URLs."""
         return redact_text(text, self.secrets)
+
+
+def _stale_tags(present: Iterable[str], tags: Mapping[str, str]) -> list[str]:
+    """Return the names of our tags that a run has and should no longer have."""
+    return [
+        name
+        for name in present
+        if name.startswith("harness.") and name not in tags and name not in STORED_TAGS
+    ]
 
 
 def _cell_names(folder: SweepFolder, outlines: Sequence[TrialOutline]) -> dict[str, str]:

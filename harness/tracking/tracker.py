@@ -329,7 +329,7 @@ class Tracker:
         Raises BadInput for a name that another experiment has, and for an experiment that has runs of
         other results folders; TrackerDown if MLflow does not take it.
         """
-        if not is_server(self.uri) and not self.results.database.exists():
+        if self.uri == self._local_uri and not self.results.database.exists():
             return False
         trouble = f"does not rename {old}; `harness results collect {new}` delivers it again"
         with self._lock() as origin, quiet(), errors_in_one_line(self.uri, trouble):
@@ -343,7 +343,9 @@ class Tracker:
                     f" it, and the runs of {old} stay"
                 )
             runs = list(search(client, experiment.experiment_id, ""))
-            if any(run.data.tags.get("harness.origin") != origin for run in runs):
+            # A trend is written by whoever asks for it, and belongs to no results folder.
+            sweep_runs = [run for run in runs if run.data.tags.get("harness.kind") != "trend"]
+            if any(run.data.tags.get("harness.origin") != origin for run in sweep_runs):
                 raise BadInput(
                     f"MLflow's experiment {old} has runs of other results folders;"
                     f" `harness results collect {new}` delivers the sweep into a separate experiment"

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import CellResult
-from harness.analysis.scalars import RATE, metric_name
+from harness.analysis.scalars import RATES, metric_name, target_name
 from harness.analysis.sweep_result import SweepResult
 from harness.preflight.rates import RateSearch
 from harness.render import parity as texts
@@ -39,16 +39,17 @@ def mean_metrics(result: CellResult) -> dict[str, float]:
     """
     metrics = {}
     if result.throughput is not None:
-        metrics[RATE] = result.throughput.mean
+        metrics[RATES[result.throughput_unit]] = result.throughput.mean
     if result.metric is not None and result.target is not None:
-        metrics[metric_name(f"final_{result.target.name}")] = result.metric.mean
+        name = metric_name(f"final_{target_name(result.target.name)}")
+        metrics[name] = result.metric.mean
     return metrics
 
 
 def interval_metrics(result: CellResult) -> dict[str, float]:
     """Return the 95% interval of the mean throughput, and how many independent values it rests on.
 
-    `harness.ci_low` and `harness.ci_high` are in samples/s; `harness.ci_count` is that of seeds, or
+    `harness.ci_low` and `harness.ci_high` are in the unit of throughput; `harness.ci_count` is that of seeds, or
     of trials where there are too few seeds (`independent_values`). A single trial has no interval,
     and a cell that was not measured has no metrics.
     """

@@ -26,6 +26,7 @@ from harness.spec.environment import PREFIX, Variables
 from harness.spec.files import check_code, check_files
 from harness.training.binding import bind_rank
 from harness.training.determinism import naming_refusals, prepare_environment
+from harness.training.interruption import is_requested
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
 from harness.training.state import TrainingState
@@ -84,7 +85,8 @@ def prepare_rank(folder: TrialFolder) -> Assignment:
 def cool_down(assignment: Assignment, device: torch.device, state: TrainingState) -> None:
     """Wait until this rank's GPU is as cool as the profile asks for, COOL_DOWN_SECONDS at most.
 
-    The seconds are those of the phase "cool_down". Ranks on CPUs do not wait. Raises NotApplied if the
+    The seconds are those of the phase "cool_down". Ranks on CPUs do not wait, nor do those that are
+    asked to stop. Raises NotApplied if the
     temperature can't be read.
     """
     celsius = assignment.cool_down_celsius
@@ -101,7 +103,7 @@ def cool_down(assignment: Assignment, device: torch.device, state: TrainingState
                 raise NotApplied(
                     f"cool_down_celsius={celsius} had no effect: the GPU reports no temperature"
                 )
-            if found <= celsius or elapsed() > COOL_DOWN_SECONDS:
+            if found <= celsius or elapsed() > COOL_DOWN_SECONDS or is_requested():
                 break
             time.sleep(COOL_DOWN_LOOK)
     if found > celsius:

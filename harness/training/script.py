@@ -386,8 +386,8 @@ def run_script(
 ) -> RankResult:
     """Run the script of `trial.json`; return this rank's part of the trial's record."""
     assignment = prepare_rank(folder)
+    cool_down(assignment, _device_of(assignment, ranks), state)
     with observe(assignment, folder, ranks, state) as observer:
-        cool_down(assignment, observer.launch_device, state)
         try:
             execute(assignment, folder)
         except _LengthReached:

@@ -38,18 +38,13 @@ YAML = [
     param(
         "digits",
         GOOD + "warmup: 0b_\n",
-        "sweep.yaml:4: found 0b_; allowed: an integer of at most 63 bits",
+        'sweep.yaml:4: warmup: found "0b_"; allowed: ',
     ),
     param("no-character", 'name: "\\UFFFFFFFF"\n', "sweep.yaml: no valid YAML: "),
     param(
         "many-digits",
         GOOD + f"warmup: {'9' * 5000}\n",
         "sweep.yaml:4: found 999999999999999999999999999999999999999…; allowed: an integer of at",
-    ),
-    param(
-        "many-hexadecimal-digits",
-        GOOD + f"warmup: 0x{'f' * 5000}\n",
-        "sweep.yaml:4: found 0xfffffffffffffffffffffffffffffffffffff…; allowed: an integer of at",
     ),
     param(
         "escape",

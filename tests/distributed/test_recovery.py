@@ -190,7 +190,7 @@ def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) ->
     (killed,) = record.previous_failures
     assert (killed.kind, killed.message) == (
         "Interrupted",
-        "its command ended without leaving a record",
+        "what ran it ended without leaving a record",
     )
     assert record.first_started is not None
     assert began < record.first_started < killed.at < record.started

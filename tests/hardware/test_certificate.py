@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.analysis import baseline
@@ -63,8 +64,25 @@ def made(alarms: int, of: int, changes: Sequence[float] = (), **more: Any) -> Ce
 
 def test_in_words() -> None:
     assert made(3, 200).description.startswith(
-        "3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% in 1 s; 2026-09-"
+        "3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% within 1 s; 2026-09-"
     )
+
+
+def test_the_deviation_of_a_pair_holds_however_early_comparisons_end() -> None:
+    """They end at the first mean after two pairs that is not too low, or after ten."""
+    rng = np.random.default_rng(3)
+    (first,) = made(0, 1).comparisons
+    comparisons = []
+    for number in range(4000):
+        values = rng.normal(0, 0.01, 10)
+        means = np.cumsum(values) / np.arange(1, 11)
+        certain = np.flatnonzero(means[1:] > -0.005)
+        pairs = int(certain[0]) + 2 if len(certain) else 10
+        comparisons.append(
+            replace(first, pairs=pairs, log_ratio=float(means[pairs - 1]), ended=DAY + number)
+        )
+    deviation = made(0, 1, comparisons=comparisons).pair_deviation
+    assert deviation == pytest.approx(0.01, rel=0.04)
 
 
 def test_a_gate_asks_for_no_less_than_can_be_seen_here(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.housekeeping import archive, sweeps
 from harness.housekeeping.merge import merge
@@ -26,6 +27,7 @@ from harness.slurm import submission as submissions
 from harness.slurm.packing import Packing
 from harness.spec.cluster import Profile, load_profile
 from harness.spec.sweep import Sweep
+from harness.tracking import Tracker
 from tests.factories import make_cell, make_record, write_trial
 from tests.support.commands import CommandResult
 from tests.support.commands import harness as command
@@ -358,3 +360,64 @@ def test_merging_keeps_what_is_there_when_it_is_cut_off(
     assert [stored.name for stored in sweeps.list_sweeps(results)] == ["b", "a"]
     merge(results, sources, "both")
     assert len(read_recorded_sweep(results, "both").records) == 2
+
+
+def test_an_archive_has_hidden_files_and_nothing_goes_that_it_has_not(
+    results: Results, tmp_path: Path
+) -> None:
+    """A script may write what it likes into its trial's folder."""
+    (trial,) = record_sweep(results, "nightly").trials()
+    folder = results.sweep_folder("nightly")
+    hidden = folder.trial_folder(trial.id).path / ".hydra" / "config.yaml"
+    hidden.parent.mkdir()
+    hidden.write_text("lr: 0.1", encoding="utf-8")
+    link = folder.trial_folder(trial.id).path / "last.ckpt"
+    link.symlink_to(hidden)
+    path = str(tmp_path / "nightly.tar.gz")
+    assert f"--remove: found links, which no archive holds: {link}" in refused(
+        "archive", "nightly", "--output", path, "--remove", "--yes"
+    )
+    assert hidden.exists()
+    link.unlink()
+    before = tree(folder.path)
+    run("archive", "nightly", "--output", path, "--remove", "--yes")
+    run("restore", path)
+    assert tree(folder.path) == before
+    inside = str(folder.path / "nightly.tar.gz")
+    assert f"{inside}: found in the folder of the sweep" in refused(
+        "archive", "nightly", "--output", inside
+    )
+
+
+def test_what_changes_after_it_was_listed_is_not_removed(results: Results) -> None:
+    """As the trials that a run ends while somebody is asked whether to remove."""
+    record_sweep(results, "nightly")
+    folder = results.sweep_folder("nightly")
+    listed = sweeps.removals(results, "nightly", whole=True)
+    write_trial(folder, make_record(seed=5, sweep="nightly"))
+    with pytest.raises(BadInput, match="has changed since it was listed; nothing is removed"):
+        sweeps.remove(folder, listed)
+    assert len(folder.record_paths()) == 2
+
+
+def test_a_renaming_that_mlflow_did_not_take_is_completed(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_sweep(results, "my sweep")
+    with monkeypatch.context() as patched:
+        patched.setattr(Tracker, "rename", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            command("results", "rename", "my sweep", "weekly")
+    asked: list[tuple[str, str]] = []
+
+    def rename(_: Tracker, old: str, new: str) -> bool:
+        asked.append((old, new))
+        return True
+
+    monkeypatch.setattr(Tracker, "rename", rename)
+    assert run("rename", "my sweep", "weekly").out == "MLflow: my sweep is now weekly\n"
+    record_sweep(results, "my sweep")
+    run("rename", results.sweep_folder("my sweep").path.name, "other")  # as shells complete it
+    assert asked == [("my sweep", "weekly"), ("my sweep", "other")]
+    monkeypatch.setattr(Tracker, "rename", lambda *arguments: False)
+    assert "no records of such a sweep" in refused("rename", "mistyped", "weekly")

@@ -16,6 +16,7 @@ import torch
 from harness.measure.gpu import NvmlGpu
 from harness.measure.host import ThisHost
 from harness.measure.telemetry import MIN_METERED_SECONDS, TelemetrySampler, telemetry_for
+from harness.spec.cluster import count_gpus
 from tests.support.gpu import UUID, Failing, FakeDriver
 from tests.support.running import wait_until
 
@@ -101,6 +102,31 @@ def test_a_device_that_it_does_not_know(install: Install) -> None:
     with pytest.raises(pynvml.NVMLError, match="Not Found"):
         NvmlGpu(UUID)
     assert driver.open == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1,2,3", 2), ("0,-1,1", 1), (f"GPU-{UUID}", 1)],
+)
+def test_gpus_that_a_process_may_use_are_counted_as_cuda_does(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == count
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert count_gpus() == 0
 
 
 def test_it_feeds_telemetry(install: Install) -> None:

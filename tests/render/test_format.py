@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.text import counted
 from harness.render import format as fmt
+from harness.render.format import cell_names
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
 from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
@@ -101,3 +104,17 @@ def test_a_cells_name_spells_axes_as_its_label_does() -> None:
     assert name in cell.label
     assert fmt.cell_name(cell, ["fullgraph"]) == "fullgraph=true"
     assert fmt.cell_name(make_cell(), ["strategy"]) == "single"
+
+
+def test_cells_that_differ_in_what_no_name_tells_have_their_length_or_id() -> None:
+    """Merged sweeps have such cells."""
+    short, long = make_cell(steps=10), make_cell(steps=20)
+    assert cell_names([short, long]) == {
+        short.id: f"{short.label} 10 steps",
+        long.id: f"{long.label} 20 steps",
+    }
+    changed = replace(short, workload=replace(short.workload, identity={"uses": "other"}))
+    assert cell_names([short, changed]) == {
+        short.id: f"{short.label} {short.id}",
+        changed.id: f"{short.label} {changed.id}",
+    }

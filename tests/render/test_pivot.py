@@ -99,3 +99,16 @@ def test_ratios_are_of_trials_that_differ_in_nothing_else(tmp_path: Path) -> Non
         " ".join(captured.get().splitlines()[1].split())
         == f"mlp 0.25 [{low:.2f}, {high:.2f}], 3 pairs"
     )
+
+
+def test_trials_of_earlier_commands_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = load(tmp_path, seeds=[0, 1, 2], matrix={"precision": ["fp32", "bf16"]})
+    records = [make_record(trial.cell, seed=trial.seed) for trial in first.trials()]
+    last = load(tmp_path, seeds=[3], matrix={"precision": ["fp32", "bf16"]})
+    records += [make_record(trial.cell, seed=trial.seed) for trial in last.trials()]
+    show_pivot(last, records, ["precision"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "samples/s, means over trials ± 95% intervals from 3 trials on" in out
+    assert "8 of 8 trials" in out

@@ -11,6 +11,7 @@ from harness.core.errors import BadInput
 from harness.records.differences import trial_differences
 from harness.records.record import RunSettings
 from harness.reproduce.rebuild import (
+    _moved,
     moved_roots,
     public_environment,
     rebuild_cell,
@@ -112,3 +113,13 @@ def test_a_trial_of_a_cluster_runs_again_on_this_machine(tmp_path: Path) -> None
     assert sweep.base_folder == tmp_path
     assert (list(sweep.seeds), sweep.repeats, sweep.timeout) == ([3, 7], 3, 60.0)
     assert {trial.id for trial in trials} <= {trial.id for trial in sweep.trials()}
+
+
+def test_lists_and_dicts_of_paths_move_with_their_repository(tmp_path: Path) -> None:
+    before, now = tmp_path / "old", tmp_path / "new"
+    (now / "data").mkdir(parents=True)
+    (now / "data" / "a.csv").touch()
+    old, new = str(before / "data" / "a.csv"), str(now / "data" / "a.csv")
+    gone = str(before / "data" / "b.csv")
+    moved = _moved({"shards": [old, gone], "by_name": {"a": old}}, (before, now))
+    assert moved == {"shards": [new, gone], "by_name": {"a": new}}

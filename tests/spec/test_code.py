@@ -145,3 +145,15 @@ def test_another_version_of_an_installed_workload_is_refused(sweep: Sweep) -> No
     reference = replace(sweep.cells[0].workload, uses="torch.nn:Linear", code=planned_with)
     with pytest.raises(CodeChanged, match=r"^torch: found version 2.*; allowed: 1\.0, as when"):
         check_code(reference, Path())
+
+
+def test_files_of_one_name_in_two_folders_both_count(tmp_path: Path) -> None:
+    """That of a workload, and that of an axis of the user's own."""
+    for folder, text in (("train", "WIDTH = 1\n"), ("axes", "FREEZE = 1\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.py").write_text(text, encoding="utf-8")
+    custom = ["axes/model.py:Freeze"]
+    before = describe_workload_code("train/model.py:Net", tmp_path, custom).files
+    assert set(before) == {"model.py", "axes/model.py/model.py"}
+    (tmp_path / "train" / "model.py").write_text("WIDTH = 2\n", encoding="utf-8")
+    assert describe_workload_code("train/model.py:Net", tmp_path, custom).files != before

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.analysis.compare import matching_key
 from harness.core.errors import BadInput
+from harness.records.differences import trial_differences
 from harness.render.format import cell_name
 from harness.reproduce.rebuild import rebuild_cell
+from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep, load_sweep
 
 PLAIN = "import torch\n\nprint('not run by planning')\nraise SystemExit(1)\n"
@@ -128,6 +131,16 @@ REPORTING = "import harness\nharness.report(loss=1.0, samples=2)\nharness.report
             {},
             r"options.lr: found an option that no argument names; write {lr}",
         ),
+        (
+            {"arguments": ["--amp", True]},
+            {},
+            r"mine.arguments\[1\]: found true without quotes; allowed: text",
+        ),
+        (
+            {"arguments": ["--lr", 1.1]},
+            {},
+            r"arguments\[1\]: found 1.1 without quotes; allowed: text",
+        ),
         ({"arguments": "'"}, {}, 'mine.arguments: found "\'": No closing quotation; allowed: '),
         (
             {"data": {"path": "x"}},
@@ -177,3 +190,13 @@ def test_invalid_python_is_named_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nfor x in\n")
     with pytest.raises(BadInput, match=r"uses: train.py:2: found invalid syntax; allowed: valid"):
         plan(tmp_path, {})
+
+
+def test_cells_with_other_arguments_are_not_compared_as_equal(tmp_path: Path) -> None:
+    (wide,) = plan(tmp_path, {"arguments": "--width 1024"}).cells
+    (narrow,) = plan(tmp_path, {"arguments": "--width 128"}).cells
+    assert wide.label == narrow.label
+    assert matching_key(wide, ()) != matching_key(narrow, ())
+    assert matching_key(wide, ("arguments",)) == matching_key(narrow, ("arguments",))
+    differences = trial_differences(Trial(cell=wide, seed=0), Trial(cell=narrow, seed=0))
+    assert [entry.field for entry in differences] == ["arguments"]

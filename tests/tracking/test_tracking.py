@@ -303,6 +303,27 @@ def test_a_cell_without_done_trials_loses_its_numbers(
     assert [run["parent"] for run in shown.values()].count("mlp eager fp32 single w0 b64 t1") == 2
 
 
+def test_a_tag_that_no_longer_holds_goes(
+    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a cell which has left a race, and is in it again."""
+    small_sweep(folder)
+    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
+    tracker.deliver(folder)
+    cell = by_label(uri, "demo")["mlp eager fp32 single w0 b64 t1"]
+    before = dict(cell.data.tags)
+    with quiet():
+        for name in ("harness.race", "mine"):
+            connect(uri).set_tag(cell.info.run_id, name, "left after 2 blocks")
+    write_trial(folder, make_record(seed=7, sweep="demo"))
+    tracker.deliver(folder)
+    after = by_label(uri, "demo")["mlp eager fp32 single w0 b64 t1"]
+    assert after.info.run_id == cell.info.run_id
+    assert set(after.data.tags) >= set(before)
+    assert "harness.race" not in after.data.tags
+    assert after.data.tags["mine"] == "left after 2 blocks"
+
+
 def meddle_with(
     monkeypatch: pytest.MonkeyPatch, at: int, meddle: Callable[[], None]
 ) -> list[Meddler]:

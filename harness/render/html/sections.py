@@ -119,6 +119,8 @@ def _matrix(report: Report, workload: str) -> CellMatrix:
     for cell in cells:
         heading = fmt.cell_name(cell.cell, down) or workload
         column = fmt.cell_name(cell.cell, across)
+        if column in fields.get(heading, {}):  # another cell of these axes, such as a longer one
+            heading = cell.name
         field = _field(cell, ratios.get(cell.cell.id), full_shade_ratio)
         fields.setdefault(heading, {})[column] = field
     rows = []
