@@ -50,11 +50,17 @@ def goal(until: str, budget: str) -> Goal | None:
 
 
 def run_until(
-    goal: Goal | None, sweep: Sweep, run: Run, clock: Callable[[], float] = time.monotonic
+    goal: Goal | None,
+    sweep: Sweep,
+    run: Run,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    fail_fast: bool = False,
 ) -> tuple[Sweep, list[Record]]:
     """Run the sweep, then a repeat at a time until the goal is reached.
 
-    Stops earlier if the budget is too short for another repeat, or if a cell has no measurement.
+    Stops earlier if the budget is too short for another repeat, or if a cell has no measurement; with
+    `fail_fast`, also after a repeat in which a trial has failed.
     Intervals are checked after every repeat, which an ordinary interval does not allow, so they are
     confidence sequences over the cell's trials (`harness.statistics.sequential`).
 
@@ -68,6 +74,9 @@ def run_until(
             seconds_left = goal.budget - (clock() - started)
         out_of_time = next_repeat_seconds(sweep, records) > seconds_left
         all_measured = all(_log_throughputs(records, cell.id) for cell in sweep.cells)
+        has_failed = any(record.status in ("failed", "interrupted") for record in records)
+        if fail_fast and has_failed:
+            break
         if out_of_time or sweep.repeats >= MAX_REPEATS or not all_measured:
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)

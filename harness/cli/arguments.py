@@ -181,7 +181,9 @@ UriOption = Annotated[
 # is 5%, and 0.05 is refused, because it could mean 5% as well.
 RetryOption = Annotated[
     bool,
-    typer.Option("--retry-failed/--skip-failed", help="Whether to run failed trials again."),
+    typer.Option(
+        "--retry-failed/--skip-failed", help="Whether to run failed and invalid trials again."
+    ),
 ]
 MinEffectOption = Annotated[
     str,

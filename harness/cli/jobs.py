@@ -89,7 +89,7 @@ def submit(
 
     A block of trials, every cell once with the same seed, is one job on the same nodes; short
     blocks share a job. Returns once the jobs are queued. Submit the sweep again to run the trials
-    that are missing; none is queued twice.
+    that are not done; none is queued twice.
     """
     from harness.core.paths import Results
     from harness.interface import submitting

@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--harness-trials",
         choices=TRIALS,
         default="all",  # a record does not name the user's code that it was made with
-        help="Which trials to run: all again, those without a record, or none.",
+        help="Which trials to run: all again, those that are not done, or none.",
     )
     group.addoption(
         "--harness-set",

@@ -2,7 +2,7 @@
 `check`, `find-lr`, `run`.
 
 `run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the results folder, whose `record.json`
-is written when the trial has ended. The same command, run again, runs the trials that have none.
+is written when the trial has ended. The same command, run again, runs the trials that are not done.
 `check` and `find-lr` leave what they have found for the report; the others only read.
 """
 
@@ -117,7 +117,8 @@ def plan(
 
     Lists its cells and trials, the combinations that are left out with the reason, and the time it
     will take if earlier records tell. Of more than 200 cells it shows how they are spread over the
-    axes. Nothing is run, and neither torch nor MLflow is loaded.
+    axes. No trial is run, and MLflow is not loaded; torch is only for a
+    workload of one's own, and with --memory.
 
     With --memory, it shows what a rank of each cell needs at its peak instead.
     """
@@ -489,7 +490,7 @@ def check(
     Takes seconds, before hours are spent on training. Looks at samples, labels and split; at layers,
     devices and modes; at loss, gradients and optimizer; and checks that each model can
     overfit a few samples. Each mistake is named with what to do about it. The report of the sweep shows the result
-    too.
+    too, but for that of a part of the sweep (--only, --cell).
 
     Exit code 1 if there is a mistake.
     """
@@ -545,7 +546,8 @@ def find_lr(
     under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
     loss falls most, or more for a schedule that has its peak only for a while. Next to it are the
     steepest rate, and a tenth of the rate at which the loss is lowest; each with its range
-    over seeds. They are values of the axis lr. The report and MLflow show the curves too.
+    over seeds. They are values of the axis lr. The report and MLflow show the curves too, but
+    for those of a part of the sweep (--only, --cell).
     """
     from harness.core.errors import BadInput
     from harness.core.paths import Results

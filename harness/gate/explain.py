@@ -153,6 +153,9 @@ def _trees(
                 cells[key] = find_cell(sweep, name, key.upper())
                 folder = Path.cwd()
                 trees[key] = Tree(name=cells[key].label, top=folder, path=folder)
+            if any(of_arm.axes.stack is not None for of_arm in cells.values()):
+                stacks = stack_trees(sweep, list(cells.values()), profile)
+                trees = {key: stacks[of_arm.axes.stack] for key, of_arm in cells.items()}
             yield cells, trees
             return
         assert cell is not None

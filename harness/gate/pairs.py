@@ -157,11 +157,14 @@ class PairStarter:
         """
         axes = self.cell.axes
         usable = usable_cores()
+        on_gpus = self.profile.device != "cpu" and count_gpus() > 0
+        if on_gpus or axes.binding != "none":  # ranks bind themselves, to a part of what they have
+            return [usable] * axes.world_size
         wanted = axes.num_threads + self.num_workers
         if axes.strategy != "single":
             wanted += 1  # for the threads of gloo
         share = min(len(usable) // axes.world_size, wanted)
-        if not share or self.profile.device != "cpu":
+        if not share:
             return [usable] * axes.world_size
         start = random.randrange(len(usable))
         rotated = usable[start:] + usable[:start]

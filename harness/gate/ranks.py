@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
+from harness.core.errors import BadInput
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.core.processes import Process, parent_variables, signal_group, start_session
@@ -75,8 +76,14 @@ def rank_requests(
 
     The ranks run `module` with the folder and `arguments`, import from their own tree, with which
     their PYTHONPATH begins, and have their own port for their process group. `base` is the folder of
-    the working tree that the trial's paths are relative to; `cores` are those of each rank.
+    the working tree that the trial's paths are relative to; `cores` are those of each rank. Raises
+    BadInput for a cell of a stack whose tree has none.
     """
+    if trial.cell.axes.stack is not None and not isinstance(tree, StackTree):
+        raise BadInput(
+            f"{trial.cell.label}: found a cell of the stack {trial.cell.axes.stack}; allowed: cells"
+            " without a stack, or stacks as what is compared (--against-stack, --stacks)"
+        )
     assignment = Assignment(
         trial=trial,
         base_folder=str(tree.counterpart(base)),

@@ -8,8 +8,9 @@ In notebooks and scripts:
 `comparing` verdicts on results (`compare`).
 `tables`    the table of trials as Arrow and Parquet.
 
-For the command line: `starting`, `checking`, `submitting`, `watching`, `delivery`, `reproducing`, `serving`,
-`machine`, `reporting`, `export`. What takes long reports its progress to a callback.
+For the command line: `starting`, `checking`, `fitting`, `submitting`, `watching`, `logs`, `delivery`, `folders`,
+`gating`, `history`, `reproducing`, `serving`, `machine`, `reporting`, `export`. What takes long reports its
+progress to a callback.
 
-All functions raise HarnessError and print nothing, except `run` with its progress.
+All functions raise HarnessError and print nothing, except `run` with its progress and those of `logs`.
 """

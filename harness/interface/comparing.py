@@ -82,7 +82,7 @@ class Verdicts:
         | `a`, `b` | both means, in the metric's unit; geometric for samples/s |
         | `value` | B over A where `relative`, else B - A |
         | `low`, `high`, `confidence` | its interval, as the test behind the verdict has it |
-        | `verdict` | faster, slower, better, worse, same or inconclusive |
+        | `verdict` | faster, slower, `better NAME` or `worse NAME`, converges faster or slower, same, inconclusive |
         | `outcome` | the same in one word for all metrics: better, worse, same, inconclusive |
         | `p_change`, `p_same` | p-values, corrected for all questions together |
         | `min_detectable_effect` | the change that would be detected 80% of the time |

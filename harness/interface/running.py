@@ -71,7 +71,7 @@ def run_sweep(
         )
 
     with delivered:
-        finished, records = adaptive.run_until(goal, sweep, run_pending)
+        finished, records = adaptive.run_until(goal, sweep, run_pending, fail_fast=fail_fast)
     return FinishedRun(
         sweep=finished,
         records=records,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -60,7 +60,7 @@ class MachineRoom:
 
     ranks: int  # that it holds
     gpus: int  # that a process sees
-    cores: Sequence[int]  # threads of one physical core next to each other
+    cores: Sequence[Sequence[int]]  # the threads of each physical core
 
     @staticmethod
     def of(profile: Profile) -> MachineRoom:
@@ -68,14 +68,14 @@ class MachineRoom:
         return MachineRoom(
             ranks=available_slots(profile).ranks,
             gpus=profile.gpus,
-            cores=sorted(usable_cores(), key=_position),
+            cores=physical_cores(usable_cores()),
         )
 
     def capacity(self, axes: Axes) -> int:
         """Return how many trials it has GPUs for, or cores for their threads and loader workers."""
         devices, needed = self.gpus, axes.world_size
         if not self.gpus:
-            devices = len(self.cores)
+            devices = sum(map(len, self.cores))
             needed *= axes.num_threads + axes.num_workers
         return min(self.ranks // axes.world_size, devices // needed)
 
@@ -83,10 +83,19 @@ class MachineRoom:
         """Return lanes with equal shares of cores and GPUs."""
         lanes = []
         for number in range(count):
-            lane_cores = tuple(sorted(_share(self.cores, number, count)))
+            lane_cores = tuple(sorted(self._cores_of(number, count)))
             lane_gpus = tuple(_share(range(self.gpus), number, count))
             lanes.append(Lane(number=number, count=count, cores=lane_cores, gpus=lane_gpus))
         return lanes
+
+    def _cores_of(self, number: int, count: int) -> list[int]:
+        """Return the cores of one of `count` lanes: whole physical ones where there are enough."""
+        threads = [core for threads in self.cores for core in threads]
+        if count > len(self.cores):
+            return list(_share(threads, number, count))
+        size = len(self.cores) // count
+        chosen = self.cores[number * size : (number + 1) * size]
+        return [core for threads in chosen for core in threads]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +180,17 @@ def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
     return items[number * size : (number + 1) * size]
 
 
-def _position(core: int) -> tuple[int, int, int]:
-    """Return the sort key of a logical core: threads of one physical core are next to each other.
+def physical_cores(cores: Iterable[int]) -> list[list[int]]:
+    """Return the usable threads of each physical core.
 
     Linux often numbers the second threads of all cores after the first ones. Lanes that share a
     physical core would take its caches and units from each other.
     """
-    return _topology(core, "physical_package_id"), _topology(core, "core_id"), core
+    threads: dict[tuple[int, int], list[int]] = {}
+    for core in sorted(cores):
+        position = _topology(core, "physical_package_id"), _topology(core, "core_id")
+        threads.setdefault(position, []).append(core)
+    return [threads[position] for position in sorted(threads)]
 
 
 def _topology(core: int, name: str) -> int:

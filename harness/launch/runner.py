@@ -8,7 +8,15 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -226,8 +234,6 @@ class Runner:
                     self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
                     yield record
                     first_attempt = first_attempts.setdefault(trial.id, record.attempt)
-                    if has_advanced(record, self.folder.trial_folder(trial.id)):
-                        first_attempts[trial.id] = record.attempt + 1
                     self.running_again.discard(trial.id)
                     if self.runs_again(record, first_attempt):
                         self.running_again.add(trial.id)
@@ -245,16 +251,17 @@ class Runner:
         if the failure says nothing about the trial itself, `retries` times. So does one that saves at
         intervals and was killed; each time if it has saved since its last start.
         """
-        earlier = [failure.kind for failure in record.previous_failures[first_attempt - 1 :]]
+        earlier = record.previous_failures[first_attempt - 1 :]
         if record.status == "invalid":
-            return earlier.count("Invalid") < self.profile.validity.reruns
+            invalid = sum(failure.kind == "Invalid" for failure in earlier)
+            return invalid < self.profile.validity.reruns
         kinds = retried_kinds(record, self.retried_failures)
         if record.failure is None or record.failure.kind not in kinds:
             return False
-        if has_advanced(record, self.folder.trial_folder(record.trial.id)):
+        saved_at = last_saved_at(record, self.folder.trial_folder(record.trial.id))
+        if saved_at > record.started:
             return self.retries > 0
-        retried = sum(kind in kinds for kind in earlier)
-        return retried < self.retries
+        return count_without_save(earlier, kinds, saved_at) < self.retries
 
     def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
         """Record the last attempt as interrupted if it ended together with the process that ran it.
@@ -526,15 +533,24 @@ def retried_kinds(record: Record, kinds: Collection[str]) -> Collection[str]:
     return {*kinds, *RESUMED_FAILURES} if saves_at_intervals(record) else kinds
 
 
-def has_advanced(record: Record, folder: TrialFolder) -> bool:
-    """Return whether the last attempt of a trial has saved it at an interval.
-
-    The next attempt then has less to do, so it counts as no repetition.
-    """
+def last_saved_at(record: Record, folder: TrialFolder) -> float:
+    """Return when a trial was last saved at an interval, in seconds since the epoch; 0 if never."""
     if not saves_at_intervals(record):
-        return False
+        return 0.0
     saved_at = [path.stat().st_mtime for path in folder.resume_checkpoints.glob("step-*")]
-    return max(saved_at, default=0.0) > record.started
+    return max(saved_at, default=0.0)
+
+
+def count_without_save(failures: Iterable[Failure], kinds: Collection[str], saved_at: float) -> int:
+    """Return how many failures of these kinds have come since a trial was last saved.
+
+    After a save the next attempt has less to do, so that it repeats none of those before it.
+    """
+    count = 0
+    for failure in failures:
+        is_before_save = failure.began_at is not None and failure.began_at < saved_at
+        count += failure.kind in kinds and not is_before_save
+    return count
 
 
 def _advance(life: Life) -> Record | None:

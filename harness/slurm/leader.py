@@ -596,7 +596,9 @@ def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
     """
     if not partitions.can_exclude_nodes(nodes, slurm):
         return
-    names = ",".join(nodes)
+    # What Slurm is told replaces the nodes that the profile leaves out.
+    by_profile = slurm.options.get("exclude")
+    names = ",".join([by_profile, *nodes] if by_profile else nodes)
     completed = controller.call(
         ["scontrol", "update", f"JobId={own_job_id()}", f"ExcNodeList={names}"], on_wait=log
     )

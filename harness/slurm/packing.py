@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
@@ -81,12 +81,18 @@ def pack(
     jobs_by_shape: dict[tuple[int, int], list[PackedJob]] = {}  # by (nodes, ranks of a node)
     for block in blocks:
         lanes = _lanes_by_trial(block, ranks_per_node, parallel)
-        parts = _split_block(block, estimates, usable_seconds, lanes)
+        parts = []
+        for part in _split_block(block, estimates, usable_seconds, lanes):
+            # A part has fewer trials, so that fewer may run side by side.
+            part_lanes = _lanes_by_trial(part.trials, ranks_per_node, parallel)
+            if part.estimated_seconds is not None:
+                seconds = _seconds_of(part.trials, estimates, part_lanes)
+                part = replace(part, estimated_seconds=seconds)
+            parts.append(part)
+            shape = _shape(part, ranks_per_node, part_lanes)
+            jobs_by_shape.setdefault(shape, []).append(part)
         if len(parts) > 1:
             remarks.append(_split_remark(block, parts, usable_seconds))
-        for part in parts:
-            shape = _shape(part, ranks_per_node, lanes)
-            jobs_by_shape.setdefault(shape, []).append(part)
     arrays = []
     for (nodes, ranks), jobs in jobs_by_shape.items():
         merged = _merge(jobs, usable_seconds, max_parallel_jobs)
@@ -160,6 +166,15 @@ def _shape(job: PackedJob, ranks_per_node: int, lanes: Mapping[str, int]) -> tup
     ranks = max(trial.cell.axes.world_size * lanes[trial.id] for trial in job.trials)
     nodes = -(-ranks // ranks_per_node)  # rounded up
     return nodes, min(ranks, ranks_per_node)
+
+
+def _seconds_of(
+    trials: Sequence[Trial], estimates: Mapping[str, float], lanes: Mapping[str, int]
+) -> float:
+    """Return how long trials take that run side by side: no less than the longest of them."""
+    seconds = [estimates[trial.cell.id] for trial in trials]
+    shared = [time / lanes[trial.id] for trial, time in zip(trials, seconds, strict=True)]
+    return max(sum(shared), *seconds)
 
 
 def _split_block(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.launch.runner import RETRIED_FAILURES, RETRIES
+from harness.launch.runner import RETRIED_FAILURES, RETRIES, count_without_save
 from harness.records.goodput import Goodput
 from harness.records.nodes import NodeTimes
 from harness.records.record import Failure
@@ -45,7 +45,7 @@ class RecordHeader:
     retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures
     goodput: Goodput | None = None  # None unless the trial has come to its end
     node_times: NodeTimes | None = None  # None unless it was measured
-    has_advanced: bool = False  # whether its last attempt has saved it at an interval
+    saved_at: float = 0.0  # when it was last saved at an interval, since the epoch; 0 if never
 
     def is_retried(self, first_attempt: int) -> bool:
         """Return whether the job that has the trial runs it again.
@@ -57,10 +57,10 @@ class RecordHeader:
         """
         if self.status != "failed":
             return False
-        retryable = [
-            failure.kind in self.retried_kinds for failure in self.failures[first_attempt - 1 :]
-        ]
-        return retryable[-1:] == [True] and (self.has_advanced or sum(retryable) <= RETRIES)
+        failures = self.failures[first_attempt - 1 :]
+        if not failures or failures[-1].kind not in self.retried_kinds:
+            return False
+        return count_without_save(failures, self.retried_kinds, self.saved_at) <= RETRIES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
-from harness.launch.runner import RETRIED_FAILURES, has_advanced, read_progress, retried_kinds
+from harness.launch.runner import RETRIED_FAILURES, last_saved_at, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.goodput import Goodput, goodput, total, whole_seconds
@@ -540,7 +540,7 @@ def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
     failures = list(record.previous_failures)
     detail = "; ".join(record.violations)
     if record.failure is not None:
-        failures.append(record.failure)
+        failures.append(replace(record.failure, began_at=record.started))
         detail = str(record.failure)
     return RecordHeader(
         status=record.status,
@@ -549,7 +549,7 @@ def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
         failures=failures,
         seconds=whole_seconds(record),
         retried_kinds=retried_kinds(record, RETRIED_FAILURES),
-        has_advanced=has_advanced(record, folder),
+        saved_at=last_saved_at(record, folder),
         goodput=goodput(record),
         node_times=node_times(record),
     )

@@ -447,6 +447,7 @@ def job_executor(
         array_parallelism=slurm.array_parallelism,
         **resources(slurm, array),
         additional_parameters=additional_parameters(slurm),
+        exclude=slurm.options.get("exclude"),
     )
     return executor
 
@@ -483,7 +484,7 @@ def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
     if slurm.memory:
         parameters["mem"] = slurm.memory
     for name, value in slurm.options.items():
-        if name != "exclude":  # `array_executor` adds the bad nodes to it
+        if name != "exclude":  # `job_executor` has it
             parameters[name] = True if value is None else value
     return parameters
 

@@ -24,13 +24,14 @@ from pathlib import Path
 
 import torch
 
-from harness.core.errors import NotApplied
+from harness.core.errors import Interrupted, NotApplied
 from harness.core.import_path import module_command
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import parent_variables
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_rank_result
 from harness.training import compile_cache
+from harness.training.interruption import is_requested
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import SINGLE_RANK_VARIABLES
 
@@ -52,6 +53,7 @@ def take_compiled_code(folder: TrialFolder, assignment: Assignment, mesh: Parall
         _compile(folder, assignment, path)
     deadline = time.monotonic() + TIMEOUT
     while not path.exists():
+        _heed_request()
         if time.monotonic() > deadline:
             raise NotApplied(f"cache=once had no effect: no {path} after {TIMEOUT:.0f} s")
         time.sleep(POLL)
@@ -88,6 +90,7 @@ def _compile(folder: TrialFolder, assignment: Assignment, path: Path) -> None:
                 check=True,
             )
     except subprocess.SubprocessError as error:
+        _heed_request()  # which the process may have got too
         reason = str(error)
         if scratch.result_path(0).exists():
             reason = str(read_rank_result(scratch.result_path(0)).failure)
@@ -97,6 +100,12 @@ def _compile(folder: TrialFolder, assignment: Assignment, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     compiled_by(scratch).replace(path)
     shutil.rmtree(scratch.path)
+
+
+def _heed_request() -> None:
+    """Raise Interrupted if this rank is to stop."""
+    if is_requested():
+        raise Interrupted("stopped before the first step")
 
 
 def compiled_by(scratch: TrialFolder) -> Path:

@@ -113,3 +113,15 @@ def test_intervals_hold_although_measuring_stops_at_the_goal() -> None:
         stopped = next((n for n in range(3, 61) if half_width(row[:n].tolist()) <= 0.02), 60)
         covered += abs(row[:stopped].mean()) <= half_width(row[:stopped].tolist()) + 1e-4
     assert covered / tries >= 0.95
+
+
+def test_with_fail_fast_a_failure_ends_the_repeats(sweep: Sweep) -> None:
+    machine = Machine(0.1)
+
+    def run(sweep: Sweep, more: bool) -> list[Record]:
+        machine.fails = more
+        return machine.run(sweep, more)
+
+    goal = Goal(half_width=0.001, budget=20 * BLOCK)
+    ended, _ = run_until(goal, sweep, run, machine.clock, fail_fast=True)
+    assert ended.repeats == 2

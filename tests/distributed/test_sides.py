@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -19,7 +19,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.worktree import Tree
-from harness.gate import paired
+from harness.gate import paired, pairs
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import PairStarter
 from harness.spec.cluster import Profile
@@ -116,6 +116,34 @@ def stand_still(process_id: int) -> bool:
     process = psutil.Process(process_id)
     family = (process, *process.children(recursive=True))
     return {member.status() for member in family} == {psutil.STATUS_STOPPED}
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "binding", "shared"),
+    [
+        ("cpu", 1, "none", False),
+        ("auto", 0, "none", False),
+        ("auto", 1, "none", True),
+        ("cpu", 0, "exclusive", True),
+    ],
+)
+def test_ranks_get_cores_of_their_own_unless_they_use_gpus_or_bind_themselves(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: Literal["auto", "cpu"],
+    gpus: int,
+    binding: str,
+    *,
+    shared: bool,
+) -> None:
+    monkeypatch.setattr(pairs, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(pairs, "usable_cores", lambda: list(range(8)))
+    axes = {"strategy": "ddp", "world_size": 2, "binding": binding}
+    cell = load_sweep(line_sweep(tmp_path, {"line": {"axes": axes}})).cells[0]
+    starter = PairStarter(cell, 0, {}, tmp_path, Profile(device=device))
+    first, second = starter._draw_cores()
+    assert (first == second == list(range(8))) is shared
+    assert (not {*first} & {*second}) is not shared
 
 
 @pytest.mark.nightly

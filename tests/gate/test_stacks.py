@@ -10,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import BadInput
+from harness.core.paths import TrialFolder
+from harness.core.worktree import Tree
 from harness.gate import bisect_stacks as bisecting
+from harness.gate import explain as explaining
 from harness.gate import stacks as gating
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.bisect import BisectOptions
 from harness.gate.bisect_stacks import StackBisection, StackBisectOutcome, stacks_between
+from harness.gate.explain import ExplainOptions
 from harness.gate.judge import BisectFinding
 from harness.gate.paired import PairedResult
-from harness.gate.ranks import StackTree, present_stack
+from harness.gate.ranks import StackTree, present_stack, rank_requests
 from harness.launch.stack import ReadyStack
 from harness.render import bisect as bisect_view
 from harness.render import gate as view
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep, load_sweep
 from tests.gate.test_gate import CONDITIONS, paired
@@ -232,3 +236,37 @@ def test_a_bisect_names_the_stack_and_what_is_other_there(
         "  c: toy 1 → 2",
         "  d: none",
     ]
+
+
+def test_a_cell_of_a_stack_is_not_measured_under_the_interpreter_of_the_harness(
+    tmp_path: Path,
+) -> None:
+    """As by a gate over revisions, whose trees have no stack."""
+    cell = load(tmp_path, "axes: {stack: c}\n").cells[0]
+    plain = Tree(name="here", top=tmp_path, path=tmp_path)
+    with pytest.raises(
+        BadInput, match="found a cell of the stack c; allowed: cells without a stack"
+    ):
+        rank_requests(
+            Trial(cell=cell, seed=0),
+            plain,
+            TrialFolder(tmp_path),
+            tmp_path,
+            Profile(),
+            module="harness.gate.turn_worker",
+            variables={},
+        )
+
+
+@pytest.mark.usefixtures("any_stack")
+def test_cells_of_stacks_are_explained_under_their_own(tmp_path: Path) -> None:
+    sweep = load(tmp_path, "matrix: {stack: [a, c]}\n")
+    options = ExplainOptions(a="stack=a", b="stack=c", arms="cells", budget_seconds=1.0)
+    with explaining._trees(sweep, None, Profile(), options, tmp_path) as (cells, trees):
+        assert [cells[key].axes.stack for key in "ab"] == ["a", "c"]
+        interpreters = []
+        for key in "ab":
+            arm_tree = trees[key]
+            assert isinstance(arm_tree, StackTree)
+            interpreters.append(arm_tree.stack.python)
+    assert interpreters == ["/envs/a", "/envs/c"]

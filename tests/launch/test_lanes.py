@@ -24,7 +24,7 @@ from tests.factories import make_cell
 
 CELLS = [make_cell(batch_size=size) for size in (16, 32, 64)]
 DDP = make_cell(strategy="ddp", world_size=2)
-SMALL = MachineRoom(ranks=4, gpus=0, cores=[0, 4, 1, 5, 2, 6, 3, 7])
+SMALL = MachineRoom(ranks=4, gpus=0, cores=[[0, 4], [1, 5], [2, 6], [3, 7]])
 
 
 def trials_of(*cells: Cell, seeds: int) -> list[Trial]:
@@ -103,7 +103,7 @@ def test_each_cell_is_beside_each_other_and_itself_about_as_often() -> None:
 
 def test_threads_of_a_physical_core_are_neighbors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_topology", lambda core, name: core % 4 if name == "core_id" else 0)
-    assert sorted(range(8), key=lanes._position) == list(SMALL.cores)
+    assert lanes.physical_cores(range(8)) == SMALL.cores
 
 
 class TestCompany:
@@ -139,3 +139,8 @@ class TestCompany:
 
     def test_of_a_trial_alone_is_none(self) -> None:
         assert Occupancy().company("a", Lane(), 0, 1) is None
+
+
+def test_more_lanes_than_two_share_no_physical_core_as_long_as_there_are_enough() -> None:
+    assert [lane.cores for lane in SMALL.lanes(3)] == [(0, 4), (1, 5), (2, 6)]
+    assert [lane.cores for lane in SMALL.lanes(8)] == [(n,) for n in (0, 4, 1, 5, 2, 6, 3, 7)]

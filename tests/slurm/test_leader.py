@@ -607,6 +607,11 @@ class TestCallsOfScontrol:
         assert not scontrol_log.exists()
         leader.exclude_nodes(["n2", "n3"], SlurmOptions(nodes=2))
         assert scontrol_log.read_text() == "update JobId=71 ExcNodeList=n2,n3\n"
+        of_profile = SlurmOptions(nodes=2, options={"exclude": "n9"})
+        leader.exclude_nodes(["n2"], of_profile)
+        assert scontrol_log.read_text().endswith("ExcNodeList=n9,n2\n"), (
+            "which replaces the profile's"
+        )
 
 
 def test_job_runs_nothing_that_somebody_else_could_have_written(tmp_path: Path) -> None:

@@ -152,3 +152,21 @@ def test_a_block_that_was_never_measured_and_hardly_fits_is_warned_of() -> None:
     many = [make_cell(batch_size=number + 1) for number in range(200)]
     (remark,) = pack_blocks([make_block(*many), make_block(*many, seed=1)]).remarks
     assert remark.startswith("200 trials that were never measured share a job of 4,000 s, which is")
+
+
+def test_a_part_of_a_block_asks_for_the_room_that_its_own_trials_need() -> None:
+    """Of eight trials side by side, one has a job of its own: it takes as long as it takes alone."""
+    cells = [make_cell(batch_size=8 * number) for number in range(1, 9)]
+    packing = pack(
+        [make_block(*cells)],
+        {cell.id: 3600 * 8 / 7 for cell in cells},
+        ranks_per_node=8,
+        limit_seconds=LIMIT,
+        max_parallel_jobs=4,
+        parallel="auto",
+    )
+    assert [array.ranks_per_node for array in packing.arrays] == [7, 1]
+    for array, trials in zip(packing.arrays, (7, 1), strict=True):
+        (job,) = array.jobs
+        assert len(job.trials) == trials
+        assert job.estimated_seconds == pytest.approx(3600 * 8 / 7)

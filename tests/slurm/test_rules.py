@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import pytest
@@ -160,3 +161,12 @@ class TestRetries:
         record = RecordHeader(status="failed", attempt=RETRIES + 1, detail="", failures=failures)
         assert not record.is_retried(1)
         assert record.is_retried(2)
+
+    def test_begin_anew_with_each_save(self) -> None:
+        """Two losses before a save leave all retries to those after it, in another job too."""
+        failures = [replace(NODE_LOST, began_at=at) for at in (10.0, 20.0, 40.0)]
+        record = RecordHeader(
+            status="failed", attempt=3, detail="", failures=failures, saved_at=30.0
+        )
+        assert record.is_retried(1)
+        assert not replace(record, saved_at=5.0).is_retried(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.core.errors import NotApplied
+from harness.core.errors import Interrupted, NotApplied
 from harness.core.paths import TrialFolder
 from harness.training import compile_cache, compiled_code
 from harness.training.compiled_code import load, take_compiled_code
@@ -87,3 +87,23 @@ def test_another_cache_gets_graphs_and_libraries(
         handed_on = set(file.namelist()) - {"artifacts"}
     assert handed_on == saved == loaded, "the probe of vector instructions too"
     assert len(saved) > 1
+
+
+def test_a_rank_that_is_to_stop_is_interrupted_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends its signal to the process that compiles too."""
+    monkeypatch.setattr(compiled_code, "is_requested", lambda: True)
+    monkeypatch.setattr(compile_cache, "environment_name", lambda device: "here")
+
+    def stopped(*arguments: object, **named: object) -> None:
+        raise subprocess.CalledProcessError(75, "compile")
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    assignment = make_assignment(steps=1, execution="compile", cache="once")
+    for rank in (0, 1):
+        ranks = replace(SINGLE_RANK, rank=rank)
+        folder = TrialFolder(tmp_path / "trial")
+        folder.path.mkdir(exist_ok=True)
+        with pytest.raises(Interrupted, match="stopped before the first step"):
+            take_compiled_code(folder, assignment, ParallelMesh(ranks, CPU))
