@@ -13,7 +13,7 @@
 # make bench-statistics: how often intervals and sequential tests are wrong, and how soon a trend shows, by simulation, in five
 # minutes; tables are left in results/bench and in the guide. OTAVA=ENV/bin/python: Apache Otava on the same series, 20 more.
 # make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
-# make bench-race: how often equal cells leave a race, and what a race of 48 cells saves, in about 20 minutes.
+# make bench-race: how often equal cells leave a race, and what a race of 48 cells saves, in about half an hour.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;

@@ -373,7 +373,7 @@ def certify(
 
     A gate compares the first cell of a sweep with itself, many times, and counts how often it finds
     a change. Later verdicts on this hardware cite the result, and allow for the drift that it has
-    measured.
+    measured. It takes an hour or two; what was interrupted goes on when it is asked for again.
 
     Exit code 1 if the rate of false alarms is certainly above 5%.
     """

@@ -192,7 +192,7 @@ def certify_machine(
 
     Raises BadInput for an earlier certificate that can't be read, HarnessError if a rank fails.
     """
-    with hold_machine(profile, "certifying this machine", wait=wait, on_message=on_message):
+    with hold_machine(profile, "measuring its false alarms", wait=wait, on_message=on_message):
         certificate = prepare(results, profile, settings, restart=restart)
         previous_count = len(certificate.comparisons)
         if previous_count < count:

@@ -89,13 +89,18 @@ class MachineRoom:
         return lanes
 
     def _cores_of(self, number: int, count: int) -> list[int]:
-        """Return the cores of one of `count` lanes: whole physical ones where there are enough."""
+        """Return the cores of one of `count` lanes: whole physical ones where that takes none away.
+
+        It would where they don't divide, or have different numbers of threads.
+        """
         threads = [core for threads in self.cores for core in threads]
-        if count > len(self.cores):
-            return list(_share(threads, number, count))
         size = len(self.cores) // count
-        chosen = self.cores[number * size : (number + 1) * size]
-        return [core for threads in chosen for core in threads]
+        shares = []
+        for start in range(0, size * count, size or 1):
+            shares.append([core for group in self.cores[start : start + size] for core in group])
+        if {len(share) for share in shares} == {len(threads) // count}:
+            return shares[number]
+        return list(_share(threads, number, count))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,10 +114,18 @@ def _paired_throughputs(
         if record.status != "done" or not measured:
             continue
         cell = record.trial.cell
-        pairing = (*fmt.axis_texts(cell, down), record.trial.seed, record.trial.repeat)
+        pairing = (
+            *fmt.axis_texts(cell, down), cell.length_text, str(cell.evaluate), code_text(cell),
+            record.trial.seed, record.trial.repeat,
+        )  # fmt: skip
         pairings = workloads.setdefault(cell.workload.label, {})
         pairings.setdefault(pairing, {})[_column(cell, across)] = measured
     return workloads
+
+
+def code_text(cell: Cell) -> str:
+    """Return the code of a cell's workload as text, the same for the same code."""
+    return "" if cell.workload.code is None else repr(sorted(cell.workload.code.files.items()))
 
 
 def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: str) -> str:

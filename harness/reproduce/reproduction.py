@@ -282,8 +282,6 @@ def _judge_trial(
         return replace(finished, failure=str(again.failure))
     exact = []
     failure = _exact_failure(exact_runs)
-    if _ignores_precision(again.trial.cell):
-        failure = "no argument tells its script the precision"
     if failure is not None:
         finished = replace(finished, exact_failure=failure)
     elif exact_runs:
@@ -302,6 +300,11 @@ def _judge_trial(
         has_other_kernels=has_other_kernels(all_differences),
     )
     rung = rung_with_seeds(agreement, seeds)
+    is_undecided = rung is None and agreement.has_series and demand.rung not in ("bitwise", "ulp")
+    is_same = is_same_computation(all_differences)
+    if is_undecided and is_same and _ignores_precision(again.trial.cell):
+        reason = "no argument tells its script the precision"
+        finished = replace(finished, exact_failure=reason)
     return replace(
         finished,
         outcome=outcome_of(agreement, rung, demand.rung, all_differences, finished.exact_failure),

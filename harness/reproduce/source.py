@@ -170,6 +170,8 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
     """
     fallback = recorded if recorded is not None and recorded.is_dir() else current
     file = workload_file(workload.uses)
+    for axis_uses in workload.identity.get("custom_uses", {}).values():
+        file = file or workload_file(axis_uses)  # of a built-in workload with an axis of one's own
     if file is None:
         return fallback
     candidates = [] if recorded is None else _counterparts(recorded, current)

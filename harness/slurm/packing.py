@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 
@@ -80,19 +80,13 @@ def pack(
         remarks += _unmeasured_remarks(blocks, limit_seconds)
     jobs_by_shape: dict[tuple[int, int], list[PackedJob]] = {}  # by (nodes, ranks of a node)
     for block in blocks:
-        lanes = _lanes_by_trial(block, ranks_per_node, parallel)
-        parts = []
-        for part in _split_block(block, estimates, usable_seconds, lanes):
-            # A part has fewer trials, so that fewer may run side by side.
-            part_lanes = _lanes_by_trial(part.trials, ranks_per_node, parallel)
-            if part.estimated_seconds is not None:
-                seconds = _seconds_of(part.trials, estimates, part_lanes)
-                part = replace(part, estimated_seconds=seconds)
-            parts.append(part)
-            shape = _shape(part, ranks_per_node, part_lanes)
-            jobs_by_shape.setdefault(shape, []).append(part)
+        lanes = _lane_counts(block, ranks_per_node, parallel)
+        parts = _split_block(block, estimates, usable_seconds, lanes)
         if len(parts) > 1:
             remarks.append(_split_remark(block, parts, usable_seconds))
+        for part in parts:
+            shape = _shape(part, ranks_per_node, lanes)
+            jobs_by_shape.setdefault(shape, []).append(part)
     arrays = []
     for (nodes, ranks), jobs in jobs_by_shape.items():
         merged = _merge(jobs, usable_seconds, max_parallel_jobs)
@@ -144,37 +138,48 @@ def _unmeasured_remarks(blocks: Sequence[Sequence[Trial]], limit_seconds: float)
     ]
 
 
-def _lanes_by_trial(
-    block: Sequence[Trial], ranks_per_node: int, parallel: Parallel
-) -> dict[str, int]:
-    """Return how many trials run at a time while a trial of a block does, by its id.
-
-    They are of the same size, fit on one node, and are no more than the block has.
-    """
+def _lane_counts(block: Sequence[Trial], ranks_per_node: int, parallel: Parallel) -> dict[str, int]:
+    """Return how many trials of the size of each may run at a time on a node, by its id."""
     room = JobRoom(ranks_per_node=ranks_per_node)
-    lanes = {trial.id: lane_count(parallel, room.capacity(trial.cell.axes)) for trial in block}
-    trials_by_lanes = Counter(lanes.values())
-    return {trial: min(count, trials_by_lanes[count]) for trial, count in lanes.items()}
+    return {trial.id: lane_count(parallel, room.capacity(trial.cell.axes)) for trial in block}
 
 
 def _shape(job: PackedJob, ranks_per_node: int, lanes: Mapping[str, int]) -> tuple[int, int]:
     """Return the number of nodes, and of ranks on each, that the job's trials need.
 
-    That is what its largest trial needs, or more for trials that run side by side. Nodes are
-    filled: five ranks on nodes of four are two nodes with four ranks each, of which three stay idle.
+    That is what its largest trial needs, or more for trials that run side by side, which are no more than
+    it has. Nodes are filled: five ranks on nodes of four are two nodes with four ranks each, of which
+    three stay idle.
     """
-    ranks = max(trial.cell.axes.world_size * lanes[trial.id] for trial in job.trials)
+    trials_by_lanes = Counter(lanes[trial.id] for trial in job.trials)
+    ranks = 0
+    for trial in job.trials:
+        side_by_side = min(lanes[trial.id], trials_by_lanes[lanes[trial.id]])
+        ranks = max(ranks, trial.cell.axes.world_size * side_by_side)
     nodes = -(-ranks // ranks_per_node)  # rounded up
     return nodes, min(ranks, ranks_per_node)
 
 
-def _seconds_of(
-    trials: Sequence[Trial], estimates: Mapping[str, float], lanes: Mapping[str, int]
-) -> float:
-    """Return how long trials take that run side by side: no less than the longest of them."""
-    seconds = [estimates[trial.cell.id] for trial in trials]
-    shared = [time / lanes[trial.id] for trial, time in zip(trials, seconds, strict=True)]
-    return max(sum(shared), *seconds)
+@dataclass
+class _Load:
+    """How long trials take that run one after the other, those of one size side by side."""
+
+    # By how many of a size may run at a time: how many there are, and their seconds.
+    counts: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, float] = field(default_factory=dict)
+    longest: float = 0.0
+
+    def with_trial(self, lanes: int, seconds: float) -> _Load:
+        """Return the load with one more trial."""
+        counts = self.counts | {lanes: self.counts.get(lanes, 0) + 1}
+        sums = self.sums | {lanes: self.sums.get(lanes, 0.0) + seconds}
+        return _Load(counts=counts, sums=sums, longest=max(self.longest, seconds))
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of all: no less than those of the longest trial."""
+        shared = [self.sums[lanes] / min(lanes, count) for lanes, count in self.counts.items()]
+        return max(self.longest, sum(shared))
 
 
 def _split_block(
@@ -191,17 +196,19 @@ def _split_block(
     if any(trial.cell.id not in estimates for trial in block):
         return [PackedJob(trials=block, estimated_seconds=None)]
     parts: list[list[Trial]] = [[]]
-    part_seconds = [0.0]
+    loads = [_Load()]
     for trial in block:
-        seconds = estimates[trial.cell.id] / lanes[trial.id]
-        if parts[-1] and part_seconds[-1] + seconds > usable_seconds:
+        seconds = estimates[trial.cell.id]
+        load = loads[-1].with_trial(lanes[trial.id], seconds)
+        if parts[-1] and load.seconds > usable_seconds:
             parts.append([])
-            part_seconds.append(0.0)
+            loads.append(_Load())
+            load = loads[-1].with_trial(lanes[trial.id], seconds)
         parts[-1].append(trial)
-        part_seconds[-1] += seconds
+        loads[-1] = load
     return [
-        PackedJob(trials=trials, estimated_seconds=seconds)
-        for trials, seconds in zip(parts, part_seconds, strict=True)
+        PackedJob(trials=trials, estimated_seconds=load.seconds)
+        for trials, load in zip(parts, loads, strict=True)
     ]
 
 

@@ -18,7 +18,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.core.text import counted
 from harness.launch import controller
-from harness.launch.runner import RETRIED_FAILURES
+from harness.launch.runner import RETRIED_FAILURES, retried_kinds
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm.submission import Submission, SubmittedJob, read_all
@@ -293,5 +293,5 @@ def _count_open_trials(sweep_folder: SweepFolder, submission: Submission) -> int
 def _runs_again(record: Record) -> bool:
     """Return whether a job may run a trial again that has this record."""
     if record.status == "failed" and record.failure is not None:
-        return record.failure.kind in RETRIED_FAILURES
+        return record.failure.kind in retried_kinds(record, RETRIED_FAILURES)
     return record.status != "done"

@@ -79,8 +79,8 @@ class _Loader(yaml.SafeLoader):
     def construct_integer(self, node: yaml.ScalarNode) -> int:
         """Return the integer of a node; raises _OutOfBounds for one that JSON's readers refuse.
 
-        PyYAML takes 0x and 0b_ for integers too. Python refuses more than 4,300 decimal digits, and
-        can't write an integer out that has as many, so the text is what is shown.
+        Python refuses more than 4,300 decimal digits, and can't write an integer out that has as many, so
+        the text is what is shown.
         """
         try:
             value = int(self.construct_yaml_int(node))

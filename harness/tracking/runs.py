@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,8 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
+RACE_TAG = "harness.race"  # on the run of a cell that has left a race
+NOTE_TAG = "mlflow.note.content"
 # Those that say which files are stored with a run: they do not come from its contents.
 STORED_TAGS = (BOARD_TAG, CONFUSIONS_TAG, EXPORT_TAG, RATES_TAG, RECORD_TAG, SPEC_TAG, TABLE_TAG)
 NUMBER = re.compile(r"seed \d+ (repeat \d+ )?")  # what a trial's name begins with
@@ -634,13 +636,20 @@ class SweepRuns:
         return redact_text(text, self.secrets)
 
 
-def _stale_tags(present: Iterable[str], tags: Mapping[str, str]) -> list[str]:
-    """Return the names of our tags that a run has and should no longer have."""
-    return [
+def _stale_tags(present: Collection[str], tags: Mapping[str, str]) -> list[str]:
+    """Return the names of our tags that a run has and should no longer have.
+
+    The description of a cell that has left a race goes with the tag that says so. Any other may be
+    somebody else's.
+    """
+    stale = [
         name
         for name in present
         if name.startswith("harness.") and name not in tags and name not in STORED_TAGS
     ]
+    if RACE_TAG in stale and NOTE_TAG in present and NOTE_TAG not in tags:
+        stale.append(NOTE_TAG)
+    return stale
 
 
 def _cell_names(folder: SweepFolder, outlines: Sequence[TrialOutline]) -> dict[str, str]:

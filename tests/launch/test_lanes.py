@@ -143,4 +143,8 @@ class TestCompany:
 
 def test_more_lanes_than_two_share_no_physical_core_as_long_as_there_are_enough() -> None:
     assert [lane.cores for lane in SMALL.lanes(3)] == [(0, 4), (1, 5), (2, 6)]
+    six = MachineRoom(ranks=12, gpus=0, cores=[[core, core + 6] for core in range(6)])
+    assert [len(lane.cores) for lane in six.lanes(4)] == [3] * 4, "as many as they have room for"
+    hybrid = MachineRoom(ranks=6, gpus=0, cores=[[0, 1], [2, 3], [4], [5]])
+    assert [len(lane.cores) for lane in hybrid.lanes(2)] == [3, 3]
     assert [lane.cores for lane in SMALL.lanes(8)] == [(n,) for n in (0, 4, 1, 5, 2, 6, 3, 7)]

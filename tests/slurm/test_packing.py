@@ -154,19 +154,33 @@ def test_a_block_that_was_never_measured_and_hardly_fits_is_warned_of() -> None:
     assert remark.startswith("200 trials that were never measured share a job of 4,000 s, which is")
 
 
-def test_a_part_of_a_block_asks_for_the_room_that_its_own_trials_need() -> None:
-    """Of eight trials side by side, one has a job of its own: it takes as long as it takes alone."""
-    cells = [make_cell(batch_size=8 * number) for number in range(1, 9)]
+def test_parts_of_a_block_ask_for_the_room_that_their_own_trials_need() -> None:
+    """Of twelve trials of 3,000 s, eight at a time, nine fit into a job; the others run side by side."""
+    cells = [make_cell(batch_size=8 * number) for number in range(1, 13)]
+    assert parts_of(cells, 3000) == [(8, 9, 3375), (3, 3, 3000)]
+
+
+def test_trials_of_another_size_wait_for_those_before_them() -> None:
+    """Eight trials of a rank run side by side, and then four of two ranks, as long again."""
+    singles = [make_cell(batch_size=8 * number) for number in range(1, 9)]
+    pairs = [
+        make_cell(batch_size=8 * number, strategy="ddp", world_size=2) for number in range(1, 5)
+    ]
+    assert parts_of([*singles, *pairs], 2800) == [(8, 8, 2800), (8, 4, 2800)]
+
+
+def parts_of(cells: Sequence[Cell], seconds: float) -> list[tuple[int, int, float | None]]:
+    """Return the ranks, the trials and the seconds of each job of a block on nodes of eight ranks."""
     packing = pack(
         [make_block(*cells)],
-        {cell.id: 3600 * 8 / 7 for cell in cells},
+        {cell.id: seconds for cell in cells},
         ranks_per_node=8,
         limit_seconds=LIMIT,
         max_parallel_jobs=4,
         parallel="auto",
     )
-    assert [array.ranks_per_node for array in packing.arrays] == [7, 1]
-    for array, trials in zip(packing.arrays, (7, 1), strict=True):
-        (job,) = array.jobs
-        assert len(job.trials) == trials
-        assert job.estimated_seconds == pytest.approx(3600 * 8 / 7)
+    return [
+        (array.ranks_per_node, len(job.trials), job.estimated_seconds)
+        for array in packing.arrays
+        for job in array.jobs
+    ]

@@ -313,7 +313,7 @@ def test_a_tag_that_no_longer_holds_goes(
     cell = by_label(uri, "demo")["mlp eager fp32 single w0 b64 t1"]
     before = dict(cell.data.tags)
     with quiet():
-        for name in ("harness.race", "mine"):
+        for name in ("harness.race", "mlflow.note.content", "mine"):
             connect(uri).set_tag(cell.info.run_id, name, "left after 2 blocks")
     write_trial(folder, make_record(seed=7, sweep="demo"))
     tracker.deliver(folder)
@@ -321,6 +321,7 @@ def test_a_tag_that_no_longer_holds_goes(
     assert after.info.run_id == cell.info.run_id
     assert set(after.data.tags) >= set(before)
     assert "harness.race" not in after.data.tags
+    assert after.data.tags.get("mlflow.note.content") == before.get("mlflow.note.content")
     assert after.data.tags["mine"] == "left after 2 blocks"
 
 

@@ -1,6 +1,6 @@
 """Renews what the guide's pages show of commands and of files.
 
-    python -m tests.programs.perf.guide export certify
+    python -m tests.programs.perf.guide export measurement
     python -m tests.programs.perf.guide --tables measurement      files only: nothing is run
 
 What follows `<!-- results/bench/bench.md -->`, up to `<!-- end -->`, becomes the content of that file.

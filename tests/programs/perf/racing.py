@@ -1,6 +1,6 @@
 """Races on this machine: how often equal cells leave, and what a race of 48 cells saves.
 
-    python -m tests.programs.perf.racing                    20 races of equal cells, then the 48; about 20 minutes
+    python -m tests.programs.perf.racing                    20 races of equal cells, then the 48; about half an hour
     python -m tests.programs.perf.racing --races 2 --repeats 6   a try
     python -m tests.programs.perf.racing --races 0 --folder FOLDER   the 48 cells; run again to go on
 
@@ -123,8 +123,8 @@ def main() -> None:
     """Run both parts, and print what they show."""
     parser = argparse.ArgumentParser(description="Races of equal and of different cells.")
     parser.add_argument("--races", type=int, default=20, help="of equal cells")
-    parser.add_argument("--repeats", type=int, default=20, help="of the 48 cells; 0: none")
-    parser.add_argument("--steps", type=int, default=40, help="of each trial")
+    parser.add_argument("--repeats", type=int, default=24, help="of the 48 cells; 0: none")
+    parser.add_argument("--steps", type=int, default=80, help="of each trial")
     parser.add_argument("--folder", type=Path, help="for the results; a temporary one by default")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} at the start")
