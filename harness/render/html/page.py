@@ -243,9 +243,9 @@ SECTIONS = (
         kind="matrix",
         build=sections.matrices,
         about="mean throughput in samples/s (steps/s of scripts that report no samples), and the"
-        " ratio to the first measured cell of the workload; blue is"
-        " faster, orange slower. The ratio is that of the speedups below, which weighs trials"
-        " equally, so that it can differ from the ratio of two means that vary much.",
+        " ratio to the first measured cell of the workload; blue is faster, orange slower. The ratio"
+        " is that of the speedups below, which weighs trials equally, so that it can differ from the"
+        " ratio of two means that vary much.",
         needs="a measured cell",
     ),
     Section(
