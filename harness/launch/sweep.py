@@ -73,7 +73,8 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
         except BadInput as error:
             unreadable.append(str(error))
             continue
-        if record is not None and record.status in FINISHED[redo]:
+        is_finished = record is not None and record.status in FINISHED[redo]
+        if record is not None and is_finished and _has_columns(record, folder, trial):
             finished.append(record)
             continue
         pending.append(trial)
@@ -89,6 +90,11 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
         unreadable=unreadable,
         unselected=unselected,
     )
+
+
+def _has_columns(record: Record, folder: SweepFolder, trial: Trial) -> bool:
+    """Return whether a record's columns are there; damaged ones are moved away to run again."""
+    return len(record.ranks) == 0 or any(folder.trial_folder(trial.id).path.glob("record-*.npz"))
 
 
 def _records_left_out(sweep: Sweep, folder: SweepFolder) -> list[Record]:

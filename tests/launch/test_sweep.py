@@ -43,3 +43,17 @@ def test_columns_of_trials_that_have_run_stay_on_the_disk(
         path.unlink()
     with pytest.raises(BadFile):
         list(records[0].ranks)
+
+
+def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> None:
+    """As errors about damaged columns say."""
+    sweep = make_sweep(tmp_path)
+    folder = Results(tmp_path).sweep_folder(sweep.name)
+    for trial in sweep.trials():
+        record = make_record(trial.cell, seed=trial.seed, sweep=sweep.name)
+        write_record(folder.trial_folder(trial.id).record_path, record)
+    assert runner.plan(sweep, folder, "failed").pending == []
+    first = sweep.trials()[0]
+    (columns,) = folder.trial_folder(first.id).path.glob("*.npz")
+    columns.unlink()
+    assert runner.plan(sweep, folder, "failed").pending == [first]
