@@ -625,6 +625,11 @@ def _write(folder: TrialFolder, record: Record) -> None:
     """
     write_record(folder.record_path, record)
     remove_leftovers(folder)
+    remove_unneeded_checkpoints(folder, record)
+
+
+def remove_unneeded_checkpoints(folder: TrialFolder, record: Record) -> None:
+    """Remove the checkpoints that a trial has no use for once it has this record."""
     if record.status in COMPLETE:
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
         if record.rank0 is not None and record.rank0.checkpoint is None:

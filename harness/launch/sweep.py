@@ -18,7 +18,14 @@ from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
 from harness.launch.race import SweepRace
-from harness.launch.runner import RETRIES, Runner, StopRequest, TrialListener, remove_leftovers
+from harness.launch.runner import (
+    RETRIES,
+    Runner,
+    StopRequest,
+    TrialListener,
+    remove_leftovers,
+    remove_unneeded_checkpoints,
+)
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
 from harness.records.files import read_record, read_record_if_exists
@@ -231,4 +238,6 @@ def _remove_leftovers(folder: SweepFolder, planned: Plan) -> None:
     remove_abandoned_blocks()
     remove_temporary_files(folder.path)
     for record in planned.finished:
-        remove_leftovers(folder.trial_folder(record.trial.id))
+        trial_folder = folder.trial_folder(record.trial.id)
+        remove_leftovers(trial_folder)
+        remove_unneeded_checkpoints(trial_folder, record)

@@ -57,3 +57,17 @@ def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> Non
     (columns,) = folder.trial_folder(first.id).path.glob("*.npz")
     columns.unlink()
     assert runner.plan(sweep, folder, "failed").pending == [first]
+
+
+def test_checkpoints_go_whose_command_was_killed_before_it_removed_them(tmp_path: Path) -> None:
+    """It had written the record of a finished trial."""
+    sweep = make_sweep(tmp_path)
+    folder = Results(tmp_path).sweep_folder(sweep.name)
+    for trial in sweep.trials():
+        record = make_record(trial.cell, seed=trial.seed, sweep=sweep.name)
+        trial_folder = folder.trial_folder(trial.id)
+        write_record(trial_folder.record_path, record)
+        (trial_folder.resume_checkpoints / "step-000000003").mkdir(parents=True)
+    profile = Profile(device="cpu", validity=ValidityRules(contention=None))
+    runner.run(sweep, profile, folder, RecordCollector(), redo="missing", fail_fast=False)
+    assert list(folder.path.glob("*/resume")) == []
