@@ -75,9 +75,8 @@ def run_until(
         out_of_time = next_repeat_seconds(sweep, records) > seconds_left
         all_measured = all(_log_throughputs(records, cell.id) for cell in sweep.cells)
         has_failed = any(record.status in ("failed", "interrupted") for record in records)
-        if fail_fast and has_failed:
-            break
-        if out_of_time or sweep.repeats >= MAX_REPEATS or not all_measured:
+        is_at_end = out_of_time or sweep.repeats >= MAX_REPEATS
+        if is_at_end or not all_measured or (fail_fast and has_failed):
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)

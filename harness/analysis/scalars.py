@@ -22,7 +22,7 @@ from harness.spec.cell import ThroughputUnit
 
 KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
-# It by the unit of a throughput: of some scripts, nobody counts the samples.
+# The same for each unit: of some scripts, nobody counts the samples.
 RATES: Mapping[ThroughputUnit, str] = {"samples/s": RATE, "steps/s": "throughput_steps_per_s"}
 
 # How a number in the base unit becomes one in the unit of the key.

@@ -29,7 +29,7 @@ from harness.launch.forkserver import ForkRequest, ForkServer
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
 from harness.spec.cell import Cell, Length, Trial
-from harness.spec.cluster import Profile, count_gpus
+from harness.spec.cluster import Profile
 
 STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)
@@ -146,8 +146,7 @@ class PairStarter:
         for tree in self.trees.values():
             if isinstance(tree, StackTree) and tree.stack.prefix:
                 return False
-        on_cpu = self.profile.device == "cpu" or not count_gpus()
-        return on_cpu and self.num_workers == 0
+        return not self.profile.gpus and self.num_workers == 0
 
     def _draw_cores(self) -> list[list[int]]:
         """Return the cores of each rank, shared only with the same rank of the other arm.
@@ -157,8 +156,8 @@ class PairStarter:
         """
         axes = self.cell.axes
         usable = usable_cores()
-        on_gpus = self.profile.device != "cpu" and count_gpus() > 0
-        if on_gpus or axes.binding != "none":  # ranks bind themselves, to a part of what they have
+        # Ranks with a binding bind themselves, to a part of what they have.
+        if self.profile.gpus or axes.binding != "none":
             return [usable] * axes.world_size
         wanted = axes.num_threads + self.num_workers
         if axes.strategy != "single":

@@ -26,7 +26,7 @@ from harness.launch.launcher import rank_variables
 from harness.launch.stack import ReadyStack, bound_command, harness_path
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Trial
-from harness.spec.cluster import Profile, count_gpus
+from harness.spec.cluster import Profile
 
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 
@@ -121,8 +121,7 @@ def server_of(
     if any(isinstance(tree, StackTree) for tree in trees):
         return None
     # Drivers and libraries of GPUs may start threads when they are loaded.
-    on_gpus = profile.device != "cpu" and count_gpus() > 0
-    return shared_server(variables, Setup(preload=TORCH, refuse_threads=not on_gpus))
+    return shared_server(variables, Setup(preload=TORCH, refuse_threads=not profile.gpus))
 
 
 def start_ranks(

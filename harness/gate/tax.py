@@ -17,7 +17,7 @@ from harness.core.worktree import Tree
 from harness.gate.paired import Budget, PairedResult, run_paired
 from harness.gate.pairs import PairStarter
 from harness.spec.cell import Cell
-from harness.spec.cluster import Profile, count_gpus
+from harness.spec.cluster import Profile
 from harness.statistics.verdict import ALPHA
 
 MIN_EFFECT = 0.01  # a fraction of throughput; a smaller cost counts as none
@@ -41,8 +41,7 @@ def ranks_side_by_side(cell: Cell, profile: Profile) -> int:
     A power of two, as the number of ranks of a tree has to be, times the ranks that a mesh of groups
     needs at least; at most the cell's own.
     """
-    on_gpus = profile.device != "cpu" and count_gpus() > 0
-    slots = count_gpus() if on_gpus else len(usable_cores()) // cell.axes.num_threads
+    slots = profile.gpus or len(usable_cores()) // cell.axes.num_threads
     ranks = cell.axes.tensor_parallel
     if cell.axes.shard_size is not None:
         ranks = 2 * cell.axes.shard_size

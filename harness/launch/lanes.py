@@ -20,16 +20,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
 from harness.core.cores import usable_cores
+from harness.core.errors import BadInput
+from harness.core.topology import Topology
 from harness.records.company import BLOCKS_PER_LANE, Company, Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel, Profile, available_slots
-
-TOPOLOGY = "/sys/devices/system/cpu/cpu{core}/topology/{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class MachineRoom:
         return MachineRoom(
             ranks=available_slots(profile).ranks,
             gpus=profile.gpus,
-            cores=physical_cores(usable_cores()),
+            cores=physical_cores(usable_cores(), Topology()),
         )
 
     def capacity(self, axes: Axes) -> int:
@@ -185,25 +184,20 @@ def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
     return items[number * size : (number + 1) * size]
 
 
-def physical_cores(cores: Iterable[int]) -> list[list[int]]:
-    """Return the usable threads of each physical core.
+def physical_cores(cores: Iterable[int], topology: Topology) -> list[list[int]]:
+    """Return the usable threads of each physical core; each is one where Linux does not say.
 
     Linux often numbers the second threads of all cores after the first ones. Lanes that share a
     physical core would take its caches and units from each other.
     """
     threads: dict[tuple[int, int], list[int]] = {}
     for core in sorted(cores):
-        position = _topology(core, "physical_package_id"), _topology(core, "core_id")
+        try:
+            position = topology.socket(core), topology.physical_core(core)
+        except BadInput:
+            position = 0, core
         threads.setdefault(position, []).append(core)
     return [threads[position] for position in sorted(threads)]
-
-
-def _topology(core: int, name: str) -> int:
-    """Return a number that Linux has for a core, 0 where it has none."""
-    try:
-        return int(Path(TOPOLOGY.format(core=core, name=name)).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
 
 
 # Which trials did run side by side

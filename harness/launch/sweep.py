@@ -80,8 +80,7 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
         except BadInput as error:
             unreadable.append(str(error))
             continue
-        is_finished = record is not None and record.status in FINISHED[redo]
-        if record is not None and is_finished and _has_columns(record, folder, trial):
+        if record is not None and _is_finished(record, folder, redo):
             finished.append(record)
             continue
         pending.append(trial)
@@ -99,9 +98,11 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     )
 
 
-def _has_columns(record: Record, folder: SweepFolder, trial: Trial) -> bool:
-    """Return whether a record's columns are there; damaged ones are moved away to run again."""
-    return len(record.ranks) == 0 or any(folder.trial_folder(trial.id).path.glob("record-*.npz"))
+def _is_finished(record: Record, folder: SweepFolder, redo: Redo) -> bool:
+    """Return whether a trial need not run again: damaged columns are moved away so that it does."""
+    path = folder.trial_folder(record.trial.id).path
+    has_columns = len(record.ranks) == 0 or any(path.glob("record-*.npz"))
+    return has_columns and record.status in FINISHED[redo]
 
 
 def _records_left_out(sweep: Sweep, folder: SweepFolder) -> list[Record]:

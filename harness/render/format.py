@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.cells import naming_axes
+from harness.analysis.scalars import clock_movement
 from harness.render.table import Look, Styled
 from harness.spec.axes import AXES, DEFAULTS
 from harness.spec.cell import LABEL_AXES, ThroughputUnit, short_axis
@@ -148,12 +149,10 @@ STOP_COUNTS = {"patience": "by patience", "goal": "at the goal", "length": "at f
 
 def clock_movement_text(record: Record) -> str | None:
     """Return between which clocks a GPU of a trial trained, None if it stayed at one or is not known."""
-    telemetry = record.ranks.across.telemetry
-    if telemetry is None or telemetry.sm_clock_range is None:
+    movement, telemetry = clock_movement(record), record.ranks.across.telemetry
+    if telemetry is None or telemetry.sm_clock_range is None or (movement or 0) <= MOVING_CLOCK:
         return None
     lowest, highest = (hertz / 1e6 for hertz in telemetry.sm_clock_range)
-    if highest <= lowest * (1 + MOVING_CLOCK):
-        return None
     return f"between {lowest:,.0f} and {highest:,.0f} MHz"
 
 

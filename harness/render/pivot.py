@@ -66,12 +66,11 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     for cell_result in SweepResult.of_records(sweep, records).cells:
         cell = cell_result.cell
         head = (cell.workload.label, *fmt.axis_texts(cell, down))
-        if _column(cell, across) in rows.get(
-            head, {}
-        ):  # another cell of these axes, such as a longer one
+        column = _column(cell, across)
+        if column in rows.get(head, {}):  # another cell of these axes, such as a longer one
             head = (f"{cell.workload.label} {cell.id}", *head[1:])
         row = rows.setdefault(head, {})
-        row[_column(cell, across)] = fmt.throughput(cell_result.throughput)
+        row[column] = fmt.throughput(cell_result.throughput)
     table = Table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
     for head, row in rows.items():
         texts = list(head)
@@ -114,16 +113,15 @@ def _paired_throughputs(
         if record.status != "done" or not measured:
             continue
         cell = record.trial.cell
-        pairing = (
-            *fmt.axis_texts(cell, down), cell.length_text, str(cell.evaluate), code_text(cell),
-            record.trial.seed, record.trial.repeat,
-        )  # fmt: skip
+        lengths_and_code = (cell.length_text, str(cell.evaluate), _code_text(cell))
+        number = (record.trial.seed, record.trial.repeat)
+        pairing = (*fmt.axis_texts(cell, down), *lengths_and_code, *number)
         pairings = workloads.setdefault(cell.workload.label, {})
         pairings.setdefault(pairing, {})[_column(cell, across)] = measured
     return workloads
 
 
-def code_text(cell: Cell) -> str:
+def _code_text(cell: Cell) -> str:
     """Return the code of a cell's workload as text, the same for the same code."""
     return "" if cell.workload.code is None else repr(sorted(cell.workload.code.files.items()))
 

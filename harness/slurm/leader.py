@@ -596,9 +596,7 @@ def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
     """
     if not partitions.can_exclude_nodes(nodes, slurm):
         return
-    # What Slurm is told replaces the nodes that the profile leaves out.
-    by_profile = slurm.options.get("exclude")
-    names = ",".join([by_profile, *nodes] if by_profile else nodes)
+    names = slurm.excluding(nodes)  # which replaces what the job was submitted with
     completed = controller.call(
         ["scontrol", "update", f"JobId={own_job_id()}", f"ExcNodeList={names}"], on_wait=log
     )

@@ -415,11 +415,7 @@ def array_executor(sweep_folder: SweepFolder, submission: Submission, number: in
     job_count = len(submission.arrays[number].trial_ids)
     if job_count > 1:
         executor.parameters["map_count"] = job_count  # makes the script that of an array
-    excluded = list(submission.excluded_nodes)
-    by_profile = slurm.options.get("exclude")
-    if by_profile:
-        excluded.insert(0, by_profile)
-    executor.update_parameters(exclude=",".join(excluded) or None)
+    executor.update_parameters(exclude=slurm.excluding(submission.excluded_nodes))
     return executor
 
 
@@ -447,7 +443,7 @@ def job_executor(
         array_parallelism=slurm.array_parallelism,
         **resources(slurm, array),
         additional_parameters=additional_parameters(slurm),
-        exclude=slurm.options.get("exclude"),
+        exclude=slurm.excluding([]),
     )
     return executor
 

@@ -130,9 +130,8 @@ class Matrix:
         for alternatives in itertools.product(*columns):
             values = dict(fixed)
             for alternative in alternatives:
-                if (
-                    "batch_size" in alternative
-                ):  # of an include rule, where the others have the other
+                # An include rule may have the one, where all other points have the other.
+                if "batch_size" in alternative:
                     values.pop("rank_batch_size", None)
                 values.update(alternative)
             yield MatrixPoint.of(values)

@@ -78,9 +78,7 @@ class MetricVerdict:
     confidence: float  # of the interval: that of the test that decided, at its corrected level
     low: float  # the lower bound of the effect, as `Metric.back_transform` returns it
     high: float  # and the upper one
-    smallest_level: (
-        float  # of the family's tests, which is that of the first one that Holm corrects
-    )
+    smallest_level: float  # of the family's tests: that of the first one that Holm corrects
 
     @property
     def min_detectable_effect(self) -> float | None:

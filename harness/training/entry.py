@@ -36,9 +36,8 @@ from workloads.catalog import load_class
 from workloads.shared import share_in
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-COOL_DOWN_SECONDS = (
-    300.0  # that a GPU has to cool; the other ranks may wait in a collective meanwhile
-)
+# That a GPU has to cool. Other ranks may wait in a collective meanwhile.
+COOL_DOWN_SECONDS = 300.0
 COOL_DOWN_LOOK = 1.0  # seconds between two looks at its temperature
 CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
 # Linux keeps the environment that a program was executed with; a fork inherits it, and a change of
@@ -86,8 +85,7 @@ def cool_down(assignment: Assignment, device: torch.device, state: TrainingState
     """Wait until this rank's GPU is as cool as the profile asks for, COOL_DOWN_SECONDS at most.
 
     The seconds are those of the phase "cool_down". Ranks on CPUs do not wait, nor do those that are
-    asked to stop. Raises NotApplied if the
-    temperature can't be read.
+    asked to stop. Raises NotApplied if the temperature can't be read.
     """
     celsius = assignment.cool_down_celsius
     if celsius is None or device.type != "cuda":

@@ -82,7 +82,7 @@ def _buffer_contexts(layer: nn.Module) -> tuple[nullcontext[None], _BuffersOfFor
 
 
 class _BuffersOfForward:
-    """Has a layer the buffers of this moment in each block, which leaves no changes of them.
+    """Gives a layer, in a block, copies of the buffers that it has now, and then back its own.
 
     A layer may change its buffers, such as the running statistics of a batch norm. What computes its
     activations again has to find what the forward found, and must not change them once more.

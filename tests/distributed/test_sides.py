@@ -22,6 +22,7 @@ from harness.core.worktree import Tree
 from harness.gate import paired, pairs
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import PairStarter
+from harness.spec import cluster
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from tests.support.repository import Repository
@@ -136,7 +137,7 @@ def test_ranks_get_cores_of_their_own_unless_they_use_gpus_or_bind_themselves(
     *,
     shared: bool,
 ) -> None:
-    monkeypatch.setattr(pairs, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(cluster, "count_gpus", lambda: gpus)
     monkeypatch.setattr(pairs, "usable_cores", lambda: list(range(8)))
     axes = {"strategy": "ddp", "world_size": 2, "binding": binding}
     cell = load_sweep(line_sweep(tmp_path, {"line": {"axes": axes}})).cells[0]

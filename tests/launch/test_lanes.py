@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from harness.core.topology import Topology
 from harness.launch import lanes
 from harness.launch.lanes import (
     Group,
@@ -101,9 +103,14 @@ def test_each_cell_is_beside_each_other_and_itself_about_as_often() -> None:
     assert side_by_side(JobRoom(ranks_per_node=2), "auto", trials)(trials)[0] == group
 
 
-def test_threads_of_a_physical_core_are_neighbors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_topology", lambda core, name: core % 4 if name == "core_id" else 0)
-    assert lanes.physical_cores(range(8)) == SMALL.cores
+def test_threads_of_a_physical_core_are_neighbors(tmp_path: Path) -> None:
+    for core in range(8):
+        folder = tmp_path / f"devices/system/cpu/cpu{core}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text("0\n")
+        (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    assert lanes.physical_cores(range(8), Topology(tmp_path)) == SMALL.cores
+    assert lanes.physical_cores([1, 0], Topology(tmp_path / "none")) == [[0], [1]]
 
 
 class TestCompany:
