@@ -17,6 +17,7 @@ import msgspec
 from harness.records.across import across_ranks
 from harness.records.record import (
     AcrossRanks,
+    Header,
     RankResult,
     Record,
     Summary,
@@ -43,15 +44,20 @@ def header_problem(record: Record) -> str | None:
     return None
 
 
-def ranks_problem(record: Record, results: Sequence[RankResult]) -> str | None:
-    """Return the first contradiction between a record's header and the results of its ranks."""
-    count = len(record.ranks)
+def ranks_problem(
+    header: Header, results: Sequence[RankResult], *, count: int, steps: int | None
+) -> str | None:
+    """Return the first contradiction between a record's header and the results of its ranks.
+
+    `count` is that of the ranks that the header counts, and `steps` that of its losses, None without.
+    """
     if len(results) != count:
         return f"ranks: found {len(results)}; allowed: the {count} that the header counts"
-    problem = _rank_problem(record, results)
-    if problem is not None or record.summary is None:
+    problem = _rank_problem(header, results)
+    if problem is not None or header.summary is None:
         return problem
-    return _length_problem(record, results)
+    assert steps is not None
+    return _length_problem(results, steps)
 
 
 def figures_problem(record: Record) -> str | None:
@@ -106,9 +112,9 @@ def _price_problem(record: Record) -> str | None:
     return None
 
 
-def _rank_problem(record: Record, results: Sequence[RankResult]) -> str | None:
+def _rank_problem(header: Header, results: Sequence[RankResult]) -> str | None:
     """Return which ranks are double, none of the trial's, or contradict themselves."""
-    world_size = record.trial.cell.axes.world_size
+    world_size = header.trial.cell.axes.world_size
     ranks = [result.rank for result in results]
     if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
         listed = ", ".join(map(str, ranks))
@@ -168,10 +174,8 @@ def _stop_problem(record: Record, length: int) -> str | None:
     return None
 
 
-def _length_problem(record: Record, results: Sequence[RankResult]) -> str | None:
-    """Return which series has another length than the trial of a complete record."""
-    assert record.loss is not None
-    steps = record.loss.count
+def _length_problem(results: Sequence[RankResult], steps: int) -> str | None:
+    """Return which series has another length than the `steps` of a complete record."""
     counts = {}
     for index, result in enumerate(results):
         series = {"loss": result.loss, "step_seconds": result.step_seconds}

@@ -22,11 +22,13 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 
+import msgspec
 from msgspec import Meta
 
 from harness.core.errors import BadFile, one_line
@@ -38,11 +40,11 @@ from harness.records.consistency import header_problem, rank_problem, ranks_prob
 from harness.records.decode import (
     FileFormat,
     checked_content,
-    decode_file,
     decode_text,
     parse_json,
     read_json,
 )
+from harness.records.environment import Environment
 from harness.records.record import (
     SCHEMA,
     AcrossRanks,
@@ -50,9 +52,10 @@ from harness.records.record import (
     RankResult,
     RankResults,
     Record,
+    RunSettings,
 )
 from harness.records.series import DType, Numbers, Series
-from harness.spec.cell import Trial
+from harness.spec.cell import Cell, Trial
 
 COLUMNS_SUFFIX = ".npz"
 FILE_NAME = re.compile(r"[^/\0]+-[0-9a-f]{12}\.npz")
@@ -83,7 +86,7 @@ RANKS = "ranks"  # the JSON of the results of all ranks, with the number of valu
 Opener = Callable[[str], BinaryIO]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
     """What a header says of one column."""
 
@@ -92,7 +95,7 @@ class Column:
     sha256: str  # of their bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFile:
     """What a header says of the file of columns next to it."""
 
@@ -223,7 +226,12 @@ def _read_column(archive: zipfile.ZipFile, name: str, column: Column) -> Numbers
 
 def next_to(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) -> Opener:
     """Return what opens the files next to a header, reading `buffer_bytes` at once."""
-    return lambda name: header_path.with_name(name).open("rb", buffer_bytes)
+    return partial(_open_next_to, header_path, buffer_bytes)
+
+
+def _open_next_to(header_path: Path, buffer_bytes: int, name: str) -> BinaryIO:
+    """Open the file of that name next to a header."""
+    return header_path.with_name(name).open("rb", buffer_bytes)
 
 
 def in_memory(fetch: Callable[[str], bytes]) -> Opener:
@@ -305,7 +313,7 @@ def _series_slots(result: Any) -> list[_Slot]:
     return [slot for slot in slots if slot.holder.get(slot.key) is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredHeader(Header):
     """The header of a record as its file has it, with what it says of the columns."""
 
@@ -340,25 +348,62 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
     write_atomically(path, header, durable=durable)
 
 
-def read_record(path: Path, trial: Trial | None = None) -> Record:
+class CommonParts:
+    """Parts that records of a sweep have in common, each decoded once.
+
+    Cell, environment and settings are most of a header. Equal ones are one object, so that thousands
+    of records are read sooner and take less memory.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no part."""
+        self._decoded: dict[tuple[type, bytes], Any] = {}  # by what a part is, and its content
+
+    def decode_in(self, content: Mapping[str, Any]) -> None:
+        """Replace the common parts in the content of a header by what they decode to."""
+        parts = (
+            (content.get("trial"), "cell", Cell),
+            (content.get("rank0"), "environment", Environment),
+            (content, "settings", RunSettings),
+        )
+        for holder, key, kind in parts:
+            if isinstance(holder, dict) and isinstance(holder.get(key), dict):
+                # An invalid part stays, for the error of the whole header: it says where the part is.
+                with suppress(ValueError):
+                    holder[key] = self._decode(kind, holder[key])
+
+    def _decode(self, kind: type, part: dict[str, Any]) -> Any:
+        """Return what a part decodes to; raises ValueError."""
+        key = (kind, msgspec.msgpack.encode(part))
+        if key not in self._decoded:
+            self._decoded[key] = decode_value(kind, part)
+        return self._decoded[key]
+
+
+def read_record(path: Path, common: CommonParts | None = None) -> Record:
     """Read the header of a record; its ranks and losses are read when they are first looked at.
 
-    `trial` is the one whose folder it is in, if the caller knows it. The record has it then, so that
-    the trials of a cell share the cell. Raises BadFile for a file that is missing, incomplete, of a
-    major schema that can't be read or changed after it was written, for a header that contradicts
-    itself, and for the record of another trial than its folder is named after. Ranks and losses raise
-    it then for columns that are missing or other than the header says, and for figures that they
-    contradict.
+    Records that are read with the same `common` share what they have in common. Raises BadFile for a
+    file that is missing, incomplete, of a major schema that can't be read or changed after it was
+    written, for a header that contradicts itself, and for the record of another trial than its folder
+    is named after. Ranks and losses raise it then for columns that are missing or other than the
+    header says, and for figures that they contradict.
     """
-    header = decode_file(StoredHeader, path, RECORD_FORMAT)
-    return _record_of(header, path, next_to(path), trial)
+    content = checked_content(read_json(path, RECORD_FORMAT), path, RECORD_FORMAT)
+    if common is not None and isinstance(content, dict):
+        common.decode_in(content)
+    try:
+        header: StoredHeader = decode_value(StoredHeader, content)
+    except ValueError as error:
+        raise RECORD_FORMAT.invalid(path, error) from None
+    return _record_of(header, path, next_to(path))
 
 
-def read_record_if_exists(path: Path, trial: Trial | None = None) -> Record | None:
+def read_record_if_exists(path: Path, common: CommonParts | None = None) -> Record | None:
     """Read a record, None where there is no file; raises BadFile as `read_record` does."""
     if not path.exists():
         return None
-    return read_record(path, trial)
+    return read_record(path, common)
 
 
 def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) -> Record:
@@ -371,22 +416,14 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     return _record_of(header, source, in_memory(fetch))
 
 
-def _record_of(
-    header: StoredHeader, source: Path | str, open_file: Opener, trial: Trial | None = None
-) -> Record:
+def _record_of(header: StoredHeader, source: Path | str, open_file: Opener) -> Record:
     """Return a record whose ranks and losses are read from its columns when they are needed.
 
-    Raises BadFile unless it agrees with itself and with its folder, which is that of `trial`.
+    Raises BadFile unless it agrees with itself and with its folder.
     """
-
-    def load_ranks() -> list[RankResult]:
-        return columns.rank_results(record)
-
-    columns = _Columns(header.columns, source, open_file)
+    columns = _Columns(header, source, open_file)
     of_trial = {name: getattr(header, name) for name in HEADER_FIELDS}
-    if trial is not None and header.trial == trial:
-        of_trial["trial"] = trial
-    ranks = RankResults(lambda: _load_recent(load_ranks), header.ranks)
+    ranks = RankResults(partial(_ranks_of, columns), header.ranks)
     record = Record(**of_trial, ranks=ranks, loss=columns.mean_loss())
     problem = header_problem(record) or _misplacement(record.trial, source)
     if problem is not None:
@@ -395,32 +432,26 @@ def _record_of(
 
 
 @lru_cache(maxsize=RECENT_RANKS)
-def _load_recent(load_ranks: Callable[[], list[RankResult]]) -> list[RankResult]:
+def _ranks_of(columns: _Columns) -> list[RankResult]:
     """Return the ranks of a record on disk, which stay in memory for the last few records only."""
-    return load_ranks()
+    return columns.rank_results()
 
 
 class _Columns:
-    """The columns of one record, each read when it is needed."""
+    """The columns of one record, each read when it is needed.
 
-    def __init__(
-        self,
-        described: ColumnFile | None,
-        source: Path | str,
-        open_file: Opener,
-    ) -> None:
-        self.described = described
+    It knows the header and not the record, which has it: thousands of records that know themselves
+    would wait for Python's collector.
+    """
+
+    def __init__(self, header: StoredHeader, source: Path | str, open_file: Opener) -> None:
+        self.header = header
         self.source = source
         self.open_file = open_file
 
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """What the header says of each column; nothing where there are none."""
-        return {} if self.described is None else self.described.columns
-
     def read(self, names: Collection[str]) -> dict[str, Numbers]:
         """Return some columns; raises BadFile."""
-        described = self.described
+        described = self.header.columns
         assert described is not None
         try:
             return read_columns(self.open_file, described, names)
@@ -431,23 +462,32 @@ class _Columns:
 
     def mean_loss(self) -> Series | None:
         """Return the mean loss over ranks, which is read when it is unpacked; None without any."""
-        column = self.columns.get(MEAN_LOSS)
+        described = self.header.columns
+        column = None if described is None else described.columns.get(MEAN_LOSS)
         if column is None:
             return None
-        return Series(column.dtype, column.count, lambda: self.read([MEAN_LOSS])[MEAN_LOSS])
+        return Series(column.dtype, column.count, self._read_mean_loss)
 
-    def rank_results(self, record: Record) -> list[RankResult]:
+    def _read_mean_loss(self) -> Numbers:
+        """Return the mean loss over ranks at each step, shape (steps,); raises BadFile."""
+        return self.read([MEAN_LOSS])[MEAN_LOSS]
+
+    def rank_results(self) -> list[RankResult]:
         """Return the results of all ranks, which are those of the record; raises BadFile."""
+        described: Mapping[str, Column] = {}
+        if self.header.columns is not None:
+            described = self.header.columns.columns
         results: list[RankResult] = []
-        if RANKS in self.columns:
-            columns = self.read(self.columns.keys() - {MEAN_LOSS})
+        if RANKS in described:
+            columns = self.read(described.keys() - {MEAN_LOSS})
             contents = parse_json(columns.pop(RANKS).tobytes(), self.source, RECORD_FORMAT)
             try:
                 put_series(contents, columns)
                 results = decode_value(list[RankResult], contents)
             except ValueError as error:
                 raise RECORD_FORMAT.invalid(self.source, f"ranks{one_line(error)}") from None
-        problem = ranks_problem(record, results)
+        steps = described[MEAN_LOSS].count if MEAN_LOSS in described else None
+        problem = ranks_problem(self.header, results, count=self.header.ranks.count, steps=steps)
         if problem is not None:
             raise RECORD_FORMAT.invalid(self.source, problem)
         return results

@@ -8,7 +8,7 @@ A record on disk is a JSON header of some kilobytes, which commands read, and a 
 next to it, which has what grows with ranks and steps (`harness.records.files`). The seal of the
 header covers the digests of all columns. What the header says of its columns is checked where they
 are read, and by `harness results verify`; what it says of itself wherever it is read
-(`harness.records.consistency`).
+(`harness.records.consistency`). Its classes have slots, because commands hold thousands of headers.
 
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
 measured is None, or absent, and never 0.
@@ -68,7 +68,7 @@ def own_frame(trace: str) -> tuple[str, int] | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """Why a trial failed: the first error of the rank that caused it."""
 
@@ -112,7 +112,7 @@ class Failure:
         return f"{where}rank {self.rank}{host}: {self.kind}: {self.message}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """The metrics after `step` optimizer steps."""
 
@@ -142,7 +142,7 @@ class Evaluation:
         return values
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TargetMetric:
     """A metric that a workload is trained towards, or that evaluations are chosen by."""
 
@@ -160,7 +160,7 @@ class TargetMetric:
         return max(evaluations, key=lambda evaluation: self.score(evaluation.deciding[self.name]))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StopOutcome:
     """How a trial with a rule for stopping ended."""
 
@@ -171,7 +171,7 @@ class StopOutcome:
     restored: bool  # whether the parameters at the end are those of the best evaluation
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """The collectives of one kind that rank 0 takes part in, in one optimizer step."""
 
@@ -196,7 +196,7 @@ class Collective:
         return 2 * share if self.operation == "all_reduce" else share
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Confusions:
     """Which classes the test set's samples were taken for, at one evaluation.
 
@@ -213,7 +213,7 @@ class Confusions:
     omitted: Number = 0  # mistakes, counted in samples, that are not listed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PageCache:
     """How much of its data's files the machine of rank 0 had in memory.
 
@@ -228,7 +228,7 @@ class PageCache:
     memory_limit: int | None  # bytes that the ranks and their page cache may take; None: any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
@@ -279,7 +279,7 @@ class Rank0Report:
         return self.evaluations[-1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
     """What torch.compile did at one rank."""
 
@@ -291,7 +291,7 @@ class Compiled:
     cache_misses: Number
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Determinism:
     """What deterministic mode was in force with at one rank, from the first step to the last."""
 
@@ -300,7 +300,7 @@ class Determinism:
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CoreBinding:
     """Where a rank that was bound to cores ran, as it found it when it had trained."""
 
@@ -319,7 +319,7 @@ class CoreBinding:
         return sum(size for node, size in self.memory.items() if node not in own) / total
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LossScale:
     """What the loss scaling of fp16 did at one rank."""
 
@@ -327,7 +327,7 @@ class LossScale:
     skipped_steps: Number  # whose gradients were not finite
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Telemetry:
     """What was sampled during training at one rank.
 
@@ -354,7 +354,7 @@ class Telemetry:
     errors: Mapping[str, str] = field(default_factory=dict)  # reading -> the first error it raised
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Interruption:
     """Where an attempt ended and the next one resumed."""
 
@@ -365,7 +365,7 @@ class Interruption:
     lost_seconds: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Saves:
     """The checkpoints that a rank has saved at intervals, over all attempts that are in the record."""
 
@@ -378,7 +378,7 @@ class Saves:
     failed: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepFingerprint:
     """The digests of what one rank computed in one step; see `harness.records.trace`."""
 
@@ -386,7 +386,7 @@ class StepFingerprint:
     digests: Mapping[str, str]  # phase -> digest of all its tensors
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankFingerprints:
     """What one rank computed at the steps that the sweep chose."""
 
@@ -445,7 +445,7 @@ class RankResult:
         return [fingerprint.step - 1 for fingerprint in self.fingerprints.steps]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TelemetryAcross:
     """What the telemetry of all ranks comes to."""
 
@@ -461,7 +461,7 @@ class TelemetryAcross:
     sm_clock_range: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AcrossRanks:
     """What the results of all ranks come to, for readers that need no single rank.
 
@@ -525,7 +525,7 @@ class RankResults(Sequence[RankResult]):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SlowestRank:
     """The rank that the others waited for."""
 
@@ -534,7 +534,7 @@ class SlowestRank:
     skew: float  # mean share of its time that another rank spent waiting for it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """The figures that a trial's samples come to; None for what could not be measured.
 
@@ -576,7 +576,7 @@ class Summary:
     samples_per_step: Amount | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
     """What a trial was run with that is no part of its cell.
 
@@ -600,7 +600,7 @@ class RunSettings:
     excluded_nodes: Sequence[str] = ()  # that its job was not to get
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
     """What the JSON file of a record has of its trial, without the numbers of each step and rank.
 
@@ -640,7 +640,7 @@ class Header:
         return nodes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record(Header):
     """The durable truth about one trial: its last attempt, and why those before it failed."""
 

@@ -24,7 +24,7 @@ from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, checked_content, read_json
-from harness.records.files import read_record, read_record_if_exists
+from harness.records.files import CommonParts, read_record, read_record_if_exists
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
@@ -283,11 +283,12 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     subfolders = set(folder.subfolders())
     records = []
     unreadable = []
-    for trial_id, trial in trials.items():
+    common = CommonParts()
+    for trial_id in trials:
         if trial_id not in subfolders:
             continue
         try:
-            record = read_record_if_exists(folder.trial_folder(trial_id).record_path, trial)
+            record = read_record_if_exists(folder.trial_folder(trial_id).record_path, common)
         except BadInput as error:
             unreadable.append(str(error))
         else:

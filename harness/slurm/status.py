@@ -28,7 +28,7 @@ from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
 from harness.launch.runner import RETRIED_FAILURES, last_saved_at, read_progress, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS
-from harness.records.files import RECORD_FORMAT, read_record
+from harness.records.files import RECORD_FORMAT, CommonParts, read_record
 from harness.records.goodput import Goodput, goodput, total, whole_seconds
 from harness.records.nodes import NodeTimes, node_times, speeds_by_trials
 from harness.records.record import Record
@@ -389,9 +389,10 @@ def _read_status(
     for trial in recorded_trials(further_ids, sweep.cells):  # of other seeds, or further repeats
         trials[trial.id] = trial
     files = {}
+    common = CommonParts()
     for trial_id, trial in trials.items():
         trial_folder = sweep_folder.trial_folder(trial_id)
-        files[trial_id] = read_trial_files(trial_folder, trial)
+        files[trial_id] = read_trial_files(trial_folder, trial, common)
     # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
     runs_locally = is_locked(sweep_folder)
     local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
@@ -474,8 +475,12 @@ def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
     return counts
 
 
-def read_trial_files(trial_folder: TrialFolder, trial: Trial) -> TrialFiles:
+def read_trial_files(
+    trial_folder: TrialFolder, trial: Trial, common: CommonParts | None = None
+) -> TrialFiles:
     """Read what counts for the status from the folder of a trial.
+
+    `common` is that of the records of its sweep (`read_record`).
 
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
     not grow with the number of ranks.
@@ -489,7 +494,7 @@ def read_trial_files(trial_folder: TrialFolder, trial: Trial) -> TrialFiles:
     try:
         stat = path.stat()
         recorded_at = stat.st_mtime_ns
-        record = _read_header(path, stat, trial)
+        record = _read_header(path, stat, common)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except BadInput as error:
@@ -522,7 +527,7 @@ def read_trial_files(trial_folder: TrialFolder, trial: Trial) -> TrialFiles:
 _headers_by_path: dict[Path, tuple[os.stat_result, RecordHeader]] = {}
 
 
-def _read_header(path: Path, stat: os.stat_result, trial: Trial) -> RecordHeader:
+def _read_header(path: Path, stat: os.stat_result, common: CommonParts | None) -> RecordHeader:
     """Return what the status shows of a record; it is read again only when its file has changed."""
     previous = _headers_by_path.get(path)
     if previous is not None:
@@ -530,7 +535,7 @@ def _read_header(path: Path, stat: os.stat_result, trial: Trial) -> RecordHeader
         is_same_file = previous_stat.st_ino == stat.st_ino
         if is_same_file and previous_stat.st_ctime_ns == stat.st_ctime_ns:
             return header
-    header = _summary(read_record(path, trial), TrialFolder(path.parent))
+    header = _summary(read_record(path, common), TrialFolder(path.parent))
     _headers_by_path[path] = (stat, header)
     return header
 

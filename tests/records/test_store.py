@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 
 from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import plan
+from harness.records.files import read_record
+from harness.records.seal import sealed_text
 from harness.records.store import read_recorded_sweep, recorded_trials, write_spec
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
@@ -55,13 +59,36 @@ def test_trials_of_earlier_commands_are_shown(results: Results, sweep: Sweep) ->
     assert "95% interval" in shown.out
 
 
-def test_records_have_the_cells_of_their_sweep(results: Results, sweep: Sweep) -> None:
-    """One object for all trials of a cell: ten thousand records have two thousand cells."""
-    recorded = read_recorded_sweep(results, sweep.name)
-    cells = {cell.id: cell for cell in recorded.sweep.cells}
-    assert recorded.records
-    for record in recorded.records:
-        assert record.trial.cell is cells[record.trial.cell.id]
+def test_records_share_what_they_have_in_common(results: Results, sweep: Sweep) -> None:
+    """Ten thousand records have two thousand cells, and the environments of a few machines."""
+    first, second, *_ = read_recorded_sweep(results, sweep.name).records
+    assert first.trial != second.trial
+    assert first.trial.cell is second.trial.cell
+    assert first.rank0 is not None
+    assert second.rank0 is not None
+    assert first.rank0.environment is second.rank0.environment
+
+
+def test_an_invalid_cell_is_named_where_it_is(results: Results, sweep: Sweep) -> None:
+    path = record_path(results, sweep, 0)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["trial"]["cell"]["axes"]["batch_size"] = "many"
+    path.write_text(sealed_text(content), encoding="utf-8")
+    (problem,) = read_recorded_sweep(results, sweep.name).unreadable
+    assert 'trial.cell.axes.batch_size: found "many"; allowed: a whole number' in problem
+
+
+def test_a_record_that_is_dropped_is_freed_at_once(results: Results, sweep: Sweep) -> None:
+    """Nothing in it refers back to it, so that the collector has no cycles to find."""
+    record = read_record(record_path(results, sweep, 0))
+    assert record.loss is not None
+    ranks = weakref.ref(record.ranks)
+    gc.disable()
+    try:
+        del record
+        assert ranks() is None
+    finally:
+        gc.enable()
 
 
 def test_trials_of_earlier_commands_are_planned_for_the_tracker(

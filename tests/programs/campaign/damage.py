@@ -36,6 +36,7 @@ READERS = {
     "show": ("show", "campaign", *RESULTS),
     "status": ("status", "campaign", *RESULTS),
     "compare": ("compare", "campaign", "baseline", *RESULTS),
+    "verify": ("results", "verify", "campaign", *RESULTS),  # reads the columns of records too
 }
 STEP_SECONDS = 0.05  # slow enough for the second trial to be interrupted after an evaluation
 # Time goes on: what a reader prints of it differs without any damage.
