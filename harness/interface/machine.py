@@ -10,7 +10,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Machine
 from harness.launch import probe
-from harness.launch.abandoned import kill_abandoned
+from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.render import chart
 from harness.render.peak import draw
@@ -30,6 +30,7 @@ def hold_machine(
     BadInput is raised. `activity` is what whoever waits for this one is told.
     """
     kill_abandoned()
+    remove_abandoned_blocks()
     if profile.validity.contention is None:
         yield
         return

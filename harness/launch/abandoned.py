@@ -33,6 +33,7 @@ SHARED_MEMORY = Path("/dev/shm")
 BLOCK_NAMES = re.compile(r"torch_(\d+)_")  # torch's, with the id of the process that created it
 # Seconds. Torch's two calls are microseconds apart, unless the process is stopped between them.
 MIN_AGE = 1.0
+CHUNK = 2**20  # bytes of a block that are read at once
 
 
 def mark_variables(log: Path | str) -> dict[str, str]:
@@ -104,18 +105,24 @@ def remove_abandoned_blocks(folder: Path = SHARED_MEMORY) -> None:
         return
     for path in folder.glob("torch_*"):
         name = BLOCK_NAMES.match(path.name)
-        if name is not None and _is_abandoned(path, int(name[1])):
-            path.unlink(missing_ok=True)
+        if name is None or psutil.pid_exists(int(name[1])):
+            continue
+        with suppress(OSError):  # another command has removed it
+            if _is_abandoned(path):
+                path.unlink()
 
 
-def _is_abandoned(path: Path, creator: int) -> bool:
-    """Return whether nobody will use a block, which the process `creator` has made."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
+def _is_abandoned(path: Path) -> bool:
+    """Return whether nobody will use a block whose creator has ended; raises OSError.
+
+    Torch reserves a block's pages before it removes the name, so that only their zeros tell that
+    nothing was written.
+    """
+    status = path.stat()
+    if status.st_uid != os.getuid() or time.time() - status.st_mtime < MIN_AGE:
         return False
-    is_written = status.st_blocks > 0
-    is_new = time.time() - status.st_mtime < MIN_AGE
-    if is_written or is_new or status.st_uid != os.getuid():
-        return False
-    return not psutil.pid_exists(creator)
+    with path.open("rb") as block:
+        while chunk := block.read(CHUNK):
+            if any(chunk):
+                return False
+    return True

@@ -93,13 +93,15 @@ def block(folder: Path, creator: int, *, content: bytes = b"", age: float = 2 * 
     return path
 
 
-def test_only_blocks_that_nobody_can_use_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", bytes(512)], ids=["empty", "reserved"])
+def test_only_blocks_that_nobody_can_use_are_removed(tmp_path: Path, content: bytes) -> None:
+    """Torch reserves the pages of a block before it removes the name."""
     ended, others = ended_process(), tmp_path / "others"
     others.mkdir()
-    abandoned = block(tmp_path, ended)
+    abandoned = block(tmp_path, ended, content=content)
     kept = [
         block(tmp_path, os.getpid()),
-        block(others, ended, content=b"in use"),
+        block(others, ended, content=bytes(512) + b"in use"),
     ]
     remove_abandoned_blocks(tmp_path)
     remove_abandoned_blocks(others)
