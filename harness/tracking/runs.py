@@ -257,6 +257,7 @@ class SweepRuns:
     ) -> None:
         """Bring the runs of cells up to date, or only create those that MLflow has not (`only_new`).
 
+        A run that is created so has its name and tags, below which those of trials can hang.
         `by_cell` are the outlines of their trials, `outlines` those of all trials. `spec` has those
         trials that are needed.
         """
@@ -287,6 +288,9 @@ class SweepRuns:
                 picture=picture(cell.workload.label, sweep_run.id),
                 departure=None if self.race is None else self.race.departure(cell),
             )
+            if only_new:
+                self._only_run(contents, self._tags(contents, sweep_run.id))
+                continue
             cell_run = self._update(contents, sweep_run.id)
             self._update_rates(search, cell, cell_run)
             self.stale_cells.pop(cell_id, None)
@@ -432,7 +436,18 @@ class SweepRuns:
         run.tags[name] = value
 
     def _update(self, contents: RunContents, parent: str | None) -> KnownRun:
-        """Make a cell's or the sweep's run show its contents; send only what it lacks.
+        """Make a cell's or the sweep's run show its contents; send only what it lacks."""
+        tags = self._tags(contents, parent)
+        run = self._only_run(contents, tags)
+        self._send_difference(run, contents, tags)
+        if run.name != contents.name:
+            self.client.update_run(run.id, name=contents.name)
+            run.name = contents.name
+        self._update_status(run, contents)
+        return run
+
+    def _only_run(self, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
+        """Return the run that is to show these contents, created if there is none; delete others.
 
         Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
         deleted and a new one takes its place.
@@ -443,15 +458,9 @@ class SweepRuns:
             if set(candidate.metrics) <= names:
                 run = candidate
                 break
-        tags = self._tags(contents, parent)
         if run is None:
             run = self._create_empty(contents, tags)
         self._delete_all_but(run, contents.kind, contents.key)
-        self._send_difference(run, contents, tags)
-        if run.name != contents.name:
-            self.client.update_run(run.id, name=contents.name)
-            run.name = contents.name
-        self._update_status(run, contents)
         return run
 
     def _send_difference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,9 @@ from harness.tracking.connect import connect, quiet
 from harness.tracking.pace import Pace
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import by_label
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 
 def test_deliveries_take_a_bounded_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +118,30 @@ def test_cells_follow_at_their_own_pace_until_a_delivery_that_is_not_in_passing(
     records[0] = make_record(records[0].trial.cell, seed=7, started=1.8e9)
     assert trials_done(0) == [3, 3]
     assert trials_done(5, in_passing=False) == [4, 3]
+
+
+def shows(run: Run, record: Record) -> bool:
+    """Return whether a run is that of the record's trial."""
+    return run.data.tags.get("harness.trial") == record.trial.id
+
+
+def test_the_run_of_a_new_cell_is_created_at_once_and_filled_at_that_pace(results: Results) -> None:
+    folder = results.sweep_folder("demo")
+    records = later_records()
+    write_sweep(folder, records[:1], planned=[record.trial for record in records[1:]])
+    tracker = Tracker(results)
+    tracker.deliver(folder, [records[0].trial.id], in_passing=True)
+    (known,) = tracker._known.values()
+    known.pace_of_cells.due = float("inf")
+    for record in records[1:]:
+        write_trial(folder, record)
+        tracker.deliver(folder, [record.trial.id], in_passing=record is not records[-1])
+        shown = by_label(tracker.uri, "demo")
+        cell = shown[record.trial.cell.label]
+        (trial,) = [run for run in shown.values() if shows(run, record)]
+        assert trial.data.tags["mlflow.parentRunId"] == cell.info.run_id
+        if record is records[1]:
+            assert cell.data.metrics == {}
+    assert cell.data.metrics["trials_done"] == 3
+    assert cell.data.params["batch_size"] == "128"
+    assert [name for name, run in shown.items() if run.info.status != "FINISHED"] == []
