@@ -113,7 +113,8 @@ def _shown_database(uri: str, scheme: str) -> str:
     if host and "@" in (url.database or ""):  # and what an unquoted / in the user's name has
         return unparsed
     where = URL.create(url.drivername, host=host or None, port=url.port, database=url.database)
-    return where.render_as_string(hide_password=True)
+    shown: str = where.render_as_string(hide_password=True)
+    return shown
 
 
 @contextmanager
