@@ -35,8 +35,8 @@ ERRORS = {
     "fork": ("EAGAIN", "ENOMEM"),
     "connect": ("ECONNREFUSED", "ETIMEDOUT"),
 }
-# What differs from one run to the next: ids of MLflow's runs, the hash in a cell's id.
-IDS = re.compile(r"[0-9a-f]{32}|(?<=-)[0-9a-f]{8,16}(?=-s\d)")
+# What differs from one run to the next: ids of MLflow's runs, digests of packages, the hash in a cell's id.
+IDS = re.compile(r"(?:[0-9a-f]{32})+|(?<=-)[0-9a-f]{8,16}(?=-s\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
