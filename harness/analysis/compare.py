@@ -192,10 +192,7 @@ class CellComparison:
     @property
     def rows(self) -> list[MetricRow]:
         """Return the rows of all matches, in the order of the matches."""
-        rows: list[MetricRow] = []
-        for match in self.matches:
-            rows += match.rows
-        return rows
+        return [row for match in self.matches for row in match.rows]
 
     @property
     def exit_code(self) -> int:
@@ -325,11 +322,7 @@ def _axes_of(sides: Iterable[Side]) -> list[str]:
 
 def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[str]:
     """Return the names of those axes in which two cells differ."""
-    names = set()
-    for axis in axes:
-        if cell.level(axis) != other.level(axis):
-            names.add(axis)
-    return frozenset(names)
+    return frozenset(axis for axis in axes if cell.level(axis) != other.level(axis))
 
 
 def against_first(side: Side, goal: float | None = None) -> CellComparison | None:

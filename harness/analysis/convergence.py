@@ -55,10 +55,7 @@ def first_at_goal(cell: CellResult, trial: TrialResult, goal: float) -> MetricPo
     """Return the first evaluation at which a trial had reached the goal, None if it never did."""
     assert cell.target is not None
     for point in trial.improvements:
-        is_reached = point.value >= goal
-        if not cell.target.higher_is_better:
-            is_reached = point.value <= goal
-        if is_reached:
+        if cell.target.score(point.value) >= cell.target.score(goal):
             return point
     return None
 

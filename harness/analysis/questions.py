@@ -57,10 +57,7 @@ def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
 
 def same_bits(a: CellResult, b: CellResult) -> int:
     """Return how many pairs of trials ended with the same parameters."""
-    equal = 0
-    for trial_a, trial_b in paired_trials(a, b):
-        equal += trial_a.parameter_digest == trial_b.parameter_digest
-    return equal
+    return sum(one.parameter_digest == other.parameter_digest for one, other in paired_trials(a, b))
 
 
 def hardware_keys(cell: CellResult) -> Sequence[str]:

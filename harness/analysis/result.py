@@ -340,15 +340,14 @@ def _trial_result(record: Record) -> TrialResult:
 
 def _improvements(record: Record, report: Rank0Report) -> list[MetricPoint]:
     """Return the evaluations whose target metric was better than that of all before them."""
-    name, higher_is_better = report.target.name, report.target.higher_is_better
     points: list[MetricPoint] = []
-    best = None
+    best = -math.inf
     for evaluation in report.evaluations:
-        value = evaluation.metrics[name]
-        if best is None or (value > best if higher_is_better else value < best):
+        value = evaluation.metrics[report.target.name]
+        if report.target.score(value) > best:
             seconds = seconds_until(record, evaluation)
             points.append(MetricPoint(step=evaluation.step, value=value, seconds=seconds))
-            best = value
+            best = report.target.score(value)
     return points
 
 

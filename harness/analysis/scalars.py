@@ -17,7 +17,7 @@ from statistics import fmean
 from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
 from harness.records.cost import cost_at_goal, cost_per_epoch, seconds_to_goal
 from harness.records.goodput import goodput
-from harness.records.record import Compiled, LossScale, Record, Summary
+from harness.records.record import Compiled, LossScale, Record, Summary, TelemetryAcross
 from harness.spec.cell import ThroughputUnit
 
 KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
@@ -211,30 +211,16 @@ def peak_memory(record: Record) -> Mapping[str, float]:
     return peaks
 
 
-def mean_reading(reading: str) -> Callable[[Record], float | None]:
-    """Return a function that reads the mean of a sampled reading: over samples, then over ranks.
+def of_telemetry(
+    read: Callable[[TelemetryAcross], float | None],
+) -> Callable[[Record], float | None]:
+    """Return a function that reads a number of the telemetry of all ranks, None without any."""
 
-    `reading` is a key of `Telemetry.readings`, whose name ends with its unit.
-    """
-
-    def read(record: Record) -> float | None:
+    def read_record(record: Record) -> float | None:
         telemetry = record.ranks.across.telemetry
-        return None if telemetry is None else telemetry.readings.get(reading)
+        return None if telemetry is None else read(telemetry)
 
-    return read
-
-
-def mean_share(counter: str) -> Callable[[Record], float | None]:
-    """Return a function that reads the mean over ranks of a counter that covers every step.
-
-    `counter` is a key of `Telemetry.shares`.
-    """
-
-    def read(record: Record) -> float | None:
-        telemetry = record.ranks.across.telemetry
-        return None if telemetry is None else telemetry.shares.get(counter)
-
-    return read
+    return read_record
 
 
 def throttled_shares(record: Record) -> Mapping[str, float]:
@@ -253,15 +239,6 @@ def clock_movement(record: Record) -> float | None:
         return None
     lowest, highest = telemetry.sm_clock_range
     return highest / lowest - 1 if lowest else None
-
-
-def foreign_processes(record: Record) -> float | None:
-    """Return the number of processes on a GPU that are not of the trial, at the rank with most.
-
-    None where a driver does not list the processes, as in some containers.
-    """
-    telemetry = record.ranks.across.telemetry
-    return None if telemetry is None else telemetry.foreign_processes
 
 
 def joules_per_sample(record: Record) -> float | None:
@@ -284,10 +261,10 @@ def trained_share(record: Record) -> float | None:
     return None if spent is None else spent.share
 
 
-def wall_time_parts(record: Record) -> Mapping[str, float | None] | None:
-    """Return where a trial's wall time went, None unless it has come to its end."""
+def wall_time_parts(record: Record) -> Mapping[str, float]:
+    """Return where a trial's wall time went, nothing unless it has come to its end."""
     spent = goodput(record)
-    return None if spent is None else asdict(spent)
+    return {} if spent is None else asdict(spent)
 
 
 SCALARS: tuple[Scalar, ...] = (
@@ -363,29 +340,31 @@ SCALARS: tuple[Scalar, ...] = (
            sent_bytes),
     # Telemetry during the training.
     Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
-           mean_reading("gpu_utilization")),
+           of_telemetry(lambda telemetry: telemetry.readings.get("gpu_utilization"))),
     Scalar("gpu_memory_mib", "MiB", "memory in use on the GPU, mean",
-           mean_reading("gpu_memory_bytes")),
+           of_telemetry(lambda telemetry: telemetry.readings.get("gpu_memory_bytes"))),
     Scalar("gpu_temperature_c", "°C", "temperature of the GPU, mean",
-           mean_reading("gpu_temperature_c")),
+           of_telemetry(lambda telemetry: telemetry.readings.get("gpu_temperature_c"))),
     Scalar("gpu_sm_clock_mhz", "MHz", "clock of the GPU's multiprocessors, mean",
-           mean_reading("gpu_sm_clock_hz")),
+           of_telemetry(lambda telemetry: telemetry.readings.get("gpu_sm_clock_hz"))),
     Scalar("gpu_sm_clock_movement", "", "how far its highest clock was above its lowest, at the worst rank",
            clock_movement),
-    Scalar("gpu_power_w", "W", "power of the GPU, mean", mean_reading("gpu_power_w")),
+    Scalar("gpu_power_w", "W", "power of the GPU, mean",
+           of_telemetry(lambda telemetry: telemetry.readings.get("gpu_power_w"))),
     Scalar("cpu_frequency_mhz", "MHz", "frequency of the cores, mean",
-           mean_reading("cpu_frequency_hz")),
+           of_telemetry(lambda telemetry: telemetry.readings.get("cpu_frequency_hz"))),
     Scalar("load_per_core", "", "load average of the machine per core, mean",
-           mean_reading("load_per_core")),
-    Scalar("cpu_use", "", "share of all cores' time in use", mean_share("cpu_use")),
+           of_telemetry(lambda telemetry: telemetry.readings.get("load_per_core"))),
+    Scalar("cpu_use", "", "share of all cores' time in use",
+           of_telemetry(lambda telemetry: telemetry.shares.get("cpu_use"))),
     Scalar("cpu_steal", "", "share of all cores' time that the hypervisor took",
-           mean_share("cpu_steal")),
+           of_telemetry(lambda telemetry: telemetry.shares.get("cpu_steal"))),
     Scalar("process_cpu", "cores", "cores that a rank used, mean",
-           mean_share("process_cpu")),
+           of_telemetry(lambda telemetry: telemetry.shares.get("process_cpu"))),
     Scalar("gpu_throttled_share.*", "", "share of samples in which the GPU was throttled, at the worst rank",
                  throttled_shares),
     Scalar("gpu_foreign_processes", "", "processes of others on the GPU, at the rank with most",
-           foreign_processes),
+           of_telemetry(lambda telemetry: telemetry.foreign_processes)),
     Scalar("joules_per_sample", "J", "energy of all GPUs for one sample",
            joules_per_sample),
     Scalar("remote_memory_share", "", "memory on other NUMA nodes than a bound rank's own, at the worst rank",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import baseline
-from harness.analysis.cells import missing_trials
 from harness.analysis.compare import Side, hardware_of
-from harness.analysis.result import CellResult, aggregate, join, unrecorded, with_departures
+from harness.analysis.result import CellResult, aggregate, with_departures
+from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder
 from harness.launch.race import SweepRace
@@ -29,7 +29,7 @@ from harness.records.store import (
     recorded_sweep_names,
     trials_of_other_code,
 )
-from harness.spec.cell import Cell, Trial, is_named
+from harness.spec.cell import Cell, is_named
 from harness.spec.sweep import Sweep
 
 BASELINE = "baseline"
@@ -81,12 +81,7 @@ class Named:
             return list(self.baselines)
         if self.sweep is None:
             return self._with_departures(aggregate(self.records))
-        missing = missing_trials(self.sweep, self.records)
-        parts = aggregate(self.records)
-        for cell in self.sweep.cells:
-            if missing[cell.id]:
-                parts.append(unrecorded(cell, missing[cell.id]))
-        return with_departures(join(parts), SweepRace.of_records(self.sweep, self.records))
+        return list(SweepResult.of_records(self.sweep, self.records).cells)
 
     def _with_departures(self, results: Sequence[CellResult]) -> list[CellResult]:
         """Return the results of a part of a sweep, of cells that have left its race without numbers."""
@@ -211,7 +206,7 @@ def best_record(records: Sequence[Record], name: str) -> Record:
         metric = record.summary.best_metric
         if metric is None:
             continue
-        value = metric if record.rank0.target.higher_is_better else -metric
+        value = record.rank0.target.score(metric)
         if best is None or value > best_value:
             best, best_value = record, value
     if best is None:
@@ -263,14 +258,9 @@ def _read_records(folder: Path, cells: Sequence[Cell], name: str) -> list[Record
     for cell in cells:
         for path in sorted(folder.glob(f"{cell.id}-s*/record.json")):
             record = read_record(path)
-            if name in _names(record.trial):
+            if name in (record.trial.id, cell.id, cell.label):
                 records.append(record)
     return records
-
-
-def _names(trial: Trial) -> tuple[str, ...]:
-    """Return the names by which a trial is selected."""
-    return trial.id, trial.cell.id, trial.cell.label
 
 
 def _unknown_name(

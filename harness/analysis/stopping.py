@@ -8,10 +8,10 @@ a verdict on it compares what the rules led to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean
 
+from harness.analysis.cells import mean_over
 from harness.records.record import Record
 
 
@@ -55,22 +55,12 @@ def summarize_stops(records: Iterable[Record]) -> StopSummary | None:
         if record.rank0 is not None and record.rank0.stop is not None:
             stopped.append(record)
             reasons[record.rank0.stop.reason] += 1
-    epochs = _mean(stopped, epochs_trained)
+    epochs = mean_over(stopped, epochs_trained)
     if epochs is None:
         return None
     return StopSummary(
         reasons=reasons,
         epochs=epochs,
-        epochs_to_best=_mean(stopped, epochs_to_best),
-        epochs_to_goal=_mean(stopped, epochs_to_goal),
+        epochs_to_best=mean_over(stopped, epochs_to_best),
+        epochs_to_goal=mean_over(stopped, epochs_to_goal),
     )
-
-
-def _mean(records: Sequence[Record], read: Callable[[Record], float | None]) -> float | None:
-    """Return the mean of a number over the records that have it, None if none has."""
-    values = []
-    for record in records:
-        value = read(record)
-        if value is not None:
-            values.append(value)
-    return fmean(values) if values else None

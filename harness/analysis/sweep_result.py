@@ -136,17 +136,11 @@ class SweepResult:
 
     def throughput_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's throughput, None for the reference of its workload."""
-        for row in self.rows(cell):
-            if row.is_throughput:
-                return row
-        return None
+        return next((row for row in self.rows(cell) if row.is_throughput), None)
 
     def metric_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
-        for row in self.rows(cell):
-            if row.is_target_metric:
-                return row
-        return None
+        return next((row for row in self.rows(cell) if row.is_target_metric), None)
 
     def seeds_to_settle(self) -> int | None:
         """Estimate the seeds with which every throughput has a verdict, None for very many.
@@ -178,17 +172,15 @@ class SweepResult:
 
     def convergence_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's steps to the goal, None for the reference."""
-        for row in self.rows(cell):
-            if not row.is_throughput and not row.is_target_metric:
-                return row
-        return None
+        return next(
+            (row for row in self.rows(cell) if not row.is_throughput and not row.is_target_metric),
+            None,
+        )
 
     @cached_property
     def _reference_ids(self) -> set[str]:
         """The ids of all cells that others are compared with."""
-        if self.comparison is None:
-            return set()
-        return {row.a.cell.id for row in self.comparison.rows}
+        return {row.a.cell.id for row in self._all_rows}
 
     def is_reference(self, cell: Cell) -> bool:
         """Return whether other cells are compared with this one."""
@@ -224,8 +216,8 @@ class SweepResult:
             if cell.metric is None:
                 continue
             score = cell.metric.mean
-            if cell.target is not None and not cell.target.higher_is_better:
-                score = -score
+            if cell.target is not None:
+                score = cell.target.score(score)
             if best is None or score > best_score:
                 best, best_score = cell, score
         return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from harness.core.errors import BadInput
@@ -30,12 +30,15 @@ def hold_machine(
     BadInput is raised. `activity` is what whoever waits for this one is told.
     """
     kill_abandoned()
-    remove_abandoned_blocks()
-    if profile.validity.contention is None:
-        yield
-        return
-    with host_lock(activity, wait=wait, on_message=on_message):
-        yield
+    lock: AbstractContextManager[None] = nullcontext()
+    if profile.validity.contention is not None:
+        lock = host_lock(activity, wait=wait, on_message=on_message)
+    try:
+        with lock:
+            yield
+    finally:
+        # At the end: what the command before has left may be too new at first to be told from what is used.
+        remove_abandoned_blocks()
 
 
 def examine_profile(

@@ -110,22 +110,9 @@ def as_text(value: Value) -> str:
     return str(value)
 
 
-def environment_differences(a: Environment, b: Environment) -> list[Difference]:
-    """Return what differs between two environments, the likeliest cause of another result first."""
-    return differences(environment_fields(a), environment_fields(b))
-
-
 def trial_differences(a: Trial, b: Trial) -> list[Difference]:
     """Return what differs between what two trials were asked to compute, in the same order."""
     return differences(trial_fields(a), trial_fields(b))
-
-
-def record_differences(a: Record, b: Record) -> list[Difference]:
-    """Return all that differs between what two records ran and what they ran with.
-
-    Results are not compared. The environment is that of rank 0; one that failed has none.
-    """
-    return differences(record_fields(a), record_fields(b))
 
 
 def differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Difference]:

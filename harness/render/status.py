@@ -73,11 +73,7 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
     rows = list(status.trials)
     if len(rows) > MAX_ROWS and not every:
         show_table(console, cell_table(rows))
-        important: list[TrialState] = []
-        for trial in rows:
-            if trial.state in ALWAYS_LISTED:
-                important.append(trial)
-        rows = important[:MAX_ROWS]
+        rows = [trial for trial in rows if trial.state in ALWAYS_LISTED][:MAX_ROWS]
         console.print()
     if rows:
         show_table(console, trial_table(rows))
@@ -178,28 +174,11 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
         if not is_repeated:
             row["repeat"] = ""
         rows.append(row)
-    columns = _columns_with_content(rows)
+    columns = [column for column in rows[0] if any(row[column] for row in rows)] if rows else []
     table = Table(columns, NUMBER_COLUMNS, SHORTENED_COLUMNS)
     for row in rows:
         table.add_row(*[row[column] for column in columns])
     return table
-
-
-def _columns_with_content(rows: Sequence[Mapping[str, Content]]) -> list[str]:
-    """Return the columns that are not empty in every row, in the order in which rows have them."""
-    filled: set[str] = set()
-    ordered: list[str] = []
-    for row in rows:
-        for column, content in row.items():
-            if column not in ordered:
-                ordered.append(column)
-            if content:
-                filled.add(column)
-    columns: list[str] = []
-    for column in ordered:
-        if column in filled:
-            columns.append(column)
-    return columns
 
 
 def _trial_row(trial: TrialState) -> dict[str, Content]:

@@ -32,10 +32,7 @@ def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, flo
     by_seed: dict[int, list[float]] = {}
     for value, seed in zip(values, seeds, strict=True):
         by_seed.setdefault(seed, []).append(value)
-    means = {}
-    for seed, repeats in by_seed.items():
-        means[seed] = fmean(repeats)
-    return means
+    return {seed: fmean(repeats) for seed, repeats in by_seed.items()}
 
 
 def independent_values(values: Sequence[float], seeds: Sequence[int]) -> list[float]:

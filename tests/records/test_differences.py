@@ -11,8 +11,9 @@ from harness.records.code import Code, Repository
 from harness.records.differences import (
     Difference,
     Value,
-    environment_differences,
-    record_differences,
+    differences,
+    environment_fields,
+    record_fields,
     trial_differences,
 )
 from harness.records.environment import Gpu, Hardware, Software, TorchSettings
@@ -58,13 +59,15 @@ BASE = replace(ENVIRONMENT, software=SOFTWARE, settings=SETTINGS, installed="a" 
 def test_a_changed_field_of_the_environment_is_the_difference(
     changes: dict[str, Any], field: str, a: Value, b: Value
 ) -> None:
-    assert environment_differences(BASE, replace(BASE, **changes)) == [Difference(field, a, b)]
+    assert differences(environment_fields(BASE), environment_fields(replace(BASE, **changes))) == [
+        Difference(field, a, b)
+    ]
 
 
 def test_what_differs_at_every_trial_is_no_difference() -> None:
     job = {"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "x", "TORCHINDUCTOR_CACHE_DIR": "/tmp/1"}
     other = replace(BASE, variables={**BASE.variables, **job})
-    assert environment_differences(BASE, other) == []
+    assert differences(environment_fields(BASE), environment_fields(other)) == []
 
 
 def with_cell(record: Record, **changes: Any) -> Record:
@@ -99,8 +102,8 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
         "length",
         "axes.precision",
     ]
-    assert record_differences(a, a) == []
-    code = record_differences(a, b)[1]
+    assert differences(record_fields(a), record_fields(a)) == []
+    code = differences(record_fields(a), record_fields(b))[1]
     assert str(code) == f"code.files.spiral.py: {'a' * 12} and {'c' * 12}"
 
 
@@ -112,7 +115,10 @@ def test_likely_causes_come_before_what_seldom_matters() -> None:
         variables={"OMP_NUM_THREADS": "1", "MKL_CBWR": "AVX2"},
         mlflow="3.2.0",
     )
-    assert [difference.field for difference in environment_differences(BASE, other)] == [
+    assert [
+        difference.field
+        for difference in differences(environment_fields(BASE), environment_fields(other))
+    ] == [
         "software.torch",
         "variables.MKL_CBWR",
         "hardware.cpu",

@@ -209,7 +209,7 @@ def recipe(report: Report) -> Recipe:
             code.append(f"{commit} ({owner}, {'with changes' if was_changed else 'clean'})")
     return Recipe(
         code=code,
-        commands="\n".join(_commands(report, list(harness_commits), list(own_commits))),
+        commands="\n".join(_commands(report, has_own_repository=bool(own_commits))),
         notes=_notes(harness_commits, own_commits),
     )
 
@@ -241,27 +241,30 @@ def _notes(harness_commits: Mapping[str, bool], own_commits: Mapping[str, bool])
     return notes
 
 
-def _commands(
-    report: Report, harness_commits: Sequence[str], own_commits: Sequence[str]
-) -> list[str]:
+def _commands(report: Report, *, has_own_repository: bool) -> list[str]:
     """Return the lines that check out, install and run, compare trials, and run one by hand.
 
-    The trial is the one that ended last; its folder holds all that a worker reads.
+    All of them are of the trial that ended last of those whose commits and packages are known; its
+    folder holds all that a worker reads.
     """
-    last_record = max(report.records, key=lambda record: record.ended)
+    known = [record for record in report.records if record.rank0 is not None]
+    last_record = max(known or report.records, key=lambda record: record.ended)
+    environment = None if last_record.rank0 is None else last_record.rank0.environment
+    code = None if environment is None else environment.code
+    repository = None if environment is None else environment.repository
     commands = []
-    if own_commits:
+    if has_own_repository:
         commands.append("# in the checkout of the harness")
-    if harness_commits:
-        commands.append(f"git checkout {harness_commits[-1]}")
+    if code is not None and code.commit:
+        commands.append(f"git checkout {code.commit}")
     commands.append(_install_command(last_record))
-    if own_commits:
+    if has_own_repository and repository is not None:
         commands.append(f"# in your repository, that of {report.sweep.source.name}")
-        commands.append(f"git checkout {own_commits[-1]}")
-    repository = last_record.rank0.environment.repository if last_record.rank0 else None
-    if own_commits and repository is not None and repository.diff is not None:
-        path = report.folder.diff_path(repository.diff).absolute()
-        commands.append(shlex.join(["git", "apply", str(path)]))
+        if repository.commit:
+            commands.append(f"git checkout {repository.commit}")
+        if repository.diff is not None:
+            path = report.folder.diff_path(repository.diff).absolute()
+            commands.append(shlex.join(["git", "apply", str(path)]))
     commands.append(_run_command(report))
     flag = Results(report.folder.path.parent.parent).flag
     commands.append("# its trials again, compared with what they computed: all of them, or one")

@@ -6,10 +6,9 @@ Records are there for what the model does not hold: curves, step times, phases, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
 
 from harness.analysis.compare import CellComparison, Rules, Side, certified_drifts, compare
 from harness.analysis.parity import SweepParity, read_parity, with_seeds
@@ -74,17 +73,6 @@ class ReportCell:
     def mean_throughput(self) -> float:
         """The mean samples/s, 0 where it was not measured."""
         return self.result.throughput.mean if self.result.throughput else 0.0
-
-    def mean(self, read: Callable[[Record], float | None]) -> float | None:
-        """Return the mean of a number over the done trials that have it, None if none has."""
-        values = []
-        for record in self.done:
-            value = read(record)
-            if value is not None:
-                values.append(value)
-        if not values:
-            return None
-        return fmean(values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from harness.analysis.cells import naming_axes
+from harness.analysis.cells import mean_over, naming_axes
 from harness.analysis.classes import (
     ClassScore,
     Mistake,
@@ -20,11 +20,10 @@ from harness.analysis.classes import (
     join_confusions,
     mistakes,
 )
-from harness.analysis.scalars import joules_per_sample
+from harness.analysis.scalars import joules_per_sample, step_phase_shares, wall_time_parts
 from harness.analysis.stopping import StopSummary, summarize_stops
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
-from harness.records.goodput import goodput
 from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Confusions, Record
 from harness.render import explain as explain_texts
@@ -178,15 +177,12 @@ def step_phases(report: Report) -> list[RowGroup]:
     The text next to a bar names the shares that are not compute.
     """
 
-    def read(record: Record) -> Mapping[str, float]:
-        return record.summary.shares if record.summary else {}
-
     def describe(shares: Mapping[str, float]) -> str:
         waiting = fmt.share(shares.get("data_wait", 0.0), digits=0)
         communication = fmt.share(shares.get("communication", 0.0), digits=0)
         return f"{waiting} data wait, {communication} communication"
 
-    return _stacked(report, STEP_COLORS, read, describe)
+    return _stacked(report, STEP_COLORS, step_phase_shares, describe)
 
 
 def trial_phases(report: Report) -> list[RowGroup]:
@@ -204,14 +200,10 @@ def trial_phases(report: Report) -> list[RowGroup]:
 def wall_time(report: Report) -> list[RowGroup]:
     """Return where the wall time of a trial went, over all of its attempts."""
 
-    def read(record: Record) -> Mapping[str, float]:
-        spent = goodput(record)
-        return {} if spent is None else asdict(spent)
-
     def describe(seconds: Mapping[str, float]) -> str:
         return f"{seconds['trained'] / sum(seconds.values()):.1%} trained (ETTR)"
 
-    return _stacked(report, WALL_COLORS, read, describe)
+    return _stacked(report, WALL_COLORS, wall_time_parts, describe)
 
 
 def _stacked(
@@ -417,7 +409,7 @@ def _measured(
     for workload, cells in report.shown.items():
         values = []
         for cell in cells:
-            mean = cell.mean(read)
+            mean = mean_over(cell.done, read)
             if mean is not None:
                 values.append((cell.name, mean, describe(mean)))
         if values:
