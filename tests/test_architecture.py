@@ -9,12 +9,17 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from harness.core.import_path import module_command
+from harness.launch import forkserver
+from harness.launch.torchrun import Torchrun
 from tests.support.tree import TOP
 
 # The ceiling on a function's cyclomatic complexity: beyond it a reader can't keep its paths in
@@ -77,20 +82,92 @@ MODULES = {
 }
 
 
-@cache
-def imports(path: Path) -> frozenset[str]:
-    """Return every module of the project that a file imports, also inside functions."""
-    imported: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
+# With an underscore, and yet in the documentation of Python.
+DOCUMENTED = {"_exit", "_current_frames", "_replace"}
+PRIVATE = re.compile(r"_[a-z]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the tests here look for in a file."""
+
+    path: Path
+    # The modules of the project that it imports, also inside functions.
+    imports: set[str] = field(default_factory=set)
+    rank_variables: set[str] = field(default_factory=set)  # variables of a launcher that it names
+    # The names of the attributes and methods of its classes.
+    members: set[str] = field(default_factory=set)
+    # The private names that it uses, of modules and of attributes.
+    private_names: set[str] = field(default_factory=set)
+    # The cyclomatic complexity of each function, those that are nested in it included.
+    branches: list[tuple[str, int]] = field(default_factory=list)
+
+    def take_in(self, node: ast.AST) -> int:
+        """Take in a node and all below it; return the branches among them."""
+        count = 0
+        for child in ast.iter_child_nodes(node):
+            count += self.take_in(child)
+        if isinstance(node, BRANCH_NODES):
+            count += 1
+        match node:
+            case ast.BoolOp(values=values):
+                count += len(values) - 1
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self.branches.append((name, count + 1))
+            case ast.ClassDef():
+                self._take_in_class(node)
+            case ast.Import() | ast.ImportFrom():
+                self._take_in_import(node)
+            case ast.Attribute():
+                if is_named(node.value, "self"):
+                    self.members.add(node.attr)
+                if not is_super(node.value):
+                    self._take_in_names([node.attr])
+            case ast.Constant(value=str(text)) if text in RANK_VARIABLES:
+                self.rank_variables.add(text)
+        return count
+
+    def _take_in_class(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef):
+                self.members.add(statement.name)
+            elif isinstance(statement, ast.AnnAssign):
+                self.members.add(ast.unparse(statement.target))
+
+    def _take_in_import(self, node: ast.Import | ast.ImportFrom) -> None:
+        names = [alias.name for alias in node.names]
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            parts = [part for name in names for part in name.split(".")]
+        else:
+            assert node.level == 0, f"{self.path}: a relative import"
+            parts = [*str(node.module).split("."), *names]
+            inner = [f"{node.module}.{name}" for name in names]
             names = [name if name in MODULES else str(node.module) for name in inner]
-        imported.update(name for name in names if name in MODULES)
-    return frozenset(imported)
+        self.imports.update(name for name in names if name in MODULES)
+        self._take_in_names(parts)
+
+    def _take_in_names(self, names: Sequence[str]) -> None:
+        self.private_names.update(
+            name for name in names if name not in DOCUMENTED and PRIVATE.fullmatch(name)
+        )
+
+
+def is_named(node: ast.AST, name: str) -> bool:
+    """Return whether a node is this name, as in `self`."""
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def is_super(node: ast.AST) -> bool:
+    """Return whether a node is a call of `super`."""
+    return isinstance(node, ast.Call) and is_named(node.func, "super")
+
+
+@cache
+def facts(path: Path) -> Facts:
+    """Return what a file has, and not its tree, which takes a thousand times the memory."""
+    found = Facts(path=path)
+    found.take_in(ast.parse(path.read_text(encoding="utf-8"), path))
+    return found
 
 
 def unit(module: str) -> str:
@@ -109,7 +186,7 @@ def test_every_module_has_a_row() -> None:
 def imports_from_below(path: Path) -> set[str]:
     """Return the units that a module imports from though they are in its own row or below it."""
     importing_unit = unit(module_name(path))
-    used = {unit(name) for name in imports(path) if name.startswith("harness")}
+    used = {unit(name) for name in facts(path).imports if name.startswith("harness")}
     used -= {importing_unit, "__init__"}
     row = ROW.get(importing_unit, len(ROWS))
     return {name for name in used if ROW.get(name, len(ROWS)) >= row}
@@ -126,23 +203,14 @@ def test_modules_import_only_from_rows_above() -> None:
 
 
 def test_no_cycles() -> None:
-    graph = {name: set(imports(path)) - {name} for name, path in MODULES.items()}
+    graph = {name: facts(path).imports - {name} for name, path in MODULES.items()}
     graph["workloads"] = graph["harness"] = set()  # their names are loaded on first use
     assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
 
 
 def test_workloads_know_nothing_of_the_harness() -> None:
-    imported = {name for path in files("workloads") for name in imports(path)}
+    imported = {name for path in files("workloads") for name in facts(path).imports}
     assert [name for name in imported if name.startswith("harness")] == []
-
-
-def rank_variables(path: Path) -> set[str]:
-    """Return the variables of a launcher that a file names."""
-    texts = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.add(node.value)
-    return texts & RANK_VARIABLES
 
 
 def test_rank_variables_are_read_in_one_place() -> None:
@@ -152,26 +220,50 @@ def test_rank_variables_are_read_in_one_place() -> None:
         TOP / "harness" / "spec" / "environment.py",  # says what no sweep may set
     }
     for path in files("harness") + files("workloads"):
-        assert path in allowed or rank_variables(path) == set(), path
+        assert path in allowed or facts(path).rank_variables == set(), path
 
 
-def loaded(program: str) -> set[str]:
-    """Return the top-level packages that a fresh process has loaded after running `program`."""
-    program += "\nimport json, sys\nprint(json.dumps([name for name in sys.modules]))"
+TOLD = "has loaded "
+TELL_MODULES = f"\nimport json, sys\nprint({TOLD!r} + json.dumps(list(sys.modules)))\n"
+
+
+def told(printed: str) -> list[set[str]]:
+    """Return the top-level packages of the modules that each TELL_MODULES has printed."""
+    names = [line.removeprefix(TOLD) for line in printed.splitlines() if line.startswith(TOLD)]
+    return [{name.partition(".")[0] for name in json.loads(modules)} for modules in names]
+
+
+def loaded(*programs: str) -> list[set[str]]:
+    """Return the top-level packages that a fresh process has loaded after each of these programs.
+
+    It runs one after the other, so each has to do with what those before it have loaded as well.
+    """
+    program = "".join(program + TELL_MODULES for program in programs)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    names: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return {name.partition(".")[0] for name in names}
+    packages = told(done.stdout)
+    assert len(packages) == len(programs)
+    return packages
 
 
-def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line() -> None:
-    packages = loaded(
-        "import sys, harness.launch.preload\n"
+def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is forked as ranks are, from the forkserver that ranks of other tests have too."""
+    program = (
+        "import sys\n"
         "assert 'harness.training.worker' in sys.modules\n"
         "from harness.records.code import training_digest\n"
-        "assert training_digest.cache_info().currsize == 1"
+        "assert training_digest.cache_info().currsize == 1\n"
     )
+    (tmp_path / "looks_up.py").write_text(program + TELL_MODULES, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "log"
+    variables = Torchrun(environment={}).variables(1, {})
+    process = forkserver.start_worker(module_command(sys.executable, "looks_up"), variables, log)
+    assert process.wait(300) == 0, log.read_text(encoding="utf-8")
+    (packages,) = told(log.read_text(encoding="utf-8"))
     assert "torch" in packages
     assert (
         packages
@@ -191,8 +283,13 @@ def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line() 
     )
 
 
-def test_the_package_loads_no_library_before_its_names_are_used() -> None:
-    packages = loaded("import harness\nassert 'compare' in dir(harness)")
+def test_each_part_is_loaded_without_what_it_does_not_need() -> None:
+    """The package before its names are used, a job's leader, and the beginning of a run."""
+    of_package, of_leader, of_run = loaded(
+        "import harness\nassert 'compare' in dir(harness)",
+        "import harness.slurm.leader",
+        "import harness.interface.running, harness.launch.assemble, harness.tracking.ui",
+    )
     libraries = {
         "torch",
         "numpy",
@@ -204,39 +301,30 @@ def test_the_package_loads_no_library_before_its_names_are_used() -> None:
         "yaml",
         "rich",
     }
-    assert packages & libraries == set()
+    assert of_package & libraries == set()
+    trackers_and_torch = {"torch", "mlflow", "scipy", "transformers", "sklearn", "typer", "rich"}
+    assert of_leader & trackers_and_torch == set()
+    for_the_end = {"torch", "mlflow", "scipy", "matplotlib", "pandas", "sqlalchemy"}
+    assert of_run & for_the_end == set()
 
 
-def test_a_run_begins_without_what_only_its_end_needs() -> None:
-    packages = loaded("import harness.interface.running, harness.launch.assemble")
-    assert packages & {"torch", "mlflow", "scipy", "matplotlib", "pandas", "sqlalchemy"} == set()
-
-
-def test_what_a_run_delivers_with_is_loaded_at_once_and_may_be_missing() -> None:
-    packages = loaded("from harness.tracking import load_libraries\nload_libraries()")
-    assert {"mlflow", "sqlalchemy", "matplotlib"} <= packages
-    packages = loaded(
+def test_what_a_run_delivers_with_may_be_missing() -> None:
+    (packages,) = loaded(
         "import sys\nsys.modules['mlflow'] = None\n"
         "from harness.tracking import load_libraries\nload_libraries()"
     )
     assert packages & {"sqlalchemy", "matplotlib"} == set()
 
 
-def test_a_jobs_leader_loads_no_tracker_and_no_torch() -> None:
-    packages = loaded("import harness.slurm.leader")
-    assert (
-        packages & {"torch", "mlflow", "scipy", "transformers", "sklearn", "typer", "rich"} == set()
+def test_help_and_plan_load_nothing_heavy() -> None:
+    commands = [["--help"], ["run", "--help"], ["plan", "quickstart"]]
+    each = loaded(
+        *(
+            "from harness.cli.main import main\n"
+            f"try:\n    main({arguments})\nexcept SystemExit:\n    pass"
+            for arguments in commands
+        )
     )
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["plan", "quickstart"]], ids=" ".join
-)
-def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
-    packages = loaded(
-        f"from harness.cli.main import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
-    )
-    assert "typer" in packages
     heavy = {
         "torch",
         "mlflow",
@@ -248,61 +336,18 @@ def test_help_and_plan_load_nothing_heavy(arguments: list[str]) -> None:
         "pandas",
         "submitit",
     }
-    assert packages & heavy == set()
-
-
-# With an underscore, and yet in the documentation of Python.
-DOCUMENTED = {"_exit", "_current_frames", "_replace"}
-PRIVATE = re.compile(r"_[a-z]\w*")
-
-
-def is_named(node: ast.AST, name: str) -> bool:
-    """Return whether a node is this name, as in `self`."""
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def is_super(node: ast.AST) -> bool:
-    """Return whether a node is a call of `super`."""
-    return isinstance(node, ast.Call) and is_named(node.func, "super")
-
-
-def own_members() -> set[str]:
-    """Return the names of all attributes and methods of the project's own classes."""
-    members = set()
-    for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                for statement in node.body:
-                    if isinstance(statement, ast.FunctionDef):
-                        members.add(statement.name)
-                    elif isinstance(statement, ast.AnnAssign):
-                        members.add(ast.unparse(statement.target))
-            elif isinstance(node, ast.Attribute) and is_named(node.value, "self"):
-                members.add(node.attr)
-    return members
-
-
-def private_names(path: Path) -> set[str]:
-    """Return the private names of other packages that a file uses: of modules and of attributes."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        parts: list[str] = []
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                parts += alias.name.split(".")
-        elif isinstance(node, ast.ImportFrom):
-            parts = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-        elif isinstance(node, ast.Attribute) and not is_super(node.value):
-            parts = [node.attr]
-        names.update(part for part in parts if PRIVATE.fullmatch(part))
-    return names - DOCUMENTED
+    for arguments, packages in zip(commands, each, strict=True):
+        assert "typer" in packages
+        assert packages & heavy == set(), arguments
 
 
 def test_private_names_of_other_packages_are_those_of_the_guide() -> None:
     used: set[str] = set()
+    own_members: set[str] = set()
     for path in MODULES.values():
-        used |= private_names(path)
-    used -= own_members()
+        used |= facts(path).private_names
+        own_members |= facts(path).members
+    used -= own_members
     guide = (TOP / "harness" / "guide" / "changing.md").read_text(encoding="utf-8")
     section = guide.partition("\n## Private interfaces\n")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE))
@@ -310,40 +355,24 @@ def test_private_names_of_other_packages_are_those_of_the_guide() -> None:
     assert listed - used == set(), "it is gone: take it out of the guide"
 
 
-def branches(function: ast.AST) -> int:
-    """Return the cyclomatic complexity of a function, those that are nested in it included."""
-    count = 1
-    for node in ast.walk(function):
-        if isinstance(node, BRANCH_NODES):
-            count += 1
-        elif isinstance(node, ast.BoolOp):
-            count += len(node.values) - 1
-    return count
-
-
-def functions_with_many_branches() -> dict[str, int]:
-    """Return the branches of each function above the limit, by `module.function`."""
-    counts: dict[str, int] = {}
-    for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            count = branches(node)
-            if count > MAX_BRANCHES:
-                counts[f"{module}.{node.name}"] = count
-    return counts
-
-
 def test_no_function_has_many_branches() -> None:
-    assert set(functions_with_many_branches()) - set(MANY_BRANCHES) == set()
+    many = set()
+    for module, path in MODULES.items():
+        for function, branches in facts(path).branches:
+            if branches > MAX_BRANCHES:
+                many.add(f"{module}.{function}")
+    assert many - set(MANY_BRANCHES) == set()
 
 
 def test_branches_are_counted_as_documented() -> None:
-    function = ast.parse(
-        "def f(a, b):\n"
-        "    for x in [y for y in a if y]:\n"
-        "        if x and b:\n"
-        "            return 1 if a else 2\n"
+    example = Facts(path=Path("example.py"))
+    example.take_in(
+        ast.parse(
+            "def f(a, b):\n"
+            "    for x in [y for y in a if y]:\n"
+            "        if x and b:\n"
+            "            return 1 if a else 2\n"
+        )
     )
     # The function itself, the loop, the comprehension, the if, the `and`, the conditional.
-    assert branches(function) == 6
+    assert example.branches == [("f", 6)]

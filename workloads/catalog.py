@@ -42,7 +42,8 @@ class Declaration:
     For the built-in workloads it repeats attributes of the class; a test compares the two.
     """
 
-    path: str  # package.module:Class
+    # package.module:Class; of a user's own file.py:Class, the name of an entry point, or a script's path.
+    path: str
     options: type[Settings]
     data: Any  # a Settings class, or a union of them told apart by `source`
     batch_size: int  # samples in a global batch unless the sweep file sets it
@@ -84,17 +85,19 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     """
     folder = (base or Path.cwd()).absolute()
     if uses.endswith(".py"):
-        make_importable(folder)
-        return _only_workload_in(import_file(folder / Path(uses).expanduser()), uses)
+        return _only_workload_in(_load_module(uses, folder), uses)
     if ":" not in uses:
         return _load_by_name(uses)
     location, _, class_name = uses.rpartition(":")
+    return _workload_in(_load_module(location, folder), class_name)
+
+
+def _load_module(location: str, folder: Path) -> ModuleType:
+    """Return the module at `path/to/file.py`, relative to `folder`, or `package.module`."""
     make_importable(folder)
     if location.endswith(".py"):
-        module = import_file(folder / Path(location).expanduser())
-    else:
-        module = import_module(location)
-    return _workload_in(module, class_name)
+        return import_file(folder / Path(location).expanduser())
+    return import_module(location)
 
 
 def is_script(uses: str, base: Path) -> bool:
@@ -125,11 +128,7 @@ def load_axis(uses: str, base: Path) -> type[CustomAxis]:
     location, colon, class_name = uses.rpartition(":")
     if not colon:
         raise ValueError(f"found {uses!r}; allowed: path/to/file.py:Class or package.module:Class")
-    make_importable(base.absolute())
-    if location.endswith(".py"):
-        module = import_file(base.absolute() / Path(location).expanduser())
-    else:
-        module = import_module(location)
+    module = _load_module(location, base.absolute())
     axis = getattr(module, class_name, None)
     if not (isinstance(axis, type) and issubclass(axis, CustomAxis)):
         raise ValueError(
@@ -197,7 +196,9 @@ def find_source(uses: str, base: Path | None = None) -> CodeSource:
     distribution = distribution or distribution_of(location.partition(".")[0])
     if distribution is None:
         return CodeSource({})
-    return CodeSource({}, distribution, version_of(distribution))
+    from importlib import metadata
+
+    return CodeSource({}, distribution, metadata.version(distribution))
 
 
 def heavy_modules(uses: str) -> list[str]:
@@ -225,16 +226,6 @@ def imported_distributions(uses: str, base: Path) -> list[str]:
     return sorted(name for name in distributions if name is not None)
 
 
-def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def distribution_of(package: str) -> str | None:
     """Return the installed distribution that has a top-level package, None if none says so.
 
@@ -260,13 +251,18 @@ def _distributions_by_package() -> Mapping[str, list[str]]:
 def _load_by_name(name: str) -> type[Workload]:
     """Return a built-in workload or one that an installed package declares as an entry point."""
     if name in BUILT_IN:
-        return _load_installed(BUILT_IN[name].path)
-    plugins = _entry_points()
-    if name in plugins.names:
-        return _load_installed(plugins[name].value)
-    names = sorted({*BUILT_IN, *plugins.names})
-    allowed = ", ".join([*names, "package.module:Class", "path/to/file.py:Class"])
-    raise ValueError(f"found no workload {name!r}{suggestion(name, names)}; allowed: {allowed}")
+        path = BUILT_IN[name].path
+    else:
+        plugins = _entry_points()
+        if name not in plugins.names:
+            names = sorted({*BUILT_IN, *plugins.names})
+            allowed = ", ".join([*names, "package.module:Class", "path/to/file.py:Class"])
+            raise ValueError(
+                f"found no workload {name!r}{suggestion(name, names)}; allowed: {allowed}"
+            )
+        path = plugins[name].value
+    location, _, class_name = path.rpartition(":")
+    return _workload_in(import_module(location), class_name)
 
 
 def installed_names() -> list[str]:
@@ -279,12 +275,6 @@ def _entry_points() -> EntryPoints:
     from importlib.metadata import entry_points  # takes 50 ms, as long as planning does
 
     return entry_points(group=ENTRY_POINT_GROUP)
-
-
-def _load_installed(path: str) -> type[Workload]:
-    """Return the class at `package.module:Class`."""
-    location, _, class_name = path.rpartition(":")
-    return _workload_in(import_module(location), class_name)
 
 
 def _workload_in(module: ModuleType, name: str) -> type[Workload]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from statistics import fmean
 
 from harness.records.record import Record
 from harness.spec.axes import AXES
@@ -52,12 +51,6 @@ def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
         if len(set(levels)) > 1:
             varying.add(axis)
     return [axis for axis in AXES if axis in varying]
-
-
-def mean_over(records: Iterable[Record], read: Callable[[Record], float | None]) -> float | None:
-    """Return the mean of a number over the records that have it, None if none has."""
-    values = [value for value in map(read, records) if value is not None]
-    return fmean(values) if values else None
 
 
 def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -69,7 +69,8 @@ def matrix(confusions: Confusions) -> list[list[int]]:
 
 def join_confusions(records: Sequence[Record]) -> Confusions | None:
     """Return the counts of several trials together, None where they have none or other classes."""
-    parts = _recorded_confusions(records)
+    reports = [record.rank0 for record in records if record.rank0 is not None]
+    parts = [report.confusions for report in reports if report.confusions is not None]
     if not parts or any(part.classes != parts[0].classes for part in parts):
         return None
     counts: Counter[tuple[int, int]] = Counter()
@@ -88,15 +89,6 @@ def join_confusions(records: Sequence[Record]) -> Confusions | None:
         mistakes=mistakes,
         omitted=sum(part.omitted for part in parts),
     )
-
-
-def _recorded_confusions(records: Sequence[Record]) -> list[Confusions]:
-    """Return the confusions of the trials that have any."""
-    recorded = []
-    for record in records:
-        if record.rank0 is not None and record.rank0.confusions is not None:
-            recorded.append(record.rank0.confusions)
-    return recorded
 
 
 def _sums(rows: Sequence[Sequence[int]]) -> list[int]:

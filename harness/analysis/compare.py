@@ -35,7 +35,7 @@ from harness.analysis.questions import (
     throughput_difference,
 )
 from harness.analysis.result import UNKNOWN, CellResult
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.errors import BadInput, did_you_mean, one_line
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.hardware import certificate
@@ -464,9 +464,7 @@ def setting_differences(
 def _shortened(value: Any) -> str:
     """Return a setting as text that fits into a message."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    if len(text) <= LONGEST_VALUE:
-        return text
-    return text[: LONGEST_VALUE - 1] + "…"
+    return one_line(text, LONGEST_VALUE)
 
 
 def _condition_differences(

@@ -8,10 +8,10 @@ a verdict on it compares what the rules led to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
-from harness.analysis.cells import mean_over
 from harness.records.record import Record
 
 
@@ -64,3 +64,9 @@ def summarize_stops(records: Iterable[Record]) -> StopSummary | None:
         epochs_to_best=mean_over(stopped, epochs_to_best),
         epochs_to_goal=mean_over(stopped, epochs_to_goal),
     )
+
+
+def mean_over(records: Iterable[Record], read: Callable[[Record], float | None]) -> float | None:
+    """Return the mean of a number over the records that have it, None if none has."""
+    values = [value for value in map(read, records) if value is not None]
+    return fmean(values) if values else None

@@ -49,8 +49,7 @@ class SweepResult:
         """Return the result of a sweep from its records, every planned cell included.
 
         Cells are in the sweep's order; trials that have no record count as unrecorded. A cell that
-        has left its race has no results and no records here. Takes about
-        as long as reading the records: each trial's steps are read once for its standard error.
+        has left its race has no results and no records here.
         """
         by_cell = group_by_cell(records)
         missing = missing_trials(sweep, records)

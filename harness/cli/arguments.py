@@ -10,6 +10,7 @@ therefore imported by the functions that need it.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from harness.cli.completion import (
 from harness.core.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
+    from harness.core.paths import Results
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
@@ -294,6 +296,12 @@ def print_next(purposes: Mapping[str, str]) -> None:
         console.print_markup(line)
 
 
+def print_collect(results: Results, sweep: str) -> None:
+    """Print how what is new of a sweep comes to MLflow."""
+    command = f"harness results collect {shlex.quote(sweep)}{results.flag}"
+    print_next({command: "brings it to MLflow"})
+
+
 def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
     """Return the word of `allowed` that an option names; raises BadInput for any other."""
     for choice in allowed:
@@ -304,9 +312,4 @@ def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
 
 def split_commas(text: str) -> list[str]:
     """Return the parts of `a,b`, without blanks and empty parts."""
-    parts = []
-    for part in text.split(","):
-        stripped = part.strip()
-        if stripped:
-            parts.append(stripped)
-    return parts
+    return [part for word in text.split(",") if (part := word.strip())]

@@ -56,10 +56,8 @@ def complete_set(incomplete: str) -> list[str]:
         return [f"{name}=" for name in _beginning_with(axis, AXIS_TYPES)]
     finished, comma, value = values.rpartition(",")
     # The shell replaces the whole word, so each candidate repeats what is before the last comma.
-    candidates = []
-    for choice in _beginning_with(value, axis_choices(axis)):
-        candidates.append(f"{axis}={finished}{comma}{choice}")
-    return candidates
+    choices = _beginning_with(value, axis_choices(axis))
+    return [f"{axis}={finished}{comma}{choice}" for choice in choices]
 
 
 def complete_only(incomplete: str) -> list[str]:
@@ -83,11 +81,8 @@ def _variable_axes() -> list[str]:
     from harness.core.variables import PUBLIC_VARIABLES
     from harness.spec.environment import PREFIX, problem_of_variable
 
-    axes = []
-    for name in sorted(PUBLIC_VARIABLES):
-        if problem_of_variable(name) is None:
-            axes.append(f"{PREFIX}{name}")
-    return axes
+    names = sorted(PUBLIC_VARIABLES)
+    return [f"{PREFIX}{name}" for name in names if problem_of_variable(name) is None]
 
 
 def complete_workloads(incomplete: str) -> list[str]:
@@ -106,11 +101,7 @@ def complete_topics(incomplete: str) -> list[str]:
 
 def _beginning_with(incomplete: str, names: Iterable[str]) -> list[str]:
     """Return the names that begin with the text before the cursor, in their order."""
-    candidates = []
-    for name in names:
-        if name.startswith(incomplete):
-            candidates.append(name)
-    return candidates
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _runs_folder() -> Path:

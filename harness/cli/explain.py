@@ -25,8 +25,6 @@ from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
     from harness.gate.explain import ArmKind
-    from harness.spec.cluster import Profile
-    from harness.spec.sweep import Sweep
 
 app = typer.Typer()
 
@@ -100,9 +98,10 @@ def explain(
     from harness.core.paths import Results
     from harness.gate.explain import ExplainOptions
     from harness.gate.explanation import write_explanation
-    from harness.interface.gating import explain_arms
+    from harness.interface.gating import explain_arms, recorded_cell
     from harness.render import explain as view
     from harness.render.console import spinner
+    from harness.spec.cluster import load_profile
 
     arms = _kind_of_arms(revisions=revisions, stacks=stacks, cell=cell)
     of_cells = arms == "cells"
@@ -113,7 +112,8 @@ def explain(
         raise BadInput("SWEEP: found none; allowed: a sweep, or a cell of a sweep that has run")
     else:
         name, option = (a, "A") if of_cells else (cell, "--cell")
-        loaded, profile = _recorded_sweep(name, option, cluster, results)
+        profile = load_profile(cluster)
+        loaded, _ = recorded_cell(Results(results), name, profile, option)
         if of_cells:
             folder = Results(results).sweep_folder(loaded.name)
     check_launcher(cluster, profile, "torchrun")
@@ -156,14 +156,3 @@ def _kind_of_arms(*, revisions: bool, stacks: bool, cell: str) -> ArmKind:
             f"--cell: found {cell} with cells as A and B; allowed: with --revisions or --stacks"
         )
     return "cells"
-
-
-def _recorded_sweep(cell: str, option: str, cluster: str, results: Path) -> tuple[Sweep, Profile]:
-    """Return the sweep that has run and has the cell, and the profile; `option` is for errors."""
-    from harness.core.paths import Results
-    from harness.interface.gating import recorded_cell
-    from harness.spec.cluster import load_profile
-
-    profile = load_profile(cluster)
-    sweep, _ = recorded_cell(Results(results), cell, profile, option)
-    return sweep, profile

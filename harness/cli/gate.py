@@ -459,10 +459,12 @@ def show_baselines(
     The list has the hardware, the cell, the mean throughput and the code of each baseline. Of a
     cell, shows the conditions that each was measured under, and a row for each of its trials.
     """
+    from harness.analysis import baseline
+    from harness.core.paths import Results
     from harness.render import compare as view
     from harness.spec.cell import is_named
 
-    baselines = _read_baselines(results)
+    baselines = [(path, baseline.read(path)) for path in baseline.files(Results(results))]
     if not cell:
         view.show_baselines(baselines)
         return
@@ -514,17 +516,3 @@ def prune_baselines(
         print(f"{verb} {path}")
     if not removed:
         print("nothing to remove: all baselines are of cells of these sweeps")
-
-
-def _read_baselines(results: Path) -> list[tuple[Path, CellResult]]:
-    """Return every baseline in the results folder, with its file.
-
-    Raises BadInput for one that can't be read; `harness gate baseline prune` removes it.
-    """
-    from harness.analysis import baseline
-    from harness.core.paths import Results
-
-    baselines = []
-    for path in baseline.files(Results(results)):
-        baselines.append((path, baseline.read(path)))
-    return baselines

@@ -110,7 +110,7 @@ def submit(
         view.show_prepared(console, prepared)
         view.show_jobs(console, prepared.submission)
         for script in submitting.batch_scripts(results_folder, prepared.submission):
-            view.show_script(console, script)
+            console.print_text(f"\n{script}")  # no markup: its square brackets are the shell's
         return
     submission = submitting.submit_sweep(
         loaded,

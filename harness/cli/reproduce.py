@@ -28,7 +28,7 @@ from harness.cli.arguments import (
     choose,
     examples,
     load_sweep,
-    print_next,
+    print_collect,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
 from harness.cli.groups import DefaultCommand
@@ -268,11 +268,7 @@ def parity(
         view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)
         if loaded.whole() is loaded and not resume_at and sweep_folder.recorded_ids():
-            print_next(
-                {
-                    f"harness results collect {shlex.quote(loaded.name)}{results_folder.flag}": "brings it to MLflow"
-                }
-            )
+            print_collect(results_folder, loaded.name)
     raise typer.Exit(measured.exit_code(rung))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -17,8 +16,8 @@ from harness.cli.arguments import (
     ResultsOption,
     check_launcher,
     examples,
+    print_collect,
     print_message,
-    print_next,
     split_commas,
 )
 from harness.cli.completion import complete_trials
@@ -174,11 +173,7 @@ def export(
         exported = _recorded_export(trial, trial_folder)
     _show(exported, trial_folder, table, output)
     if formats and table is None:
-        print_next(
-            {
-                f"harness results collect {shlex.quote(record.sweep)}{results_folder.flag}": "brings it to MLflow"
-            }
-        )
+        print_collect(results_folder, record.sweep)
 
 
 def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:

@@ -6,7 +6,6 @@ nothing of a sweep that a process or a job is working on.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from harness.cli.arguments import (
     ResultsOption,
     UriOption,
     examples,
-    print_next,
+    print_collect,
 )
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
@@ -120,7 +119,7 @@ def merge(
         return
     added = merge_sweeps(results_folder, folders, into)
     print(f"{counted(len(added), 'trial')} added to {results_folder.sweep_folder(into).path}")
-    print(f"harness results collect {into}{results_folder.flag} brings them to MLflow")
+    print_collect(results_folder, into)
 
 
 @app.command(
@@ -160,7 +159,7 @@ def prune(
     show_removals(removals, is_dry_run=dry_run)
     if dry_run:
         return
-    _confirm("remove", yes=yes)
+    _confirm_removal(yes=yes)
     sweeps.remove(sweeps.recorded_folder(results_folder, sweep), removals)
 
 
@@ -214,7 +213,7 @@ def archive(
     if remove:
         archives.verify(path)
         show_removals(removals, is_dry_run=False)
-        _confirm("remove", yes=yes)
+        _confirm_removal(yes=yes)
         sweeps.remove(folder, removals)
 
 
@@ -238,19 +237,15 @@ def restore(
     folder = results_folder.sweep_folder(manifest.sweep).path
     print(f"{verb} {counted(len(manifest.files), 'file')} of {manifest.sweep} to {folder}")
     if not dry_run:
-        print_next(
-            {
-                f"harness results collect {shlex.quote(manifest.sweep)}{results_folder.flag}": "brings it to MLflow"
-            }
-        )
+        print_collect(results_folder, manifest.sweep)
 
 
-def _confirm(action: str, *, yes: bool) -> None:
-    """Ask whether to do it; raises BadInput where nobody can answer, HarnessError for a no."""
+def _confirm_removal(*, yes: bool) -> None:
+    """Ask whether to remove; raises BadInput where nobody can answer, HarnessError for a no."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BadInput(f"--yes: needed to {action} files where nobody can be asked")
-    answer = input(f"{action}? [y/N] ")
+        raise BadInput("--yes: needed to remove files where nobody can be asked")
+    answer = input("remove? [y/N] ")
     if answer.strip().lower() not in ("y", "yes"):
         raise HarnessError("nothing was removed")

@@ -7,6 +7,8 @@ each, in every rank for several of them. Both lines are at its head, so they are
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from importlib.metadata import Distribution
 
@@ -34,10 +36,21 @@ def name_and_version(distribution: Distribution) -> tuple[str, str]:
 
 
 def installed_packages() -> dict[str, str]:
-    """Return the versions of all packages of this environment, by name."""
+    """Return the versions of all packages of this environment, by name.
+
+    Of two with the same name, that is the one that is imported.
+    """
     packages: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # None of a package whose metadata are damaged
-            packages.setdefault(name, distribution.version)
+        # Of a package whose metadata are damaged, Python has None, and the backport raises an error.
+        with suppress(FileNotFoundError):
+            name, version = name_and_version(distribution)
+            if name and version:
+                packages.setdefault(name, version)
     return packages
+
+
+def pins(packages: Mapping[str, str]) -> str:
+    """Return a line `NAME==VERSION` for each package, sorted, as `pip install -r` takes it."""
+    lines = [f"{name}=={version}\n" for name, version in packages.items()]
+    return "".join(sorted(lines, key=str.lower))

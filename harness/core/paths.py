@@ -9,7 +9,8 @@
       baselines/<hardware>/   what later runs are compared with
       mlflow.db, artifacts/   MLflow's, if no server is named
 
-No other module puts together the name of such a file.
+The names below jobs/, environments/, peaks/, certificates/ and baselines/, and those of the files
+with the numbers of a record, are put together by the modules that write them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from harness.core.storage import writing
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
 TEMPORARY_FILES = ".*.????????"
 TRIAL_FOLDER = re.compile(r"(?P<cell>.+)-s-?\d+-r\d+")  # the name of a trial's folder
+# What `safe_folder_name` makes of a name that is not safe as it is.
+MADE_SAFE = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -221,14 +224,9 @@ class SweepFolder:
         return TrialFolder(self.path / trial_id)
 
     @property
-    def peaks_folder(self) -> Path:
-        """Return the folder of measured peaks, which all sweeps in a results folder share."""
-        return self.path.parent.parent / "peaks"
-
-    @property
-    def nodes_path(self) -> Path:
-        """Return the file of measured nodes, which all sweeps in a results folder share."""
-        return Results(self.path.parent.parent).nodes_path
+    def results(self) -> Results:
+        """Return the results folder that the sweep is in."""
+        return Results(self.path.parent.parent)
 
     @property
     def delivery_folder(self) -> Path:
@@ -236,7 +234,7 @@ class SweepFolder:
 
         Whoever holds the lock on deliveries uses it, and empties it.
         """
-        return self.path.parent.parent / "delivery"
+        return self.results.path / "delivery"
 
     @property
     def roofline_path(self) -> Path:
@@ -256,7 +254,7 @@ class SweepFolder:
     @property
     def rates_path(self) -> Path:
         """Return where `harness find-lr` keeps its curves; the sweep itself need not have run."""
-        return self.path.parent.parent / "rates" / f"{self.path.name}.json"
+        return self.results.path / "rates" / f"{self.path.name}.json"
 
     @property
     def report_path(self) -> Path:
@@ -356,7 +354,13 @@ class Results:
         return f" --results {shlex.quote(str(self.path))}"
 
     def sweep_folder(self, name: str) -> SweepFolder:
-        """Return the folder of a sweep, which need not exist."""
+        """Return the folder of a sweep, which need not exist.
+
+        A folder that is there may be named itself, as shells complete it.
+        """
+        # With its digits, the folder of a long name is too long to be safe as it is.
+        if MADE_SAFE.fullmatch(name) and (self.runs / name).is_dir():
+            return SweepFolder(self.runs / name)
         return SweepFolder(self.runs / safe_folder_name(name))
 
     def record_paths_by_cell(self) -> dict[str, list[Path]]:
@@ -416,28 +420,23 @@ def write_atomically_by(
     What is large need not be in memory at once.
     """
     with writing(path):
-        _write(path, write, durable=durable, mode=mode)
-
-
-def _write(path: Path, write: Callable[[BinaryIO], object], *, durable: bool, mode: int) -> None:
-    """Write a file as `write_atomically` does; raises OSError."""
-    new_folders = _make_folders(path.parent)
-    # mkstemp lets nobody but the owner read the file until it has its own permissions.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            os.fchmod(file.fileno(), mode)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    if durable:
-        for folder in (path.parent, *new_folders):
-            fsync_folder(folder)
+        new_folders = _make_folders(path.parent)
+        # mkstemp lets nobody but the owner read the file until it has its own permissions.
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                os.fchmod(file.fileno(), mode)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        if durable:
+            for folder in (path.parent, *new_folders):
+                fsync_folder(folder)
 
 
 def _make_folders(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import BadInput
+from harness.core.text import ranges
 
 NODE_PAGES = re.compile(r" N(?P<node>\d+)=(?P<pages>\d+)")
 PAGE_SIZE = re.compile(r" kernelpagesize_kB=(\d+)")
@@ -28,13 +29,7 @@ def parse_cores(text: str) -> set[int]:
 
 def format_cores(cores: Iterable[int]) -> str:
     """Return numbers as Linux writes a list of ranges, such as `0-2,4`."""
-    ranges: list[list[int]] = []
-    for core in sorted(cores):
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+    return ranges(cores).replace(" ", "")
 
 
 @dataclass(frozen=True)

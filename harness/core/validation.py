@@ -11,6 +11,7 @@ it refuses is searched for the innermost part that it refuses, whose type says w
 from __future__ import annotations
 
 import json
+import math
 import threading
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -266,6 +267,11 @@ def members_by_source(kind: Any) -> dict[str, Any]:
             words = get_args(_hints(member).get("source"))  # type: ignore[arg-type]  # is hashable
             by_source[words[0] if words else ""] = member
     return by_source
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, None for NaN and infinity, which JSON can't hold."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def shown(value: Any) -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,13 @@ from harness.gate.pairs import PairStarter
 from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
 from harness.hardware.machine import Device, machine_key
-from harness.records.environment import Hardware, Software
+from harness.records.code import describe_code
+from harness.records.environment import (
+    Hardware,
+    Software,
+    describe_hardware,
+    describe_software,
+)
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -46,10 +52,7 @@ def prepare(
 
     `restart` ignores an existing one. Raises BadInput for one that can't be read.
     """
-    from harness.records.code import describe_code
-    from harness.records.environment import describe_software
-
-    machine = _describe_machine(profile)
+    hardware, device = _describe_machine(profile)
     software = describe_software()
     versions = Software(
         python=software.python,
@@ -58,8 +61,8 @@ def prepare(
         packages=software.packages,
     )
     empty = Certificate(
-        device=machine.device,
-        hardware=machine.hardware,
+        device=device,
+        hardware=hardware,
         software=versions,
         code=describe_code(),
         settings=wanted,
@@ -77,10 +80,7 @@ def describe_conditions(results: Results, profile: Profile) -> Conditions:
 
     Raises BadInput for a certificate that can't be read.
     """
-    from harness.records.environment import describe_software
-
-    machine = _describe_machine(profile)
-    key = machine_key(machine.hardware, machine.device)
+    key = machine_key(*_describe_machine(profile))
     (citation,) = certificates.citation_lines(results, [key])
     return Conditions(hardware=key, torch=describe_software().torch, certificate=citation)
 
@@ -112,26 +112,15 @@ def with_visible_effect(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _MachineDescription:
-    """This machine, as ranks of a profile use it.
+def _describe_machine(profile: Profile) -> tuple[Hardware, Device]:
+    """Return this machine and the device that the profile's ranks train on.
 
     A machine with GPUs has two keys, as a profile may train on its CPU.
     """
-
-    hardware: Hardware
-    device: Device
-
-
-def _describe_machine(profile: Profile) -> _MachineDescription:
-    """Return this machine and the device that the profile's ranks train on."""
-    from harness.records.environment import describe_hardware
-
     hardware = describe_hardware()
-    device: Device = "cpu"
     if hardware.gpus and profile.device != "cpu":
-        device = "cuda"
-    return _MachineDescription(hardware=hardware, device=device)
+        return hardware, "cuda"
+    return hardware, "cpu"
 
 
 def certify(

@@ -265,7 +265,6 @@ class Classification:
     is_certain: bool  # False: `is_bad` is only the more likely answer
     against_good: float  # its throughput over that of the good end
     against_bad: float  # and over that of the bad end
-    rounds: int  # of one pair against each end
     seconds: float  # of measuring
 
 
@@ -308,7 +307,6 @@ def classify(
         is_certain=is_certain,
         against_good=math.exp(fmean(against_good)),
         against_bad=math.exp(fmean(against_bad)),
-        rounds=len(distances),
         seconds=spent,
     )
 

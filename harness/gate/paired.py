@@ -372,11 +372,12 @@ def sample_pair(
         same_bits = same_bits and len({turns[key][-1].losses for key in arms}) == 1
     batch_sizes = [arm.batch_size for arm in arms.values()]
     of_arms = list(turns.values())
+    mean_steps = [fmean(turn.seconds[uncounted:]) for of_arm in of_arms for turn in of_arm]
     step_seconds = turn_step_seconds(of_arms, uncounted)
     return PairSample(
         a_fast_seconds=fast_step(turns["a"], uncounted) / arms["a"].batch_size,
         b_fast_seconds=fast_step(turns["b"], uncounted) / arms["b"].batch_size,
-        mean_seconds=mean_step(of_arms, uncounted) / geometric_mean(batch_sizes),
+        mean_seconds=geometric_mean(mean_steps) / geometric_mean(batch_sizes),
         turn_seconds=step_seconds / np.resize(batch_sizes, len(step_seconds)),  # arms take turns
         b_first=next(iter(arms)) == "b",
         seconds=spent,
@@ -384,15 +385,6 @@ def sample_pair(
         unit=arms["a"].unit,
         misreports=find_misreports(arms, turns),
     )
-
-
-def mean_step(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> float:
-    """Return the mean seconds of a counted step of all arms, geometric over turns."""
-    means = []
-    for of_arm in turns:
-        for turn in of_arm:
-            means.append(fmean(turn.seconds[uncounted:]))
-    return geometric_mean(means)
 
 
 def fast_step(turns: Sequence[ArmTurn], uncounted: int) -> float:

@@ -21,14 +21,20 @@ from harness.core.ports import free_port
 from harness.core.processes import Process, parent_variables, signal_group, start_session
 from harness.core.worktree import Tree
 from harness.launch.abandoned import mark_variables
-from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
+from harness.launch.forkserver import (
+    END_TIMEOUT,
+    TORCH,
+    ForkRequest,
+    ForkServer,
+    Setup,
+    kill_all,
+    shared_server,
+)
 from harness.launch.launcher import rank_variables
 from harness.launch.stack import ReadyStack, bound_command, harness_path
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-
-END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """One rank of one arm of a gate: trains in its arm's turns, and waits between them.
 
-Started as `torchrun -m harness.gate.turn_worker FOLDER SOCKET ARM`. It speaks JSON lines over the
-socket, so the arm may be of another revision than the gate. A rank
-sends
+`harness.gate.ranks` forks it as the module `harness.gate.turn_worker` with the arguments FOLDER
+SOCKET ARM, or starts it fresh under a stack. It speaks JSON lines over the socket, so the arm may be
+of another revision than the gate. A rank sends
 
 - `{"protocol": PROTOCOL, "side": ARM, "rank": N}` when it starts,
 - `{"ready": true, "batch_size": N}` when it is built; the batch size is that of all ranks; a script

@@ -175,11 +175,8 @@ class Machine:
 
     def _memory_copies(self, threads: int | None) -> list[Copy]:
         """Return the copies within memory by this number of threads."""
-        copies: list[Copy] = []
-        for copy in self.copies:
-            if copy.direction == "memory" and copy.threads == threads:
-                copies.append(copy)
-        return copies
+        in_memory = [copy for copy in self.copies if copy.direction == "memory"]
+        return [copy for copy in in_memory if copy.threads == threads]
 
 
 def machine_key(hardware: Hardware, device: Device) -> str:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder, write_atomically
+from harness.core.text import counted
 from harness.hardware.machine import (
     PEAKS_FOLDER,
     Copy,
@@ -387,9 +388,7 @@ def cache_bytes(devices: Path = Path("/sys/devices/system/cpu")) -> int | None:
 
 def _with_threads(threads: int | None) -> str:
     """Return `, 2 threads`, or nothing for a GPU."""
-    if threads is None:
-        return ""
-    return f", {threads} thread{'s' if threads > 1 else ''}"
+    return "" if threads is None else f", {counted(threads, 'thread')}"
 
 
 def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) -> Machine:

@@ -62,14 +62,6 @@ class Roofs(NamedTuple):
     bandwidth: float | None  # bytes/s of main memory
 
 
-def mfu(throughput: float, flops_per_sample: float, world_size: int, peak: float) -> float:
-    """Return the model FLOPs utilization: achieved FLOP/s divided by the peak of all ranks.
-
-    `throughput` is in samples/s over all ranks, `peak` in FLOP/s of one rank.
-    """
-    return throughput * flops_per_sample / (world_size * peak)
-
-
 def device_of(record: Record) -> Device:
     """Return the kind of device that a trial ran on."""
     # Only ranks on a GPU report allocated memory.
@@ -169,12 +161,8 @@ def _achieved_flops_per_s(record: Record) -> float | None:
         return None
     if record.rank0.flops_per_sample is None:
         return None
-    return mfu(
-        record.summary.throughput,
-        record.rank0.flops_per_sample,
-        record.trial.cell.axes.world_size,
-        peak=1.0,
-    )
+    flops_per_s = record.summary.throughput * record.rank0.flops_per_sample  # of all ranks
+    return flops_per_s / record.trial.cell.axes.world_size
 
 
 def _hardware(record: Record) -> Hardware | None:

@@ -15,7 +15,7 @@ from harness.core.text import counted
 from harness.housekeeping.sweeps import held
 from harness.records.files import read_record
 from harness.records.settings import profile_change
-from harness.records.store import read_recorded_spec, write_spec
+from harness.records.store import read_spec_in_place, recorded_name, write_spec
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 
@@ -32,12 +32,13 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
     Raises BadInput, before anything is copied, for a trial that two sweeps have with other results,
     for trials that ran with another profile, and for a sweep that anybody works on.
     """
+    name = recorded_name(results, name)
     target = results.sweep_folder(name)
     folders = [target, *sources] if target.spec_path.exists() else list(sources)
     sweeps = []
     for folder in folders:
-        results_of_folder = Results(folder.path.absolute().parent.parent)
-        sweeps.append(read_recorded_spec(results_of_folder, folder.path.name))
+        source = SweepFolder(folder.path.absolute())
+        sweeps.append(read_spec_in_place(Results(source.path.parent.parent), source))
     merged = _merged(sweeps, name)
     with ExitStack() as stack:
         for folder in dict.fromkeys(folders):

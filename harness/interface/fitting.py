@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results
 from harness.interface.folders import run_folder
+from harness.interface.planning import readable_records
 from harness.preflight.memory import CellMemory, forecast_cells
-from harness.records.files import read_record
 from harness.records.record import Record
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
@@ -95,11 +95,7 @@ def memory_warning(sweep: Sweep, profile: Profile) -> str | None:
 
 def _measured_peaks(cell: Cell, record_paths: Sequence[Path]) -> Iterator[int]:
     """Yield the peaks of a cell's trials that a forecast can be compared with."""
-    for path in record_paths:
-        try:
-            record = read_record(path)
-        except BadInput:
-            continue  # a damaged record must not stop a plan: the others will do
+    for record in readable_records(record_paths):
         peak = _comparable_peak(cell, record)
         if peak is not None:
             yield peak

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
 from harness.records.files import read_record
 from harness.records.goodput import whole_seconds
+from harness.records.record import Record
 from harness.spec import cluster as clusters
 from harness.spec.cell import Cell, Trial, axis_names
 from harness.spec.cluster import Profile
@@ -148,10 +150,7 @@ def plan(
 
 def settings_texts(settings: Settings | None) -> list[str]:
     """Return settings as texts of `--set`; JSON is YAML, and keeps the types of values."""
-    texts = []
-    for key, value in (settings or {}).items():
-        texts.append(f"{key}={json.dumps(value, default=str)}")
-    return texts
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in (settings or {}).items()]
 
 
 def data_texts(data: Data) -> list[str]:
@@ -177,18 +176,18 @@ def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
     return estimates
 
 
+def readable_records(paths: Iterable[Path]) -> Iterator[Record]:
+    """Yield the records at these paths without damaged ones: the others will do for a plan."""
+    for path in paths:
+        with suppress(BadInput):
+            yield read_record(path)
+
+
 def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
     """Return the mean seconds of the trials that are done, None without any.
 
     They are those of whole trials, from their start to their end, not of training alone. Those that
     were interrupted count by their phases: they started again.
     """
-    seconds: list[float] = []
-    for path in record_paths:
-        try:
-            record = read_record(path)
-        except BadInput:
-            continue  # a damaged record must not stop a plan: the others will do
-        if record.status == "done":
-            seconds.append(whole_seconds(record))
-    return fmean(seconds) if seconds else None
+    done = [record for record in readable_records(record_paths) if record.status == "done"]
+    return fmean(map(whole_seconds, done)) if done else None

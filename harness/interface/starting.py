@@ -91,7 +91,8 @@ def start_from_example(folder: Path, on_progress: Callable[[str], None]) -> Firs
     for cell in sweep.cells:
         assert record.rank0 is not None
         assert record.rank0.train_samples is not None
-        samples = 4 * record.rank0.train_samples
+        assert cell.length.epochs is not None
+        samples = cell.length.epochs * record.rank0.train_samples
         rate = record.summary.throughput if record.summary is not None else None
         seconds += sweep.count_trials(cell) * (samples / rate if rate else 0.0)
     return _first_sweep(None, list(paths), record, sweep, seconds)

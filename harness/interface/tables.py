@@ -70,7 +70,5 @@ def column_frame(table: TrialTable) -> pd.DataFrame:
     """Return the name, kind, unit and meaning of each column of the table."""
     import pandas as pd
 
-    rows = []
-    for column in table.columns:
-        rows.append([column.name, column.kind, column.unit, column.meaning])
+    rows = [[column.name, column.kind, column.unit, column.meaning] for column in table.columns]
     return pd.DataFrame(rows, columns=["column", "kind", "unit", "meaning"])

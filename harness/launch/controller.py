@@ -47,7 +47,7 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a client of Slurm, again and again while no controller answers.
 
-    It is given up after `patience` seconds, or once `is_wanted` says so; then the result of the last
+    It is given up after `patience` seconds, or once `is_wanted` says no; then the result of the last
     call is returned, as `run_client` has it. `on_wait` gets a line about the wait, once.
     """
     deadline = time.monotonic() + patience

@@ -38,6 +38,7 @@ from harness.core.scratch import ScratchFolder
 from harness.launch.abandoned import mark_variables
 from harness.launch.stack import ReadyStack
 from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
+from harness.training.interruption import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
@@ -45,6 +46,9 @@ TORCH = (
     "torch._dynamo",
     "torch.distributed.fsdp",
 )  # DDP, FSDP2 and optimizers import these one by one
+# What every worker finds loaded, whatever it trains: torch, and what ranks of this harness need of it.
+# A gate's arms get TORCH alone, because each imports the harness from its own tree.
+PRELOAD = (*TORCH, "harness.launch.preload")
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 SERVER_BYTES = 230 * 2**20  # of memory that a forkserver takes with torch loaded
 MEMORY_SHARE = 8  # the forkservers of a command may take an eighth of the memory
@@ -367,8 +371,6 @@ def start_worker(
     The worker runs under `stack`, if there is one. Raises HarnessError if the forkserver does not
     start.
     """
-    from harness.training.interruption import SIGNAL
-
     module, *module_arguments = arguments[arguments.index("-m") + 1 :]
     log.parent.mkdir(parents=True, exist_ok=True)
     request = ForkRequest(
@@ -379,7 +381,7 @@ def start_worker(
         log=str(log.absolute()),
     )
     setup = Setup(
-        preload=[*TORCH, "harness.launch.preload", *preload],
+        preload=[*PRELOAD, *preload],
         blocked_signals=[SIGNAL],
         python=sys.executable if stack is None else stack.python,
     )

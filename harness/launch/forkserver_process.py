@@ -6,13 +6,14 @@ import the harness from any tree; what to load, the starter says.
 
 Each message is a line of JSON. The starter sends first
 
-    {"preload": [MODULE, ...], "blocked_signals": [NUMBER, ...], "refuse_threads": BOOLEAN}
+    {"preload": [MODULE, ...], "blocked_signals": [NUMBER, ...], "refuse_threads": BOOLEAN,
+     "python": PATH}
 
-and then, as often as it likes, a list of processes to fork together, each an object with the
-parameters of `become_process`. The answer to each list is `{"pids": [PID, ...]}`, in the same
-order. When a process has ended, `{"pid": PID, "exit_code": CODE}` follows; a negative code is the
-signal that ended it. When the starter closes the socket, the forkserver ends, and all that it has
-forked with it.
+where PATH is the interpreter that this process runs under already. Then it sends, as often as it
+likes, a list of processes to fork together, each an object with the parameters of `become_process`.
+The answer to each list is `{"pids": [PID, ...]}`, in the same order. When a process has ended,
+`{"pid": PID, "exit_code": CODE}` follows; a negative code is the signal that ended it. When the
+starter closes the socket, the forkserver ends, and all that it has forked with it.
 
 The forkserver computes nothing and has one thread only, so what it forks is as if it had just
 loaded the same modules.

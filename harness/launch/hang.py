@@ -214,7 +214,11 @@ def _absences(
     evidence: Sequence[RankEvidence], calls_by_rank: Mapping[int, Mapping[int, CollectiveCall]]
 ) -> Iterator[Absence]:
     """Yield the ranks of a group that others wait for; those that do not answer may be among them."""
-    unfinished = dict(_first_unfinished(calls_by_rank))
+    unfinished: dict[int, CollectiveCall] = {}  # in which each rank waits
+    for number, own_calls in calls_by_rank.items():
+        unfinished_calls = [call for call in own_calls.values() if not call.finished]
+        if unfinished_calls:
+            unfinished[number] = min(unfinished_calls, key=lambda call: call.number)
     if not unfinished:
         return
     first = min(unfinished.values(), key=lambda call: call.number)
@@ -223,16 +227,6 @@ def _absences(
         calls = calls_by_rank.get(rank.rank)
         if rank.flight is None or (calls is not None and max(calls, default=0) < first.number):
             yield Absence(rank=rank, call=first, waiting=waiting)
-
-
-def _first_unfinished(
-    calls_by_rank: Mapping[int, Mapping[int, CollectiveCall]],
-) -> Iterator[tuple[int, CollectiveCall]]:
-    """Yield each rank that waits in a collective of a group, and the collective."""
-    for rank, calls in calls_by_rank.items():
-        unfinished = [number for number, call in calls.items() if not call.finished]
-        if unfinished:
-            yield rank, calls[min(unfinished)]
 
 
 # Ranks

@@ -49,7 +49,7 @@ def host_lock(
     `activity` says what it is to whoever waits, as in `running trials of matrix`. While another
     process holds it, that one is waited for, and `on_message` gets a sentence that
     names it; without `wait`, BadInput is raised instead. The block begins without the lock once
-    `should_wait` says so. Raises HarnessError after TIMEOUT.
+    `should_wait` says no. Raises HarnessError after TIMEOUT.
     """
     try:
         file = _open()

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput
@@ -41,16 +40,6 @@ class Group:
 
 # Returns the groups of some trials, which run one after the other.
 Arrange = Callable[[Sequence[Trial]], Sequence[Group]]
-
-
-class Room(Protocol):
-    """What trials run on."""
-
-    def capacity(self, axes: Axes) -> int:
-        """Return how many trials with these axes it holds at a time."""
-
-    def lanes(self, count: int) -> Sequence[Lane]:
-        """Return `count` equal lanes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +111,9 @@ def one_by_one(trials: Sequence[Trial]) -> list[Group]:
     return [Group(lanes=[Lane()], trials=trials)]
 
 
-def side_by_side(room: Room, parallel: Parallel, planned: Sequence[Trial]) -> Arrange:
+def side_by_side(
+    room: MachineRoom | JobRoom, parallel: Parallel, planned: Sequence[Trial]
+) -> Arrange:
     """Return how trials are arranged where as many as `parallel` says may run at a time.
 
     `planned` are all that are ever to run there. A trial that is left of them has as many lanes as

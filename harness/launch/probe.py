@@ -53,7 +53,7 @@ def measure(
     `on_progress` is called with what is being measured. Raises BadInput if the results can't be
     written, HarnessError with a rank's own message if one fails; the log that it names stays.
     """
-    folder = _make_folder(results)
+    folder = TrialFolder(make_folder(results.peaks, "running-"))
     request = {"device": profile.device, "quick": quick, "fine": fine}
     write_atomically(folder.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
@@ -82,14 +82,14 @@ def measure(
     return machine.write(results.peaks, measured), measured
 
 
-def _make_folder(results: Results) -> TrialFolder:
-    """Return a new folder for the ranks.
+def make_folder(parent: Path, prefix: str) -> Path:
+    """Make a fresh folder among the results, for ranks that are no trials'.
 
-    It is next to the records, so that the log of a rank that fails is where a user looks for the
-    record. Raises BadInput if it can't be made.
+    So the log of a rank that fails is where a user looks for the results. Raises BadInput if it
+    can't be made.
     """
     try:
-        results.peaks.mkdir(parents=True, exist_ok=True)
-        return TrialFolder(Path(tempfile.mkdtemp(prefix="running-", dir=results.peaks)))
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent.absolute()))
     except OSError as error:
-        raise BadInput(f"--results: {results.peaks}: can't be written: {error.strerror}") from None
+        raise BadInput(f"--results: {parent}: can't be written: {error.strerror}") from None

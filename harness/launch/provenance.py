@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from harness.core.packages import name_and_version
+from harness.core.packages import installed_packages, pins
 from harness.core.paths import SweepFolder, write_atomically
 from harness.records.code import Code, Repository, describe_code, describe_repository
 from harness.spec.sweep import Sweep
@@ -32,12 +32,12 @@ class Provenance:
 
 def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
     """Describe what the trials of a sweep are launched from, and write what records refer to."""
-    pins = _pinned_packages()
-    installed = hashlib.sha256(pins.encode()).hexdigest()
-    _write_once(folder.packages_path(installed), pins)
+    pinned = pins(installed_packages())
+    installed = hashlib.sha256(pinned.encode()).hexdigest()
+    write_once(folder.packages_path(installed), pinned)
     repository, diff = _find_repository(sweep)
     if repository is not None and repository.diff is not None:
-        _write_once(folder.diff_path(repository.diff), diff)
+        write_once(folder.diff_path(repository.diff), diff)
     packages: dict[str, Sequence[str]] = {}
     for uses in {cell.workload.uses for cell in sweep.cells}:
         packages[uses] = imported_distributions(uses, sweep.base_folder)
@@ -48,15 +48,6 @@ def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
         installed=installed,
         packages=packages,
     )
-
-
-def _pinned_packages() -> str:
-    """Return a line `NAME==VERSION` for each installed distribution, as `pip install -r` takes it."""
-    pins = set()
-    for distribution in metadata.distributions():
-        name, version = name_and_version(distribution)
-        pins.add(f"{name}=={version}")
-    return "".join(f"{pin}\n" for pin in sorted(pins, key=str.lower))
 
 
 def _find_repository(sweep: Sweep) -> tuple[Repository | None, str]:
@@ -71,7 +62,7 @@ def _find_repository(sweep: Sweep) -> tuple[Repository | None, str]:
     return None, ""
 
 
-def _write_once(path: Path, text: str) -> None:
+def write_once(path: Path, text: str) -> None:
     """Write a file that is named after its content, unless it is there."""
     if not path.exists():
         write_atomically(path, text)

@@ -32,8 +32,8 @@ from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
 from harness.launch.launcher import GRACE_SECONDS, Launcher, signal_failure
 from harness.launch.logs import scrub_logs
-from harness.launch.provenance import Provenance, describe_launch
-from harness.launch.stack import ReadyStack, write_packages
+from harness.launch.provenance import Provenance, describe_launch, write_once
+from harness.launch.stack import ReadyStack
 from harness.launch.watchdog import Watchdog
 from harness.mllog.log import write_log
 from harness.records.across import in_memory_ranks
@@ -53,7 +53,7 @@ from harness.records.settings import run_settings, saves_at_intervals
 from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-from harness.spec.saving import SavePlan, save_plan
+from harness.spec.saving import save_plan
 from harness.spec.sweep import Sweep
 from workloads.catalog import heavy_modules
 
@@ -104,20 +104,10 @@ class TrialListener(Protocol):
         """The user should know why nothing seems to happen; `text` is a sentence."""
 
 
-def never_stop() -> str | None:
-    """Return None: there is no reason to stop."""
-    return None
-
-
-def never_skip(trial: Trial) -> str | None:
-    """Return None: every trial is needed."""
-    return None
-
-
 class StopRequest:
     """Why running trials are to save their state and stop: what `source` says, or was noted here."""
 
-    def __init__(self, source: Callable[[], str | None] = never_stop) -> None:
+    def __init__(self, source: Callable[[], str | None]) -> None:
         self._source = source
         self._noted: str | None = None
 
@@ -165,9 +155,9 @@ class Runner:
     excluded_nodes: Sequence[str] = ()  # that the job of these trials was not to get
     queued_seconds: Mapping[str, float] = field(default_factory=dict)  # by trial id; see Record
     # Returns why the running trial is to save its state and stop, and why no other one begins.
-    stop_reason: Callable[[], str | None] = never_stop
+    stop_reason: Callable[[], str | None]
     # Returns why a trial is not needed, which it is asked when the trial would begin.
-    reason_to_skip: Callable[[Trial], str | None] = never_skip
+    reason_to_skip: Callable[[Trial], str | None] = lambda trial: None
     # Ids of trials whose record is not the last word, as they run again: no race may count it.
     running_again: set[str] = field(default_factory=set)
 
@@ -177,7 +167,8 @@ class Runner:
 
         It is found out once and handed to the ranks, which then need no git.
         """
-        write_packages(self.stacks.values(), self.folder)
+        for stack in self.stacks.values():
+            write_once(self.folder.packages_path(stack.installed), stack.pins)
         return describe_launch(self.sweep, self.folder)
 
     @cached_property
@@ -413,15 +404,6 @@ class Runner:
             queued_seconds=queued_seconds,
         )
 
-    def save_plan(self, trial: Trial) -> SavePlan | None:
-        """Return how a trial saves checkpoints to resume from, None if it does not."""
-        return save_plan(
-            self.sweep.saves,
-            trial.cell,
-            self.profile.launcher,
-            self.profile.mean_time_between_failures,
-        )
-
     def _assignment(self, trial: Trial, attempt: int, lane: Lane | None = None) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
         installed, interpreter = self.provenance.installed, None
@@ -433,7 +415,12 @@ class Runner:
             trial=trial,
             base_folder=str(self.sweep.base_folder),
             checkpoint=self.sweep.checkpoint,
-            saves=self.save_plan(trial),
+            saves=save_plan(
+                self.sweep.saves,
+                trial.cell,
+                self.profile.launcher,
+                self.profile.mean_time_between_failures,
+            ),
             profile=self.sweep.profile,
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
@@ -477,7 +464,7 @@ class Runner:
                 return None
             except subprocess.TimeoutExpired:
                 _refuse_moved_folder(self.folder, folder)
-                self.listener.on_trial_progress(trial, read_progress(folder))
+                self.listener.on_trial_progress(trial, read_progress_file(folder.progress_path))
                 yield
             now = time.monotonic()
             reason = self.stop_reason()
@@ -561,11 +548,6 @@ def _advance(life: Life) -> Record | None:
         record: Record = end.value
         return record
     return None
-
-
-def read_progress(folder: TrialFolder) -> dict[str, Any]:
-    """Return how far a running trial has come; empty before its first step."""
-    return read_progress_file(folder.progress_path)
 
 
 def _describe_launcher_end(exit_code: int | None, is_out_of_memory: bool) -> str:

@@ -85,21 +85,6 @@ class Srun:
         """
         return [
             "srun",
-            *self._step_options(ranks),
-            f"--job-name={folder.path.name}",
-            *self._module_command(module),
-            str(folder.path),
-            *more,
-        ]
-
-    @property
-    def _container(self) -> Sequence[str]:
-        """Return the command of the container that ranks run in, an empty one without."""
-        return self.prefix if self.stack is None else self.stack.prefix
-
-    def _step_options(self, ranks: int) -> list[str]:
-        """Return the options of any step of `ranks` ranks."""
-        return [
             f"--nodes={math.ceil(ranks / self.ranks_per_node)}",
             f"--ntasks={ranks}",
             f"--ntasks-per-node={min(ranks, self.ranks_per_node)}",
@@ -113,7 +98,16 @@ class Srun:
             f"--kill-on-bad-exit={int(self.kill_on_bad_exit)}",
             "--unbuffered",
             "--input=none",
+            f"--job-name={folder.path.name}",
+            *self._module_command(module),
+            str(folder.path),
+            *more,
         ]
+
+    @property
+    def _container(self) -> Sequence[str]:
+        """Return the command of the container that ranks run in, an empty one without."""
+        return self.prefix if self.stack is None else self.stack.prefix
 
     def _module_command(self, module: str) -> list[str]:
         """Return the command of a task, without the module's arguments."""

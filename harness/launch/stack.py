@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import ROOT, WORKLOADS, module_command
-from harness.core.paths import SweepFolder, cache_folder, write_atomically
+from harness.core.packages import pins
+from harness.core.paths import cache_folder
 from harness.core.processes import run_command
 from harness.records.decode import FileFormat, decode_text
 from harness.spec.cell import Cell
@@ -75,8 +76,7 @@ class ReadyStack:
     @property
     def pins(self) -> str:
         """Return a line `NAME==VERSION` for each distribution, as `pip install -r` takes it."""
-        lines = {f"{name}=={version}\n" for name, version in self.packages.items()}
-        return "".join(sorted(lines, key=str.lower))
+        return pins(self.packages)
 
     @property
     def installed(self) -> str:
@@ -263,14 +263,6 @@ def harness_path() -> str:
             temporary.symlink_to(ROOT / name)
             temporary.rename(link)
     return str(folder)
-
-
-def write_packages(stacks: Iterable[ReadyStack], folder: SweepFolder) -> None:
-    """Write the lists of packages that the records of a sweep refer to, each once."""
-    for stack in stacks:
-        path = folder.packages_path(stack.installed)
-        if not path.exists():
-            write_atomically(path, stack.pins)
 
 
 def bound_command(command: Sequence[str], cores: Sequence[int] = ()) -> list[str]:

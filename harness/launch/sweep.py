@@ -142,10 +142,6 @@ def refuse_changed_profile(
         )
 
 
-def allow_all(folder: SweepFolder) -> None:
-    """Allow any sweep to run: the check of a run that need not check anything."""
-
-
 def run(
     sweep: Sweep,
     profile: Profile,
@@ -154,7 +150,7 @@ def run(
     *,
     redo: Redo,
     fail_fast: bool,
-    check: Callable[[SweepFolder], None] = allow_all,
+    check: Callable[[SweepFolder], None] = lambda folder: None,
     wait: bool = True,
 ) -> list[Record]:
     """Run the pending trials, as many at a time as the profile says; return the records of all the
@@ -207,7 +203,7 @@ def run(
             folder=folder,
             launcher=Torchrun(environment=profile.environment, fork=fork),
             listener=listener,
-            peaks=machine.read_all(folder.peaks_folder),
+            peaks=machine.read_all(folder.results.peaks),
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),
             retries=RETRIES,
             # On one machine, only the workload can be the cause of what ranks report of each other.

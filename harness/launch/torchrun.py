@@ -41,7 +41,8 @@ class Torchrun:
     """Starts ranks in this process's environment, with `environment` on top.
 
     Forked ranks compute the same bits as those that torchrun starts, without loading torch again.
-    Only trials on CPUs are forked: `sweep.run` decides that.
+    Only ranks on CPUs are forked: whoever makes the launcher decides that, as `sweep.run`,
+    `run_unmeasured` and `reproduce.rerun` do.
     """
 
     environment: Mapping[str, str]  # variables of the cluster profile

@@ -5,6 +5,7 @@ For commands that look into training, or measure the machine. They leave no reco
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,9 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.processes import end_process_group
+from harness.core.redaction import secret_values
 from harness.launch import forkserver
+from harness.launch.logs import scrub_logs
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
@@ -84,7 +86,7 @@ def run_task(
 
     `timeout` is in seconds; `on_poll` is called ten times a second. Raises HarnessError with a
     rank's own message if one fails, hangs or leaves no result; it names a log in `folder`, which
-    must stay then.
+    must stay then. The logs are clean of secrets once this returns or raises.
     """
     arguments = ["--task", task, "--write-logs"]
     command = launcher.command("harness.training.worker", folder, world_size, arguments)
@@ -101,7 +103,8 @@ def run_task(
             if on_poll is not None:
                 on_poll()
     finally:
-        end_process_group(process)
+        launcher.end(process, folder)
+        scrub_logs(folder, secret_values(os.environ, launcher.environment))
     _check_results(folder, world_size)
 
 

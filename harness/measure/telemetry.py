@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
-from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -124,12 +123,7 @@ class TelemetrySampler:
         self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._segment:  # training failed within it
             self._segment.ended.set()
         self._segments.put(None)
@@ -296,10 +290,7 @@ def _throttled_shares(samples: Sequence[Sample]) -> dict[str, float] | None:
     reported = [sample.throttled for sample in samples if sample.throttled is not None]
     if not reported:
         return None
-    shares: dict[str, float] = {}
-    for name in THROTTLING:
-        shares[name] = float(np.mean([name in reasons for reasons in reported]))
-    return shares
+    return {name: float(np.mean([name in reasons for reasons in reported])) for name in THROTTLING}
 
 
 def _all_foreign_processes(samples: Sequence[Sample]) -> list[str] | None:

@@ -113,11 +113,7 @@ def _returns_views(schema: Any) -> bool:
 
 def _mutable_arguments(schema: Any) -> set[str]:
     """Return the names of the arguments that an operator writes to."""
-    names: set[str] = set()
-    for argument in schema.arguments:
-        if argument.alias_info and argument.alias_info.is_write:
-            names.add(argument.name)
-    return names
+    return {part.name for part in schema.arguments if part.alias_info and part.alias_info.is_write}
 
 
 def _new_results(schema: Any, result: Any) -> list[Any]:

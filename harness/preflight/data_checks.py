@@ -19,7 +19,6 @@ from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 from harness.preflight.advice import READ_SEVERAL_CLASSES, USE_LABELS_IN_RANGE
 from harness.preflight.probe import (
     Probe,
-    batches_of,
     draw,
     listed,
     row_digests,
@@ -213,8 +212,9 @@ def _all_sets(probe: Probe) -> list[Samples]:
 def _within_time(samples: Samples) -> Iterator[Batch]:
     """Yield samples in batches until LIMIT or SECONDS are reached."""
     deadline = time.monotonic() + SECONDS
-    for batch in batches_of(samples, LIMIT, CHUNK):
-        yield batch
+    count = min(len(samples), LIMIT)
+    for start in range(0, count, CHUNK):
+        yield samples.batch(range(start, min(start + CHUNK, count)))
         if time.monotonic() > deadline:
             return
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.core.validation import finite
 from harness.preflight.advice import describe
 from harness.preflight.probe import Probe, listed, without_dropout
 from harness.preflight.report import CheckFinding, ParameterNorms, passed, problem, skipped
@@ -183,10 +184,7 @@ def parameter_norms(probe: Probe) -> list[ParameterNorms]:
 
 def _norm(tensor: Tensor) -> float | None:
     """Return the Euclidean norm in double precision, None if it is not finite."""
-    norm = float(tensor.detach().double().norm())
-    if not math.isfinite(norm):
-        return None
-    return norm
+    return finite(float(tensor.detach().double().norm()))
 
 
 def check_gradients(probe: Probe) -> CheckFinding:
@@ -248,7 +246,8 @@ def check_optimizer(probe: Probe) -> CheckFinding:
     turns = prepare_turns(
         probe.workload, model, probe.axes, MAX_STEPS, lambda loss: loss, can_freeze=True
     )
-    in_optimizer = {id(part) for turn in turns for part in _trained_by(turn.optimizer)}
+    groups = [group for turn in turns for group in turn.optimizer.param_groups]
+    in_optimizer = {id(part) for group in groups for part in group["params"]}
     parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
     missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
     if missing:
@@ -274,11 +273,6 @@ def check_optimizer(probe: Probe) -> CheckFinding:
             "clear them: each step would add its gradients to those of all steps before",
         )
     return passed(f"the optimizer trains {len(parameters)} tensors, and clears their gradients")
-
-
-def _trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return all parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 @dataclass(kw_only=True)

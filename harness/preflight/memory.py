@@ -1,7 +1,8 @@
 """Forecasts the memory of a sweep's cells, without the ranks and the devices that they will have.
 
-Cells that only differ in what takes no memory are forecast once. Each workload has a process, in
-which `memory_worker` forecasts all of its cells.
+Cells that only differ in what takes no memory are forecast once. Those with one workload,
+with the same settings, code, custom axes and environment, share a process, in which `memory_worker`
+forecasts all of them.
 """
 
 from __future__ import annotations

@@ -233,13 +233,6 @@ def _bytes_of(tensor: Tensor) -> Any:
     return values.view(torch.uint8).numpy().data
 
 
-def batches_of(samples: Samples, limit: int, batch_size: int) -> Iterator[Batch]:
-    """Yield up to `limit` samples from the start, in batches."""
-    count = min(len(samples), limit)
-    for start in range(0, count, batch_size):
-        yield samples.batch(range(start, min(start + batch_size, count)))
-
-
 def listed(names: Sequence[str], limit: int = 4) -> str:
     """Return the start of a list of names, with the number of those that are left out."""
     shown = ", ".join(names[:limit])

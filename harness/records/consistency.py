@@ -21,7 +21,6 @@ from harness.records.record import (
     RankResult,
     Record,
     Summary,
-    Telemetry,
 )
 from harness.records.series import Numbers, Series, mean_over_ranks
 from harness.spec.price import parse_price
@@ -127,14 +126,13 @@ def _rank_problem(header: Header, results: Sequence[RankResult]) -> str | None:
 
 
 def rank_problem(result: RankResult) -> str | None:
-    """Return the first contradiction in what one rank left, None without any."""
-    if result.telemetry is not None:
-        return _telemetry_problem(result.telemetry)
-    return None
+    """Return the first contradiction in what one rank left, None without any.
 
-
-def _telemetry_problem(telemetry: Telemetry) -> str | None:
-    """Return which reading has another number of samples than there were, or which steps miss."""
+    It may be a reading with another number of samples than there were, or steps that are missing.
+    """
+    telemetry = result.telemetry
+    if telemetry is None:
+        return None
     samples = telemetry.sample_times.count
     for name, series in telemetry.readings.items():
         if series.count != samples:

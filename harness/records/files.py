@@ -123,16 +123,6 @@ def describe_columns(
     return ColumnFile(file=f"{header_path.stem}-{digest}{COLUMNS_SUFFIX}", columns=described)
 
 
-def write_columns(
-    path: Path, columns: Mapping[str, Numbers | list[Numbers]], *, durable: bool = True
-) -> None:
-    """Write the file of columns; raises StorageError.
-
-    Nothing is copied: the numbers of a thousand ranks may fill most of the memory.
-    """
-    write_atomically_by(path, lambda file: _write_npz(file, columns), durable=durable)
-
-
 def _parts(values: Numbers | list[Numbers]) -> list[Numbers]:
     """Return the arrays that a column is made of."""
     return values if isinstance(values, list) else [values]
@@ -156,8 +146,8 @@ def _describe(name: str, parts: Sequence[Numbers]) -> Column:
 def _write_npz(file: BinaryIO, columns: Mapping[str, Numbers | list[Numbers]]) -> None:
     """Write what `numpy.load` reads.
 
-    `numpy.savez` would need each column in one piece. Members have no date, so that equal columns
-    make equal files.
+    `numpy.savez` would need each column in one piece, and the numbers of a thousand ranks may fill
+    most of the memory. Members have no date, so that equal columns make equal files.
     """
     import numpy as np
 
@@ -344,7 +334,8 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
     content["columns"] = None if described is None else asdict(described)
     header = seal.sealed_text(content)  # before anything is written: it may be refused
     if described is not None:
-        write_columns(path.with_name(described.file), columns, durable=durable)
+        columns_path = path.with_name(described.file)
+        write_atomically_by(columns_path, lambda file: _write_npz(file, columns), durable=durable)
     write_atomically(path, header, durable=durable)
 
 

@@ -41,12 +41,13 @@ from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 # GPU moved.
 SCHEMA = "6.14"
 
+# permutation: all indexes at once; keyed: computed index by index; shards: a few files at a time;
+# stream: as they come
+SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
 # failed: ended by an error
 # interrupted: ended by a signal, and can be resumed
-# keyed: computed index by index; shards: a few files at a time; stream: as they come
-SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
 

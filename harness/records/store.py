@@ -135,7 +135,7 @@ def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
     errors: list[BadInput] = []
     for path in sorted(results.runs.glob("*/sweep.json")):
         try:
-            sweeps.append(_read_spec(results, SweepFolder(path.parent)))
+            sweeps.append(read_spec_in_place(results, SweepFolder(path.parent)))
         except BadInput as error:
             errors.append(error)
     return sorted(sweeps, key=lambda sweep: sweep.name), errors
@@ -163,7 +163,7 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
         else:
             hint = "there are none; --results or HARNESS_RESULTS says where"
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {hint}")
-    return _read_spec(results, folder)
+    return read_spec_in_place(results, folder)
 
 
 def read_spec(folder: SweepFolder) -> Sweep:
@@ -176,7 +176,7 @@ def read_spec(folder: SweepFolder) -> Sweep:
     return sweep
 
 
-def _read_spec(results: Results, folder: SweepFolder) -> Sweep:
+def read_spec_in_place(results: Results, folder: SweepFolder) -> Sweep:
     """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
     sweep = read_spec(folder)
     if results.sweep_folder(sweep.name) != folder:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from harness.analysis.compare import setting_differences
 from harness.analysis.parity import CellParity, Reference, SweepParity
 from harness.core.text import counted
 from harness.gate.tax import Tax
@@ -14,7 +15,6 @@ from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING
 from harness.render.parity import to_json as parity_to_json
 from harness.render.table import Content, Look, Styled, Table
-from harness.reproduce.audit import turned
 from harness.reproduce.catalog import (
     REPEATS,
     OperationGroup,
@@ -93,7 +93,7 @@ def answer_of(cell: CellParity) -> str:
 def describe_turn(reference: Cell, cell: Cell) -> str:
     """Return the settings in which a cell differs from its reference: `num_workers 0 → 2`."""
     parts = []
-    for name, (before, after) in turned(reference, cell).items():
+    for name, (before, after) in setting_differences(reference, cell).items():
         parts.append(f"{name} {_value(before)} → {_value(after)}")
     return ", ".join(parts)
 
@@ -123,7 +123,7 @@ def to_json(parity: SweepParity, taxes: Sequence[Tax]) -> dict[str, Any]:
     content = parity_to_json(parity)
     references = {reference.cell.id: reference.cell for reference in parity.references}
     for entry, cell in zip(content["cells"], parity.cells, strict=True):
-        entry["turned"] = dict(turned(references[cell.reference], cell.cell))
+        entry["turned"] = dict(setting_differences(references[cell.reference], cell.cell))
         entry["answer"] = answer_of(cell)
     costs = []
     for tax in taxes:

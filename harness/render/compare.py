@@ -19,6 +19,7 @@ from harness.analysis.baseline import Saved
 from harness.analysis.compare import CellComparison, Match, MetricRow, setting_differences
 from harness.analysis.result import CellResult
 from harness.core.text import counted
+from harness.core.validation import finite
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Content, Table
@@ -230,8 +231,8 @@ def row_fields(row: MetricRow) -> dict[str, Any]:
         "a": row.mean_a,
         "b": row.mean_b,
         "value": verdict.effect,
-        "low": _finite(low),
-        "high": _finite(high),
+        "low": finite(low),
+        "high": finite(high),
         "confidence": verdict.confidence,
         "count": verdict.estimate.count,
         "paired": verdict.estimate.paired,
@@ -239,15 +240,8 @@ def row_fields(row: MetricRow) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "p_change": verdict.p_change,
         "p_same": verdict.p_same,
-        "min_detectable_effect": _finite(verdict.min_detectable_effect),
+        "min_detectable_effect": finite(verdict.min_detectable_effect),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    """Return the value, or None where JSON has no number for it."""
-    if value is None or not math.isfinite(value):
-        return None
-    return value
 
 
 def show_saved(saved: Sequence[Saved]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.analysis.classes import matrix
+from harness.core.errors import one_line
 from harness.core.text import counted
 from harness.records.record import Confusions
 from harness.render import chart
@@ -74,7 +75,7 @@ def draw_confusions(confusions: Confusions, title: str = "") -> Figure:
     from the longest name, so that texts are readable and nothing has to be measured.
     """
     detail = _detail(len(confusions.classes))
-    names = [_shortened(name) for name in confusions.classes]
+    names = [one_line(name, NAME_LETTERS) for name in confusions.classes]
     note = ""
     if confusions.omitted:
         note = f"{counted(confusions.omitted, 'mistake')} of rarer pairs are not drawn"
@@ -117,14 +118,6 @@ def _detail(classes: int) -> Detail:
 def _width(text: str, size: float) -> float:
     """Return the approximate width of a text in inches, in a font of `size` points."""
     return len(text) * LETTER_WIDTH * size / POINTS
-
-
-def _shortened(name: str) -> str:
-    """Return a class's name on one line, with an ellipsis in place of what is too long."""
-    line = " ".join(name.split())
-    if len(line) <= NAME_LETTERS:
-        return line
-    return f"{line[: NAME_LETTERS - 1]}…"
 
 
 def _draw_fields(axes: Axes, confusions: Confusions, detail: Detail) -> None:

@@ -35,21 +35,21 @@ def show(explanation: Explanation) -> None:
     Causes are sentences, for which a table has no room in a terminal.
     """
     console = TerminalConsole()
-    console.print_text(f"A  {_printable(explanation.a_name)}")
-    console.print_text(f"B  {_printable(explanation.b_name)}\n")
+    console.print_text(f"A  {one_line(explanation.a_name)}")
+    console.print_text(f"B  {one_line(explanation.b_name)}\n")
     show_table(console, difference_table(explanation).without(CAUSE))
     console.print_text("")
     for part in explanation.parts[:MOST_ROWS]:
         cause = describe_cause(part)
         if cause:
-            console.print_text(f"{_printable(part.name)}: {cause}")
+            console.print_text(f"{one_line(part.name)}: {cause}")
     for line in lines(explanation):
         console.print_text(line)
 
 
 def arms_line(explanation: Explanation) -> str:
     """Return the names of both arms in a line."""
-    return f"A: {_printable(explanation.a_name)}; B: {_printable(explanation.b_name)}"
+    return f"A: {one_line(explanation.a_name)}; B: {one_line(explanation.b_name)}"
 
 
 def difference_table(explanation: Explanation) -> Table:
@@ -73,11 +73,11 @@ def _row(part: PartDifference, largest: float) -> list[str | Styled]:
     look = look_of(part)
     bar = "█" * round(BAR_WIDTH * abs(part.seconds) / largest) if largest else ""
     return [
-        _printable(part.name),
+        one_line(part.name),
         _ms(part.a),
         _ms(part.b),
         Styled(f"{1000 * part.seconds:+.3f}", look),
-        _interval(part, 1000),
+        _interval(part),
         bar,
         describe_cause(part),
     ]
@@ -94,9 +94,9 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
 
 
-def _interval(part: PartDifference, scale: float) -> str:
-    """Return the interval of a difference, times `scale`."""
-    return f"{scale * part.low:+.3f} to {scale * part.high:+.3f}"
+def _interval(part: PartDifference) -> str:
+    """Return the interval of a difference in milliseconds."""
+    return f"{1000 * part.low:+.3f} to {1000 * part.high:+.3f}"
 
 
 def describe_cause(part: PartDifference) -> str:
@@ -195,9 +195,9 @@ def lines(explanation: Explanation) -> list[str]:
     """Return the finding, what the profiler costs, and what the intervals mean."""
     plain, whole = explanation.plain, explanation.whole
     return [
-        _printable(headline(explanation)),
+        one_line(headline(explanation)),
         f"without the profiler a step takes {_ms(plain.a)} and {_ms(plain.b)} ms,"
-        f" {1000 * plain.seconds:+.3f} ({_interval(plain, 1000)}); with it"
+        f" {1000 * plain.seconds:+.3f} ({_interval(plain)}); with it"
         f" {whole.a / plain.a - 1:+.0%} and {whole.b / plain.b - 1:+.0%}",
         f"{counted(explanation.pairs, 'pair')} of processes, {explanation.steps} profiled steps of"
         f" each arm, in {explanation.seconds:.0f} s; the intervals of all parts hold together with"
@@ -275,8 +275,3 @@ def explain_command(
     if cluster != "local":
         command += ["--cluster", cluster]
     return shlex.join(command)
-
-
-def _printable(text: str) -> str:
-    """Return a name in one line."""
-    return one_line(text)

@@ -120,6 +120,20 @@ def interruption_note(interruption: Interruption) -> str:
     return f"{cause} after step {interruption.step}: {interruption.lost_seconds:.1f} s lost"
 
 
+def checkpoint_notes(record: Record) -> list[str]:
+    """Return a sentence for each interruption, and each checkpoint that was passed over or not saved.
+
+    All ranks are interrupted at the same step.
+    """
+    across = record.ranks.across
+    notes = [interruption_note(interruption) for interruption in across.interruptions]
+    for refusal in across.refused_checkpoints:
+        notes.append(f"not resumed from {refusal}")
+    if across.saves is not None:
+        notes += across.saves.failed
+    return notes
+
+
 def stop_note(record: Record) -> str | None:
     """Say after how many epochs a trial was stopped, why, and with which parameters it ended.
 

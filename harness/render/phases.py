@@ -147,14 +147,7 @@ def _visible_phases(shares: Sequence[Mapping[str, float]]) -> list[str]:
 
     Many sweeps have no communication, or no copies to a device: their columns would be empty.
     """
-    visible = []
-    for phase in PHASES:
-        largest = 0.0
-        for cell_shares in shares:
-            largest = max(largest, cell_shares.get(phase, 0.0))
-        if largest > NEGLIGIBLE:
-            visible.append(phase)
-    return visible
+    return [phase for phase in PHASES if any(of.get(phase, 0.0) > NEGLIGIBLE for of in shares)]
 
 
 def _bar(shares: Mapping[str, float], width: int) -> list[Styled]:

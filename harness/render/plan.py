@@ -27,7 +27,8 @@ from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
 if TYPE_CHECKING:
-    from harness.slurm.submission import JobArray, Submission
+    from harness.slurm.packing import JobArray
+    from harness.slurm.submission import Submission
     from harness.slurm.submit import PreparedSubmission
 
 MOST_ROWS = 200  # cells that are listed one by one, and points that are left out
@@ -230,12 +231,6 @@ def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> Non
         console.print_text(line)
     for remark in prepared.remarks:
         console.print_text(remark, "open")
-
-
-def show_script(console: TerminalConsole, script: str) -> None:
-    """Print a batch script."""
-    # Without markup: in a script, square brackets are the shell's.
-    console.print_text(f"\n{script}")
 
 
 def show_jobs(console: TerminalConsole, submission: Submission) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
@@ -61,14 +60,6 @@ CERTAIN = "★"  # marks the fastest cell of a workload, if every other one is s
 HIGHEST = "☆"  # marks the best mean of a workload: another cell may truly be as good
 
 
-@dataclass(frozen=True)
-class ResultMarks:
-    """The marks in two columns of a table of results, by the id of their cell."""
-
-    throughput: dict[str, str]
-    metric: dict[str, str]
-
-
 def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -> Table:
     """Return a table with one row a cell: means over its trials that are done.
 
@@ -97,7 +88,7 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     if is_short:
         table = Table(["workload", "cell", *numbers, "trials"], numbers, wrapped=["cell"])
     names = fmt.cell_names(result.all_cells)
-    marks = _marks(result)
+    throughput_marks, metric_marks = _marks(result)
     for cell_result in result.cells:
         cell = cell_result.cell
         done = result.done_records(cell)
@@ -109,13 +100,13 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
         if is_short:
             row = [cell.workload.label, names[cell.id]]
-        row.append(_marked(throughput, marks.throughput.get(cell.id)))
+        row.append(_marked(throughput, throughput_marks.get(cell.id)))
         row.append(fmt.milliseconds(step_seconds))
         for field in mfu_columns.values():
             utilization = _mean_summary(done, field)
             # Three significant digits: on CPUs it can be a small fraction of a percent.
             row.append(fmt.MISSING if utilization is None else f"{utilization * 100:.3g}%")
-        row.append(_marked(metric, marks.metric.get(cell.id)))
+        row.append(_marked(metric, metric_marks.get(cell.id)))
         row += [texts.get(cell.id, fmt.MISSING) for texts in more_columns.values()]
         row.append(_trial_counts(result, cell_result))
         table.add_row(*row)
@@ -190,23 +181,24 @@ def _mean_summary(records: Sequence[Record], field: str) -> float | None:
     return fmean(values) if values else None
 
 
-def _marks(result: SweepResult) -> ResultMarks:
-    """Return the marks of each workload's highest means, by the id of their cell.
+def _marks(result: SweepResult) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the marks of each workload's highest throughput and metric, by the id of their cell.
 
     A workload of which a single cell was measured has none. Of the target metric there is no test
     among all cells of a workload, so its highest mean is never called certain.
     """
-    marks = ResultMarks(throughput={}, metric={})
+    throughput_marks: dict[str, str] = {}
+    metric_marks: dict[str, str] = {}
     for workload, cells in result.workloads.items():
         ranking = result.ranking(workload)
         if len(ranking) > 1:
             mark = CERTAIN if result.is_winner_certain(workload) else HIGHEST
-            marks.throughput[ranking[0].cell.id] = mark
+            throughput_marks[ranking[0].cell.id] = mark
         best = result.most_accurate(workload)
         evaluated = sum(cell.metric is not None for cell in cells)
         if best is not None and evaluated > 1:
-            marks.metric[best.cell.id] = HIGHEST
-    return marks
+            metric_marks[best.cell.id] = HIGHEST
+    return throughput_marks, metric_marks
 
 
 def _marked(text: str, mark: str | None) -> Styled:

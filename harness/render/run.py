@@ -1,7 +1,6 @@
-"""Shows `harness run`: a progress bar, a line for each trial, then results and verdicts.
+"""Shows `harness run` while trials run: a progress bar, and a line for each trial.
 
-`show_results` is also what `harness show` prints, and `harness status --watch` at the end of a
-sweep.
+What they come to is shown by `harness.render.results`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from harness.records.record import Record, Summary
 from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
 from harness.render.console import TerminalConsole
 from harness.render.format import (
+    checkpoint_notes,
     duration,
-    interruption_note,
     nondeterminism_notes,
     samples_per_second,
     stop_note,
@@ -180,12 +179,8 @@ class RunView:
     def _count_untraced(self, records: Sequence[Record]) -> int:
         """Return how many of the trials have left no profiler trace."""
         sweep_folder = self.results.sweep_folder(self.sweep.name)
-        count = 0
-        for record in records:
-            trial_folder = sweep_folder.trial_folder(record.trial.id)
-            if not trial_folder.trace_folder.exists():
-                count += 1
-        return count
+        folders = [sweep_folder.trial_folder(record.trial.id).trace_folder for record in records]
+        return sum(not folder.exists() for folder in folders)
 
     def _estimate_seconds_left(self) -> float:
         """Estimate the seconds until the sweep is done, from the time that its trials took so far.
@@ -292,12 +287,7 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
             f"less company than others: all {record.company.lane.count} lanes were full for"
             f" {record.company.full:.0%} of its time"
         )
-    for interruption in record.ranks.across.interruptions:
-        remarks.append(interruption_note(interruption))
-    for refusal in record.ranks.across.refused_checkpoints:
-        remarks.append(f"not resumed from {refusal}")
-    if record.ranks.across.saves is not None:
-        remarks += record.ranks.across.saves.failed
+    remarks += checkpoint_notes(record)
     remarks += nondeterminism_notes(record)
     slowest = summary.slowest
     if slowest and slowest.skew > STRAGGLER_SKEW:

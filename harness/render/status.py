@@ -28,7 +28,6 @@ STATE_LOOKS: Mapping[str, Look] = {  # by the state of a trial
     "running": "running",
     "queued": "quiet",
     "held": "open",
-    "interrupted": "open",
     "lost": "failed",
     "unreadable": "failed",
     "cancelled": "quiet",

@@ -151,7 +151,7 @@ def version_lines(trend: Trend) -> list[str]:
 
 
 def headline(trend: Trend) -> str:
-    """Return what the last night has brought: `2 cells are slower since the last night`."""
+    """Return what the last night has brought: `The trend fails: 2 new slowdowns with the last night.`"""
     count = len(trend.new_slowdowns)
     if count:
         return f"The trend fails: {counted(count, 'new slowdown')} with the last night."

@@ -7,10 +7,10 @@ the whole model with FSDP2 around each layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from harness.analysis.compare import setting_differences
 from harness.core.errors import BadInput, did_you_mean
@@ -66,7 +66,7 @@ def plan_audit(sweep: Sweep) -> ParityPlan:
                 candidates.append(earlier)
         if not candidates:
             continue
-        nearest = min(candidates, key=lambda earlier: len(turned(earlier, cell)))
+        nearest = min(candidates, key=lambda earlier: len(setting_differences(earlier, cell)))
         references[nearest.id] = nearest
         compared.setdefault(nearest.id, []).append(cell)
     if not references:
@@ -78,17 +78,12 @@ def plan_audit(sweep: Sweep) -> ParityPlan:
     return ParityPlan(groups=groups, by_design=[])
 
 
-def turned(reference: Cell, cell: Cell) -> Mapping[str, tuple[Any, Any]]:
-    """Return both values of each setting in which two cells differ, by its name."""
-    return setting_differences(reference, cell)
-
-
 def taxed_pairs(plan: ParityPlan) -> list[TaxedPair]:
     """Return the cells of a plan that differ from their reference in one setting of TAXED only."""
     pairs = []
     for group in plan.groups:
         for cell in group.cells:
-            settings = list(turned(group.reference, cell))
+            settings = list(setting_differences(group.reference, cell))
             if len(settings) == 1 and settings[0] in TAXED:
                 pair = TaxedPair(setting=settings[0], reference=group.reference, cell=cell)
                 pairs.append(pair)

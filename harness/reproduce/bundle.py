@@ -95,12 +95,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def requirements(packages: Mapping[str, str]) -> str:
-    """Return packages as the lines of a pinned requirements file, sorted."""
-    lines = [f"{name}=={version}" for name, version in packages.items()]
-    return "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
-
-
 def check(folder: Path) -> ReproductionVerdict:
     """Return the verdict of a bundle that is whole, and that follows from its own records.
 

@@ -82,7 +82,6 @@ class OperationGroup:
 
     operation: str
     dtype: str
-    workloads: Sequence[str]  # labels
     results: Sequence[OperationResult]
 
     @property
@@ -100,15 +99,6 @@ class OperationGroup:
 
         return max(self.results, key=badness)
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Return whether the operation is repeatable at all sizes."""
-        return all(result.is_repeatable for result in self.results)
-
-    def count(self, predicate: str) -> int:
-        """Return for how many sizes a property of `OperationResult` holds."""
-        return sum(bool(getattr(result, predicate)) for result in self.results)
-
 
 def group_operations(
     by_workload: Mapping[str, Sequence[OperationResult]],
@@ -118,19 +108,16 @@ def group_operations(
     Workloads that use an operation at the same sizes count once.
     """
     results: dict[tuple[str, str], dict[str, OperationResult]] = {}
-    labels: dict[tuple[str, str], dict[str, None]] = {}
-    for label, measured in by_workload.items():
+    for measured in by_workload.values():
         for result in measured:
             key = (result.operation, result.dtype)
             results.setdefault(key, {})[result.sizes] = result
-            labels.setdefault(key, {})[label] = None
     groups = []
     for (operation, dtype), by_size in sorted(results.items()):
         groups.append(
             OperationGroup(
                 operation=operation,
                 dtype=dtype,
-                workloads=list(labels[operation, dtype]),
                 results=list(by_size.values()),
             )
         )

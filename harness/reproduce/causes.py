@@ -111,7 +111,10 @@ def likely_causes(
     is_split = splits_differently(a, b)
     candidates = [CAUSES.get(axis, Cause(axis, PHASES)) for axis in differing_axes(a, b)]
     if is_split:
-        candidates += _causes_of_split(draws_random, uses_batch_statistics)
+        if draws_random:
+            candidates.append(RNG)  # each rank draws from a separate stream
+        if uses_batch_statistics:
+            candidates.append(BATCH_STATISTICS)
     if a.axes.tensor_parallel_size != b.axes.tensor_parallel_size:
         candidates.append(SPLIT_PRODUCTS)
     if phase == "random":
@@ -120,16 +123,6 @@ def likely_causes(
     if is_beyond_rounding:
         causes = [cause for cause in causes if not cause.only_rounds] or [UNEXPLAINED]
     return list(dict.fromkeys(cause.name for cause in causes))
-
-
-def _causes_of_split(draws_random: bool, uses_batch_statistics: bool) -> list[Cause]:
-    """Return the causes that depend on how batches are split among ranks and micro-steps."""
-    causes = []
-    if draws_random:
-        causes.append(RNG)  # each rank draws from a separate stream
-    if uses_batch_statistics:
-        causes.append(BATCH_STATISTICS)
-    return causes
 
 
 def _shows_in(cause: Cause, phase: str, *, is_split: bool) -> bool:

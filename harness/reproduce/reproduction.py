@@ -21,9 +21,10 @@ from harness.analysis.questions import ACCURACY_MARGIN
 from harness.analysis.result import CellResult, join, of_trial
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput
-from harness.core.packages import installed_packages
+from harness.core.packages import installed_packages, pins
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
+from harness.launch.runner import COMPLETE
 from harness.records.differences import Difference, Value, differences
 from harness.records.files import write_record
 from harness.records.record import Record
@@ -33,7 +34,6 @@ from harness.reproduce.bundle import (
     RECORD_SUFFIX,
     RECORDED_FOLDER,
     RESULTS_FOLDER,
-    requirements,
 )
 from harness.reproduce.conditions import (
     fields_of_record,
@@ -42,7 +42,6 @@ from harness.reproduce.conditions import (
     most_likely_cause,
 )
 from harness.reproduce.rerun import (
-    COMPLETE,
     MakeListener,
     Options,
     Original,
@@ -368,7 +367,7 @@ def write_environments(folder: Path, originals: Sequence[Original]) -> None:
 
     These are all installed packages where the sweep's folder lists them, else those in the records.
     """
-    write_atomically(folder / HERE_FILE, requirements(installed_packages()))
+    write_atomically(folder / HERE_FILE, pins(installed_packages()))
     recorded: dict[str, str] = {}
     for original in originals:
         text = read_packages(original)
@@ -378,4 +377,4 @@ def write_environments(folder: Path, originals: Sequence[Original]) -> None:
         if original.environment is not None:
             recorded |= original.environment.software.packages
     if recorded:
-        write_atomically(folder / RECORDED_FILE, requirements(recorded))
+        write_atomically(folder / RECORDED_FILE, pins(recorded))

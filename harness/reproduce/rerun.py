@@ -22,7 +22,7 @@ from harness.hardware.machine import Device
 from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.provenance import Provenance, describe_launch
-from harness.launch.runner import Runner, TrialListener
+from harness.launch.runner import COMPLETE, Runner, TrialListener
 from harness.launch.stack import ReadyStack, ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.records.code import Code, describe_code
@@ -60,7 +60,6 @@ from workloads.importing import forget
 # Makes the listener that shows the progress of a sweep, as a context.
 MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
 MOST_PINS = 3  # of packages that an error lists
-COMPLETE = ("done", "invalid")  # statuses of trials with a result to compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,8 +404,7 @@ def run_again(
         key = (entry.original.sweep, entry.checked_out, repr(entry.profile))
         groups.setdefault(key, []).append(entry)
     for group in groups.values():
-        trials = [entry.trial for entry in group]
-        again = _run_group(group, trials, results, make_listener)
+        again = _run_group(group, results, make_listener)
         for entry in group:
             if entry.trial.id in again:
                 records[entry.original.trial.id] = again[entry.trial.id]
@@ -414,12 +412,10 @@ def run_again(
 
 
 def _run_group(
-    group: Sequence[Prepared],
-    trials: Sequence[Trial],
-    results: Results,
-    make_listener: MakeListener,
+    group: Sequence[Prepared], results: Results, make_listener: MakeListener
 ) -> dict[str, Record]:
     """Run trials that share sweep, code and profile; return their records by id."""
+    trials = [entry.trial for entry in group]
     leader = group[0]
     settings, profile = leader.original.settings, leader.profile
     sweep = rebuild_sweep(trials, settings, leader.original.sweep, leader.checked_out.base_folder)

@@ -19,6 +19,7 @@ from harness.analysis.distance import TensorDistance
 from harness.analysis.rungs import ulp_distances
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
+from harness.core.validation import finite
 from harness.records.files import read_rank_result
 from harness.records.record import RankResult
 from harness.records.series import Numbers
@@ -96,10 +97,10 @@ def distance(
     error = reference_error = scale = None
     is_finite = True
     if exact is not None and exact.is_floating_point() and exact.shape == tensor.shape:
-        error = _finite(_root_mean_square(tensor.double() - exact))
+        error = finite(_root_mean_square(tensor.double() - exact))
         is_finite = error is not None
-        reference_error = _finite(_root_mean_square(reference.double() - exact))
-        scale = _finite(_root_mean_square(exact))
+        reference_error = finite(_root_mean_square(reference.double() - exact))
+        scale = finite(_root_mean_square(exact))
     return TensorDistance(
         step=step,
         name=name,
@@ -125,11 +126,6 @@ def _root_mean_square(values: Tensor) -> float:
     if not values.numel():
         return 0.0
     return math.sqrt(float(torch.mean(torch.square(values.double()))))
-
-
-def _finite(value: float) -> float | None:
-    """Return a number, None for NaN and infinity, which JSON can't hold."""
-    return value if math.isfinite(value) else None
 
 
 def tensor_names(path: Path) -> list[str]:

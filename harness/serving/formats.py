@@ -9,19 +9,10 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from harness.core.errors import BadInput, did_you_mean
 
 EXTRA = "pip install 'distributed-training-harness[export]'"
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format, and its requirements."""
-
-    about: str  # in a few words
-    missing: Callable[[], str | None]  # what is missing and how to get it, None for nothing
 
 
 def _nothing() -> str | None:
@@ -45,11 +36,12 @@ def missing_compiler() -> str | None:
     return None
 
 
-FORMATS: Mapping[str, Format] = {
-    "onnx": Format("a graph for onnxruntime and other runtimes", _missing_package),
-    "torch-export": Format("torch's own graph, run by torch", _nothing),
-    "aotinductor": Format("compiled machine code, run by torch without Python", missing_compiler),
-    "save_pretrained": Format("a folder that transformers loads", _nothing),
+# What says which requirement of a format is missing and how to get it, None for nothing.
+FORMATS: Mapping[str, Callable[[], str | None]] = {
+    "onnx": _missing_package,  # a graph for onnxruntime and other runtimes
+    "torch-export": _nothing,  # torch's own graph, run by torch
+    "aotinductor": missing_compiler,  # compiled machine code, run by torch without Python
+    "save_pretrained": _nothing,  # a folder that transformers loads
 }
 
 
@@ -67,6 +59,6 @@ def check_formats(names: Sequence[str]) -> None:
             raise BadInput(f"--to: found {name!r}; {did_you_mean(name, FORMATS)}")
         if names.count(name) > 1:
             raise BadInput(f"--to: found {name} twice; allowed: each format once")
-        problem = FORMATS[name].missing()
+        problem = FORMATS[name]()
         if problem is not None:
             raise BadInput(f"--to {name}: {problem}")

@@ -196,7 +196,7 @@ def measure(
     The first call of each arm is timed separately. Rounds repeat `batches` until there are `calls`
     of them or `seconds` have passed.
     """
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else _do_nothing
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     pause = PAUSE if threads > 1 else 0.0
     first_seconds = {}
     for arm in arms:
@@ -234,7 +234,3 @@ def _time_call(call: Call, inputs: Inputs, synchronize: Callable[[], object]) ->
     call(*inputs)
     synchronize()
     return time.perf_counter_ns() - started
-
-
-def _do_nothing() -> None:
-    """Return at once: a call on the CPU has its result when it returns."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from harness.core.errors import BadInput, one_line
+from harness.core.validation import finite
 from harness.records.series import Numbers
 from harness.serving.exporters import Served
 from harness.serving.record import ExportParity, SampleDifference
@@ -192,16 +193,15 @@ def _summarize(
     """Summarize the rows of both models and the differences of all samples."""
     beyond = np.flatnonzero(~(differences <= allowed))
     changed = changed_predictions(workload, rows, served_rows)
-    disagreements = []
-    for index in beyond[:LISTED]:
-        disagreements.append(
-            SampleDifference(index=int(index), difference=_finite(differences[index]))
-        )
+    disagreements = [
+        SampleDifference(index=int(index), difference=finite(float(differences[index])))
+        for index in beyond[:LISTED]
+    ]
     return ExportParity(
         samples=len(rows),
         metrics=_metrics(workload, rows),
         exported_metrics=_metrics(workload, served_rows),
-        largest_difference=_finite(differences.max()),
+        largest_difference=finite(float(differences.max())),
         rounding_error=rounding,
         tolerance=allowed,
         disagreeing=len(beyond),
@@ -224,8 +224,3 @@ def _metrics(workload: Workload, rows: Tensor) -> dict[str, float]:
     """Return the finite metrics of some rows; NaN in outputs may leave none."""
     metrics = workload.metrics(rows)
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _finite(value: float) -> float | None:
-    """Return a number that a file can hold, None for one that is not finite."""
-    return float(value) if math.isfinite(value) else None

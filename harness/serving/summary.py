@@ -47,18 +47,12 @@ def summarize_group(group: LatencyGroup) -> list[ArmLatency]:
     seconds = {arm.arm: np.asarray(arm.nanoseconds, dtype=np.float64) / 1e9 for arm in group.arms}
     steady = {name: find_steady(values) for name, values in seconds.items()}
     steady_from = max(part.first_step for part in steady.values())
-    rows = []
-    for arm in group.arms:
-        rows.append(_summarize(group, arm, seconds, steady[arm.arm], steady_from))
-    return rows
+    return [_summarize(group, arm, seconds, steady[arm.arm], steady_from) for arm in group.arms]
 
 
 def summarize_groups(groups: Sequence[LatencyGroup]) -> list[ArmLatency]:
     """Return the latencies of all groups, in their order."""
-    rows: list[ArmLatency] = []
-    for group in groups:
-        rows += summarize_group(group)
-    return rows
+    return [row for group in groups for row in summarize_group(group)]
 
 
 def _summarize(

@@ -7,7 +7,7 @@ has the trial save, and would requeue the job if it did not read that it was can
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.core.errors import HarnessError, one_line
@@ -18,8 +18,6 @@ from harness.launch.controller import CALL_SECONDS
 from harness.records.store import lock
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.queue import QueuedJob
-from harness.slurm.submission import Submission
 
 
 def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
@@ -35,7 +33,8 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
         queue = queues.query_submitters(submitted)
         job_ids: list[str] = []
         for submission in queues.recover_job_ids(submitted, queue):
-            live_ids = _live_job_ids(submission, queue)
+            live_jobs = queues.live_jobs([submission], queue).values()
+            live_ids = list(dict.fromkeys(job.id for job in live_jobs))  # once for all its trials
             if live_ids:
                 # Written before the jobs end: a leader that saves its trial reads it, and does not
                 # requeue its job.
@@ -43,16 +42,6 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
             job_ids += live_ids
         if job_ids:
             _scancel(job_ids)
-    return job_ids
-
-
-def _live_job_ids(submission: Submission, queue: Mapping[str, QueuedJob]) -> list[str]:
-    """Return the ids of the submission's jobs that have not ended."""
-    job_ids = []
-    for job in submission.jobs():
-        queued = queues.queued_job(job, queue)
-        if queued is not None:
-            job_ids.append(queued.id)
     return job_ids
 
 

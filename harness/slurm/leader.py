@@ -48,7 +48,8 @@ from harness.launch.stack import ReadyStack, ready_stacks
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
-from harness.slurm.submission import JobArray, Submission, SubmissionFolder
+from harness.slurm.packing import JobArray
+from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import INTERFACE_VARIABLES, Profile
@@ -138,7 +139,8 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     if not undone:
         return
     refuse_cancelled(submissions.read(submission_folder.file), array)  # it may be by now
-    excluded = _nodes_to_exclude(runner, undone, submission)
+    bad = bad_nodes(runner, undone)
+    excluded = sorted({*submission.excluded_nodes, *bad}) if bad else []
     if excluded:
         # Slurm accepts the exclusion only of a job that is pending, when this process may be gone.
         write_atomically(submission_folder.exclusion(own_job_id()), "\n".join(excluded))
@@ -258,14 +260,6 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
         command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
         return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
     return interruption is not None and not cancelled_by_user(interruption)
-
-
-def _nodes_to_exclude(runner: Runner, undone: Sequence[Trial], submission: Submission) -> list[str]:
-    """Return the nodes without which this job is to restart, none if no trial was lost with one."""
-    bad = bad_nodes(runner, undone)
-    if not bad:
-        return []
-    return sorted({*submission.excluded_nodes, *bad})
 
 
 def _finish_exclusion(
@@ -389,7 +383,7 @@ def runner_of(
         folder=sweep_folder,
         launcher=launcher_of(submission.profile, job_array.ranks_per_node),
         listener=listener,
-        peaks=machine.read_all(sweep_folder.peaks_folder),
+        peaks=machine.read_all(sweep_folder.results.peaks),
         first_attempts=submission.first_attempts,
         excluded_nodes=submission.excluded_nodes,
         arrange=side_by_side(

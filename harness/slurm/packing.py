@@ -20,9 +20,8 @@ from harness.launch.lanes import JobRoom, lane_count
 from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel
 
-MAX_ARRAY_JOBS = (
-    1000  # of one array: SlurmOptions's MaxArraySize is 1001 unless an administrator raised it
-)
+# Of one array: Slurm's MaxArraySize is 1001 unless an administrator raised it.
+MAX_ARRAY_JOBS = 1000
 FILL_FRACTION = 0.9  # of a job's time limit that estimates may fill; trials may take longer
 # Seconds a trial, of a job whose trials were never measured, below which the user is warned.
 TIGHT_SECONDS = 60.0
@@ -37,19 +36,39 @@ class PackedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedArray:
-    """Jobs that ask for the same resources, so that one call of sbatch submits them all."""
+class JobArray:
+    """The jobs of one call of sbatch, which ask for the same resources."""
 
     nodes: int  # of each job
     ranks_per_node: int
-    jobs: Sequence[PackedJob]
+    trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
+    estimated_seconds: Sequence[float | None]  # of each job; None where it can't be estimated
+
+    # The id that sbatch returned. None until then, and for good if whoever submitted was killed
+    # before it was written down.
+    slurm_id: str | None = None
+    # Whether it was given up, because sbatch failed, or never returned and no job of it was in the
+    # queue. Should Slurm have received it all the same, its jobs end at once.
+    is_abandoned: bool = False
+
+    def job_id(self, index: int) -> str | None:
+        """Return the id of the job with this index as squeue prints it, such as 12_3; None if
+        unknown.
+
+        submitit submits a single job as a job, not as an array of one, so its id has no index.
+        """
+        if self.slurm_id is None:
+            return None
+        if len(self.trial_ids) == 1:
+            return self.slurm_id
+        return f"{self.slurm_id}_{index}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
     """The arrays to submit, and what the user should know about them."""
 
-    arrays: Sequence[PackedArray]
+    arrays: Sequence[JobArray]
     remarks: Sequence[str]
 
 
@@ -92,7 +111,14 @@ def pack(
         merged = _merge(jobs, usable_seconds, max_parallel_jobs)
         for start in range(0, len(merged), MAX_ARRAY_JOBS):
             jobs_of_array = merged[start : start + MAX_ARRAY_JOBS]
-            arrays.append(PackedArray(nodes=nodes, ranks_per_node=ranks, jobs=jobs_of_array))
+            arrays.append(
+                JobArray(
+                    nodes=nodes,
+                    ranks_per_node=ranks,
+                    trial_ids=[[trial.id for trial in job.trials] for job in jobs_of_array],
+                    estimated_seconds=[job.estimated_seconds for job in jobs_of_array],
+                )
+            )
     return Packing(arrays=arrays, remarks=remarks)
 
 

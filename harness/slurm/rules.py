@@ -67,7 +67,8 @@ class RecordHeader:
 class TrialFacts:
     """Everything that a trial's state follows from.
 
-    Of a trial that was never submitted, only the record, the phase and `runs_locally` count.
+    Of a trial that was never submitted, only the record, why it can't be read, the phase and
+    `runs_locally` count.
     """
 
     record: RecordHeader | None  # of its last attempt, if the present submission made it
@@ -105,20 +106,6 @@ class TrialFacts:
         """Return whether the trial has to run and Slurm does not start its job."""
         is_open = self.record is None or self.is_retried or self.has_record("interrupted")
         return self.hold_remedy is not None and is_open
-
-    def is_retried_if_job_comes_back(self) -> bool:
-        """Return whether its job, which is ending, will run the trial again if it was requeued."""
-        return self.is_retried and self.job == "ending"
-
-    def is_retried_by_job(self) -> bool:
-        """Return whether a job that exists will run the trial again."""
-        return self.is_retried and self.job in ("pending", "running")
-
-    def is_retried_if_job_exists(self) -> bool:
-        """Return whether its job, of which Slurm says nothing, will run the trial again if it
-        exists.
-        """
-        return self.is_retried and self.job == "unknown"
 
     def is_interrupted(self) -> bool:
         """Return whether the trial was interrupted and may continue.
@@ -177,15 +164,19 @@ RULES = (
         TrialFacts.is_held,
         lambda facts: f"{facts.pending_reason}: Slurm does not start its job; {facts.hold_remedy}",
     ),
-    Rule("queued", TrialFacts.is_retried_by_job, lambda facts: f"to run again: {facts.detail}"),
     Rule(
         "queued",
-        TrialFacts.is_retried_if_job_comes_back,
+        lambda facts: facts.is_retried and facts.job in ("pending", "running"),
+        lambda facts: f"to run again: {facts.detail}",
+    ),
+    Rule(
+        "queued",
+        lambda facts: facts.is_retried and facts.job == "ending",
         lambda facts: f"to run again if its job, which is ending, was requeued: {facts.detail}",
     ),
     Rule(
         "queued",
-        TrialFacts.is_retried_if_job_exists,
+        lambda facts: facts.is_retried and facts.job == "unknown",
         lambda facts: f"to run again if its job still exists: {facts.detail}",
     ),
     Rule("done", lambda facts: facts.has_record("done"), _record_detail),

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -26,13 +26,13 @@ from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
-from harness.launch.runner import RETRIED_FAILURES, last_saved_at, read_progress, retried_kinds
+from harness.launch.runner import RETRIED_FAILURES, last_saved_at, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, CommonParts, read_record
 from harness.records.goodput import Goodput, goodput, total, whole_seconds
-from harness.records.nodes import NodeTimes, node_times, speeds_by_trials
+from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
-from harness.records.running import read_heartbeats
+from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
@@ -43,7 +43,8 @@ from harness.spec.cell import ThroughputUnit, Trial
 from harness.spec.sweep import Sweep
 from harness.statistics.nodes import NodeSpeed
 
-NOT_BEGUN = ("queued", "held", "missing", "lost", "cancelled")  # states of a trial without a record
+# States of a trial without a record. One that is lost or cancelled may have that of an interruption.
+NOT_BEGUN = ("queued", "held", "missing", "lost", "cancelled")
 ASSIGNMENT = TrialFolder(Path()).assignment_path  # in the folder of a trial
 
 
@@ -415,12 +416,15 @@ def _read_status(
 
         race = SweepRace.of_folder(sweep, sweep_folder)
         rows = [_without_skipped(row, race.reason_to_skip(trials[row.trial])) for row in rows]
+    headers = [entry.record for entry in files.values() if entry.record is not None]
     return SweepStatus(
         sweep=sweep,
         trials=rows,
-        bad_nodes=_count_bad_nodes(files.values()),
-        goodput=total(_goodputs(files.values())),
-        nodes=speeds_by_trials(_node_times(files.values())),
+        bad_nodes=_count_bad_nodes(headers),
+        goodput=total(header.goodput for header in headers if header.goodput is not None),
+        nodes=speeds_by_trials(
+            header.node_times for header in headers if header.node_times is not None
+        ),
         slurm_error=None,
     )
 
@@ -451,28 +455,10 @@ def _ids_of_jobs(
     return ids
 
 
-def _goodputs(files: Iterable[TrialFiles]) -> Iterator[Goodput]:
-    """Yield where the wall time of each trial went that has come to its end."""
-    for trial_files in files:
-        if trial_files.record is not None and trial_files.record.goodput is not None:
-            yield trial_files.record.goodput
-
-
-def _node_times(files: Iterable[TrialFiles]) -> Iterator[NodeTimes]:
-    """Yield how long a step of each trial took its nodes."""
-    for trial_files in files:
-        if trial_files.record is not None and trial_files.record.node_times is not None:
-            yield trial_files.record.node_times
-
-
-def _count_bad_nodes(files: Iterable[TrialFiles]) -> Counter[str]:
+def _count_bad_nodes(headers: Iterable[RecordHeader]) -> Counter[str]:
     """Count, by the name of a node, the attempts that were lost with it."""
-    counts: Counter[str] = Counter()
-    for trial_files in files:
-        for failure in trial_files.record.failures if trial_files.record else ():
-            if failure.bad_node:
-                counts[failure.bad_node] += 1
-    return counts
+    failures = chain.from_iterable(header.failures for header in headers)
+    return Counter(failure.bad_node for failure in failures if failure.bad_node)
 
 
 def read_trial_files(
@@ -503,24 +489,18 @@ def read_trial_files(
         unreadable = str(RECORD_FORMAT.unavailable(path, error))
     # Both files are the work of the machine that runs the trial, so their times can be compared.
     begun_at = _modified_at(f"{trial_folder.path}{os.sep}{ASSIGNMENT}")
+    read = TrialFiles(record=record, unreadable=unreadable)
     if begun_at * 1e9 <= recorded_at:
-        return TrialFiles(record=record, unreadable=unreadable)
-    progress = read_progress(trial_folder)
+        return read
+    progress = read_progress_file(trial_folder.progress_path)
+    read = replace(read, progress=progress or None, begun_at=begun_at)
     silent_seconds = time.time() - progress.get("at", begun_at)
     if silent_seconds < STALE_SECONDS:
-        return TrialFiles(
-            record=record, unreadable=unreadable, progress=progress or None, begun_at=begun_at
-        )
+        return read
     beats = read_heartbeats(trial_folder.heartbeat_folder)
     hang = name_hang([RankEvidence(heartbeat=beat) for beat in beats], trial.cell.axes.world_size)
-    return TrialFiles(
-        record=record,
-        unreadable=unreadable,
-        progress=progress or None,
-        begun_at=begun_at,
-        silent_seconds=silent_seconds,
-        stall=None if hang is None else str(hang),
-    )
+    stall = None if hang is None else str(hang)
+    return replace(read, silent_seconds=silent_seconds, stall=stall)
 
 
 # For `harness status --watch`, which looks at all records again and again.

@@ -7,6 +7,8 @@ Each `harness submit` leaves a folder in the folder of the sweep:
         submitit/          the batch scripts that submitit wrote
         81_0.log           output of job 81_0
         81_0.node          name of the node that leads job 81_0
+        81_0.restarts      how often Slurm had started job 81_0 again when a trial ended
+        81_0.exclude       nodes that Slurm is about to leave out of job 81_0's next start
 
 `submission.json` is what makes the jobs independent of whoever submitted them: their leaders read
 it, and so do `harness status`, `harness status cancel` and the next `harness submit`.
@@ -28,7 +30,7 @@ from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.slurm.packing import PackedArray, Packing
+from harness.slurm.packing import JobArray, Packing
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
@@ -43,40 +45,9 @@ NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobArray:
-    """The jobs of one call of sbatch, which ask for the same resources."""
-
-    nodes: int  # of each job
-    ranks_per_node: int
-    trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
-    estimated_seconds: Sequence[float | None]  # of each job; None where it can't be estimated
-
-    # The id that sbatch returned. None until then, and for good if whoever submitted was killed
-    # before it was written down.
-    slurm_id: str | None = None
-    # Whether it was given up, because sbatch failed, or never returned and no job of it was in the
-    # queue. Should Slurm have received it all the same, its jobs end at once.
-    is_abandoned: bool = False
-
-    def job_id(self, index: int) -> str | None:
-        """Return the id of the job with this index as squeue prints it, such as 12_3; None if
-        unknown.
-
-        submitit submits a single job as a job, not as an array of one, so its id has no index.
-        """
-        if self.slurm_id is None:
-            return None
-        if len(self.trial_ids) == 1:
-            return self.slurm_id  # submitit submits a single job as a job, not as an array of one
-        return f"{self.slurm_id}_{index}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
     """One job of a submission, with everything by which it is found in the queue."""
 
-    array: int  # number of its array in the submission
-    index: int  # number of the job in its array, SLURM_ARRAY_TASK_ID
     trial_ids: Sequence[str]
     id: str | None  # None where the id that sbatch returned was never written down
     name: str
@@ -121,8 +92,6 @@ class Submission:
                 continue
             for index, trial_ids in enumerate(array.trial_ids):
                 yield SubmittedJob(
-                    array=number,
-                    index=index,
                     trial_ids=trial_ids,
                     id=array.job_id(index),
                     name=self.job_name(number),
@@ -202,24 +171,9 @@ def new(
         user=pwd.getpwuid(os.getuid()).pw_name,
         profile=profile,
         sweep=sweep,
-        arrays=[_job_array(array) for array in packing.arrays],
+        arrays=packing.arrays,
         first_attempts=first_attempts,
         excluded_nodes=excluded_nodes,
-    )
-
-
-def _job_array(packed: PackedArray) -> JobArray:
-    """Return what is written down of an array before it is submitted, with ids for trials."""
-    trial_ids = []
-    estimated_seconds = []
-    for job in packed.jobs:
-        trial_ids.append([trial.id for trial in job.trials])
-        estimated_seconds.append(job.estimated_seconds)
-    return JobArray(
-        nodes=packed.nodes,
-        ranks_per_node=packed.ranks_per_node,
-        trial_ids=trial_ids,
-        estimated_seconds=estimated_seconds,
     )
 
 

@@ -42,8 +42,8 @@ from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SHELL_VARIABLE
 from harness.slurm.nodes import read_findings, reasons_to_exclude
-from harness.slurm.packing import pack
-from harness.slurm.submission import JobArray, Submission, SubmissionFolder
+from harness.slurm.packing import JobArray, pack
+from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, check_shared_folder
@@ -273,7 +273,7 @@ def _nodes_to_exclude(
     if slurm.exclude == "auto":
         times = [node_times(record) for record in (*finished, *previous)]
         by_trials = speeds_by_trials(trial for trial in times if trial is not None)
-        findings = read_findings(sweep_folder.nodes_path)
+        findings = read_findings(sweep_folder.results.nodes_path)
         for node, reason in reasons_to_exclude(findings, by_trials).items():
             reasons.setdefault(node, reason)
     excluded: list[str] = []

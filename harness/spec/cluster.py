@@ -72,11 +72,11 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        try:
-            parse_time_between_failures(self.mean_time_between_failures)
-        except ValueError as error:
-            raise ValueError(f"mean_time_between_failures: {error}") from None
-        for key, parse in (("price_per_hour", parse_price), ("memory_per_device", parse_memory)):
+        for key, parse in (
+            ("mean_time_between_failures", parse_time_between_failures),
+            ("price_per_hour", parse_price),
+            ("memory_per_device", parse_memory),
+        ):
             try:
                 if getattr(self, key) is not None:
                     parse(getattr(self, key))

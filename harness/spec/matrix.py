@@ -192,10 +192,7 @@ class Matrix:
 
 def _columns_of(options: Options) -> list[Sequence[Values]]:
     """Return a factor for each axis."""
-    columns: list[Sequence[Values]] = []
-    for axis, values in options.items():
-        columns.append([{axis: value} for value in values])
-    return columns
+    return [[{axis: value} for value in values] for axis, values in options.items()]
 
 
 def _options_of(rule: Options) -> Options:
@@ -287,9 +284,10 @@ def _read_zip(
     workloads: Mapping[str, SweepWorkload],
 ) -> Options:
     """Return the axes of a zip, whose lists must be of one length; raises BadInput."""
-    columns: dict[str, list[Any]] = {}
-    for axis, values in group.items():
-        columns[axis] = axis_values(document, (*key, axis), values, workloads)
+    columns = {
+        axis: axis_values(document, (*key, axis), values, workloads)
+        for axis, values in group.items()
+    }
     lengths = {axis: len(values) for axis, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise document.error(key, f"found lists of lengths {lengths}; allowed: equal lengths")

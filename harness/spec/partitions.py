@@ -7,12 +7,12 @@ checked against the partitions before anything is submitted.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from harness.core.errors import did_you_mean
+from harness.core.errors import HarnessError, did_you_mean
+from harness.core.processes import run_command
 from harness.core.slurm_environment import client_variables
 from harness.spec.slurm import SlurmOptions, time_limit
 
@@ -67,20 +67,11 @@ class Mismatch:
 def query() -> list[Partition]:
     """Return the cluster's partitions, none where there is no Slurm or where it does not answer."""
     try:
-        completed = subprocess.run(
-            COMMAND,
-            env=client_variables(),  # variables such as SINFO_PARTITION hide partitions
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        # Variables such as SINFO_PARTITION hide partitions.
+        completed = run_command(COMMAND, timeout=TIMEOUT, variables=client_variables())
+    except (OSError, HarnessError):
         return []
-    if completed.returncode != 0:
-        return []
-    return parse_sinfo(completed.stdout)
+    return parse_sinfo(completed.stdout) if completed.returncode == 0 else []
 
 
 def parse_sinfo(text: str) -> list[Partition]:
@@ -137,12 +128,13 @@ def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mis
         if name not in by_name:
             problem = f"found {name!r}; {did_you_mean(name, by_name)}"
             return Mismatch(key="partition", problem=problem)
-    mismatches = []
+    mismatches: list[Mismatch] = []
     for name in names:
-        mismatch = _find_mismatch_with(options, by_name[name])
-        if mismatch is None:
+        checks = (_check_time, _check_gpu_type, _check_nodes)
+        found = [check(options, by_name[name]) for check in checks]
+        if not any(found):
             return None
-        mismatches.append(mismatch)
+        mismatches.extend(mismatch for mismatch in found if mismatch is not None)
     return mismatches[0]
 
 
@@ -171,15 +163,6 @@ def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
         return True
     larger = replace(options, nodes=options.nodes + len(nodes))
     return find_mismatch(larger, partitions) is None
-
-
-def _find_mismatch_with(options: SlurmOptions, partition: Partition) -> Mismatch | None:
-    """Return the first key that one partition can't satisfy, None if it satisfies all."""
-    for check in (_check_time, _check_gpu_type, _check_nodes):
-        mismatch = check(options, partition)
-        if mismatch is not None:
-            return mismatch
-    return None
 
 
 def _check_time(options: SlurmOptions, partition: Partition) -> Mismatch | None:

@@ -31,7 +31,6 @@ from harness.spec.workload import (
     SweepWorkload,
     WorkloadEntry,
     base_folder,
-    location_of,
     plain,
 )
 from workloads.axis import CustomAxis
@@ -64,26 +63,13 @@ class SweepScript(SweepWorkload):
         for name in self._placeholders:
             if name not in FACTS:  # an option called as an axis comes before the axis
                 names[name] = None
-        return [
-            *(f"options.{name}" for name in names),
-            *(f"{CUSTOM}.{name}" for name in self.custom.classes),
-        ]
+        return [*(f"options.{name}" for name in names), *super().setting_names()]
 
     def type_of(self, setting: Setting) -> Any:
         """Return the type of an option, a text, a number or a boolean, or that of a custom axis."""
         if setting.section == CUSTOM:
             return self.custom.classes[setting.name].Value
         return ScriptValue
-
-    def value_in_entry(self, axis: str) -> Any:
-        """Return what an option is without an axis, None where the entry does not set it."""
-        setting = setting_of(axis)
-        assert setting is not None
-        if setting.section == "options":
-            return self.entry.options.get(setting.name)
-        if setting.section == CUSTOM and setting.name in self.custom.classes:
-            return plain(self.custom.classes[setting.name].default)
-        return None
 
     @cached_property
     def arguments(self) -> list[str]:
@@ -120,31 +106,16 @@ class SweepScript(SweepWorkload):
     @cached_property
     def reference(self) -> WorkloadRef:
         """The part of the script that its cells keep."""
-        uses = self.entry.uses or self.label
-        base = base_folder(self.document)
-        location = location_of(uses, base)
         options, arguments = self.script_options, self.arguments
         target = self.entry.target
-        identity: dict[str, Any] = {"uses": location, "options": options, "arguments": arguments}
+        identity: dict[str, Any] = {"options": options, "arguments": arguments}
         if target is not None:
             identity["target"] = [target.name, target.higher_is_better]
-        active_uses = {name: self.custom.uses[name] for name in self.active_axes}
-        if active_uses:
-            identity[CUSTOM] = {name: self._custom_values[name] for name in active_uses}
-            identity["custom_uses"] = {
-                name: location_of(axis_uses, base) for name, axis_uses in active_uses.items()
-            }
-        return WorkloadRef(
-            label=self.label,
-            uses=uses if location.startswith("../") else location,
+        return self._refer(
+            identity,
             options=options,
             data={},
-            identity=identity,
-            code=self._find_code(uses, base, active_uses.values()),
-            axes=list(self.settings),
             unset=self.unset,
-            custom=self._custom_values,
-            custom_uses=dict(self.custom.uses),
             arguments=arguments,
             target=target,
         )

@@ -160,23 +160,22 @@ def is_number(level: Hashable) -> bool:
     return isinstance(level, int | float) and not isinstance(level, bool)
 
 
-def parse_condition(text: str, source: str = "--only") -> Condition:
+def parse_condition(text: str) -> Condition:
     """Return the condition that a text states; raises BadInput with the column of a mistake.
 
-    `source` is what errors begin with. Names and values are checked by `check_condition`.
+    Names and values are checked by `check_condition`.
     """
     if find_control_character(text, besides="\n\t"):
-        raise BadInput(f"{source} {text!r}: found a control character; allowed: text without any")
+        raise BadInput(f"{ONLY} {text!r}: found a control character; allowed: text without any")
     if len(text) > MAX_LENGTH:
-        raise BadInput(f"{source}: found {len(text):,} characters; allowed: at most {MAX_LENGTH:,}")
-    return _Parser(text, source).parse()
+        raise BadInput(f"{ONLY}: found {len(text):,} characters; allowed: at most {MAX_LENGTH:,}")
+    return _Parser(text).parse()
 
 
 def check_condition(
     condition: Condition,
     text: str,
     levels: Mapping[str, Collection[Hashable]],
-    source: str,
     listed_names: Sequence[str] | None = None,
 ) -> None:
     """Raise BadInput for a comparison that no trial could satisfy, or that all would.
@@ -198,7 +197,7 @@ def check_condition(
             if unknown is not None:
                 problem, column = unknown
         if problem is not None:
-            raise _error(source, text, column, problem)
+            raise _error(text, column, problem)
 
 
 def _problem_of_order(comparison: AxisComparison, levels: Collection[Hashable]) -> str | None:
@@ -235,18 +234,17 @@ def _unknown_word(
     return None
 
 
-def _error(source: str, text: str, column: int, problem: str) -> BadInput:
+def _error(text: str, column: int, problem: str) -> BadInput:
     """Return the error of a condition with the column at which it is wrong."""
     shown = text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
-    return BadInput(f"{source} {shown!r}: column {column}: {problem}")
+    return BadInput(f"{ONLY} {shown!r}: column {column}: {problem}")
 
 
 class _Parser:
     """Parses one condition by recursive descent."""
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._source = source
         self._tokens = self._split()
         self._index = 0
         self._depth = 0  # of parentheses that are open
@@ -270,7 +268,7 @@ class _Parser:
                 column = position + blanks + 1
                 character = self._text[column - 1]
                 problem = f"found {character!r}; allowed: a comparison such as strategy=ddp"
-                raise _error(self._source, self._text, column, problem)
+                raise _error(self._text, column, problem)
             kind = str(match.lastgroup)
             tokens.append(Token(kind, match[kind], match.start(kind) + 1))
             position = match.end()
@@ -299,7 +297,7 @@ class _Parser:
         """Raise the error of the next token, which is not what may follow."""
         found = repr(self._next.text) if self._next.kind != "end" else "the end"
         problem = f"found {found}; allowed: {allowed}"
-        raise _error(self._source, self._text, self._next.column, problem)
+        raise _error(self._text, self._next.column, problem)
 
     def _parse_combination(self) -> Condition:
         """Parse conjunctions that are joined by `or`."""
@@ -365,7 +363,7 @@ class _Parser:
         token = self._take()
         if token.kind == "quoted":
             return Literal(token.text[1:-1], token.text[1:-1], token.column)
-        source = f"{self._source} {self._text!r}: column {token.column}"
+        source = f"{ONLY} {self._text!r}: column {token.column}"
         value = hashable(parse_value(token.text, source))
         return Literal(token.text, value, token.column)
 
@@ -433,10 +431,10 @@ def select(sweep: Sweep, only: str, cells: Sequence[str], recorded: Iterable[Tri
         return sweep
     condition = None
     if only:
-        condition = parse_condition(only, ONLY)
+        condition = parse_condition(only)
         seeds = {*sweep.all_seeds, *(trial.seed for trial in recorded)}
         values = _values(sweep.cells, seeds, condition)
-        check_condition(condition, only, values, ONLY, _listed_names(sweep.cells))
+        check_condition(condition, only, values, _listed_names(sweep.cells))
     cell_ids = {find_cell(sweep, name).id for name in cells} if cells else None
     selection = Selection(condition=condition, cell_ids=cell_ids)
     chosen_ids = set()

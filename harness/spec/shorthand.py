@@ -52,7 +52,7 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     if "race" in content:
         content["race"] = _expand_race(document, content["race"])
     for name in ("axes", "matrix", "zip", "exclude", "include"):
-        _rename_axis(content.get(name))
+        _rename_axis(document, (name,), content.get(name))
     workloads = content.get("workloads")
     if not isinstance(workloads, dict):
         return  # which validation refuses
@@ -61,7 +61,7 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
             _refuse_misplaced(document, ("workloads", label), entry, WORKLOAD_KEYS)
             _refuse_other_shapes(document, ("workloads", label), entry)
             _expand(document, ("workloads", label), entry)
-            _rename_axis(entry.get("axes"))
+            _rename_axis(document, ("workloads", label, "axes"), entry.get("axes"))
 
 
 def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
@@ -105,12 +105,18 @@ def _expand_length(document: Document, key: Key, value: Any) -> Any:
     return {f"{match['unit']}s": int(match["count"])}
 
 
-def _rename_axis(group: Any) -> None:
-    """Give the axis that stands for the key `checkpoint.every` its name, in axes or a list of them."""
+def _rename_axis(document: Document, key: Key, group: Any) -> None:
+    """Give the axis that stands for the key `checkpoint.every` its name, in axes or a list of them.
+
+    `group` is what is at `key`. Raises BadInput where the axis is there by both names.
+    """
     if isinstance(group, list):
-        for part in group:
-            _rename_axis(part)
+        for index, part in enumerate(group):
+            _rename_axis(document, (*key, index), part)
     elif isinstance(group, dict) and DOTTED_AXIS in group:
+        if CHECKPOINT_EVERY in group:
+            problem = f"given twice, also as {CHECKPOINT_EVERY}; allowed: once"
+            raise document.error((*key, DOTTED_AXIS), problem)
         for axis in list(group):  # in the same order
             group[CHECKPOINT_EVERY if axis == DOTTED_AXIS else axis] = group.pop(axis)
 

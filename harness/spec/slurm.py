@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from harness.spec.environment import NAME
 from harness.spec.text import find_control_character
 from workloads.options import Between, Count
 
@@ -23,9 +24,7 @@ TIME = re.compile(
 )
 MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)")
 MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}  # Slurm's default unit is MiB
-# Names of environment variables and, without their --, of sbatch's long options.
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OPTION = re.compile(r"[a-z][a-z0-9-]*")
+OPTION = re.compile(r"[a-z][a-z0-9-]*")  # of sbatch, a long one without its --
 # Options of sbatch that `options` may not set -> the profile's key for them, "" where the harness
 # decides.
 RESERVED_OPTIONS = {
@@ -57,7 +56,7 @@ def reject_control_characters(key: str, text: str) -> None:
 def reject_invalid_names(key: str, names: Mapping[str, Any]) -> None:
     """Raise ValueError, which begins with `key`, for a name that no variable can have."""
     for name in names:
-        if not VARIABLE.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ValueError(
                 f"{key}: found the name {name!r}; allowed: letters, digits and _, no digit first"
             )
@@ -123,10 +122,7 @@ class SlurmOptions:
         """Raise ValueError for text that would end a line of the script, or change in sbatch."""
         for key in fields(self):
             value = getattr(self, key.name)
-            texts: tuple[Any, ...] = (value,)
-            if isinstance(value, tuple):
-                texts = value
-            for text in texts:
+            for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str | Path):
                     reject_control_characters(key.name, str(text))
         for name in TEXT_OPTIONS:
@@ -203,22 +199,12 @@ def time_limit(text: str) -> int:
     total = 0
     if match is not None:
         parts = [int(part) for part in match.group("leading", "middle", "trailing") if part]
-        total = _seconds(parts, days=match["days"])
+        if match["days"] is None and len(parts) < 3:  # they begin with minutes
+            parts.insert(0, 0)
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        total = ((int(match["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total <= 0:
         raise ValueError(
             f"time: found {text!r}; allowed: a limit such as 90 (minutes), 1:30:00 or 2-00:00:00"
         )
     return total
-
-
-def _seconds(parts: list[int], days: str | None) -> int:
-    """Return the seconds of the one to three numbers of a time limit.
-
-    They begin with minutes, or with hours where all three are there or where `days` come before
-    them. Numbers that are missing at the end are 0.
-    """
-    if days is None and len(parts) < 3:
-        minutes, seconds = [*parts, 0][:2]
-        return minutes * 60 + seconds
-    hours, minutes, seconds = [*parts, 0, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

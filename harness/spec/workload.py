@@ -14,7 +14,7 @@ import ast
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -106,7 +106,7 @@ class SweepWorkload:
             return self.custom.classes[setting.name].Value
         if setting == Setting("data", SOURCE):
             return Any
-        settings_class, _ = self._fields[f"{setting.section}.{setting.name}"]
+        settings_class = self._fields[f"{setting.section}.{setting.name}"]
         return get_type_hints(settings_class, include_extras=True)[setting.name]
 
     def value_in_entry(self, axis: str) -> Any:
@@ -121,16 +121,12 @@ class SweepWorkload:
             return plain(written[setting.name])
         if axis not in self._fields:
             return None
-        _, declared = self._fields[axis]
-        if declared.default is not MISSING:
-            return plain(declared.default)
-        if declared.default_factory is not MISSING:
-            return plain(declared.default_factory())
-        return None
+        default = declared_defaults(self._fields[axis])[setting.name]
+        return None if default is MISSING else plain(default)
 
     @cached_property
-    def _fields(self) -> dict[str, tuple[type, Field[Any]]]:
-        """The class and the field of each option and data setting, by its axis.
+    def _fields(self) -> dict[str, type]:
+        """The class with the field of each option and data setting, by its axis.
 
         Of several sources with a setting, the one that the entry chooses counts.
         """
@@ -139,12 +135,12 @@ class SweepWorkload:
             chosen = choose(self.declaration.data, self.entry.data)
         except InvalidValue:  # an unknown source, which planning reports
             chosen = next(iter(sources))
-        declared: dict[str, tuple[type, Field[Any]]] = {}
+        declared: dict[str, type] = {}
         for setting in fields(self.declaration.options):
-            declared[f"options.{setting.name}"] = (self.declaration.options, setting)
+            declared[f"options.{setting.name}"] = self.declaration.options
         for source in (chosen, *sources):
             for setting in fields(source):
-                declared.setdefault(f"data.{setting.name}", (source, setting))
+                declared.setdefault(f"data.{setting.name}", source)
         return declared
 
     @cached_property
@@ -244,19 +240,36 @@ class SweepWorkload:
     @cached_property
     def reference(self) -> WorkloadRef:
         """The part of the workload that its cells keep."""
-        uses = self.entry.uses or self.label
-        base = base_folder(self.document)
-        location = location_of(uses, base)
         files = files_by_setting(self.options, self.data)
         states, contents = self._digest_files(files)
         # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
         # Without it, equal settings of two sources would share an id.
         identity = {
-            "uses": location,
             "options": without_defaults(self.options),
             "data": without_defaults(self.data) | {"source": getattr(self.data, "source", None)},
             "files": contents or None,
         }
+        return self._refer(
+            identity,
+            options=map_paths(asdict(self.options), str),
+            data=map_paths(asdict(self.data), str),
+            file_states=states,
+            unset=[
+                *_unset_settings("options", self.options, self._written("options")),
+                *_unset_settings("data", self.data, self._written("data")),
+                *self.unset,
+            ],
+        )
+
+    def _refer(self, identity: Mapping[str, Any], **own: Any) -> WorkloadRef:
+        """Return a reference with what all kinds of workloads have; `own` are its other fields.
+
+        `identity` is the kind's part of it.
+        """
+        uses = self.entry.uses or self.label
+        base = base_folder(self.document)
+        location = location_of(uses, base)
+        identity = {"uses": location, **identity}
         active_uses = {name: self.custom.uses[name] for name in self.active_axes}
         if active_uses:  # without any, the id is that of a sweep without such axes
             identity[CUSTOM] = {name: self._custom_values[name] for name in active_uses}
@@ -266,19 +279,12 @@ class SweepWorkload:
         return WorkloadRef(
             label=self.label,
             uses=uses if location.startswith("../") else location,  # a tree may have another base
-            options=map_paths(asdict(self.options), str),
-            data=map_paths(asdict(self.data), str),
             identity=identity,
-            file_states=states,
             code=self._find_code(uses, base, active_uses.values()),
             axes=list(self.settings),
-            unset=[
-                *_unset_settings("options", self.options, self._written("options")),
-                *_unset_settings("data", self.data, self._written("data")),
-                *self.unset,
-            ],
             custom=map_paths(self._custom_values, str),
             custom_uses=dict(self.custom.uses),
+            **own,
         )
 
     def _find_code(self, uses: str, base: Path, custom_uses: Iterable[str]) -> WorkloadCode:
@@ -363,9 +369,7 @@ def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> De
     """Return the declaration of the workload of a sweep's entry; raises BadInput if there is none."""
     uses = entry.uses or label
     base, key = base_folder(document), _uses_key(label, entry)
-    if entry.arguments is not None and uses.endswith(".py"):
-        return _declare_script(document, uses, base, key)
-    return _find_declaration(document, uses, base, key)
+    return _find_declaration(document, uses, base, key, has_arguments=entry.arguments is not None)
 
 
 def with_class_of_file(document: Document, label: str, entry: WorkloadEntry) -> WorkloadEntry:
@@ -386,17 +390,22 @@ def named_declaration(uses: str, base: Path) -> Declaration:
     return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base, ())
 
 
-def _find_declaration(document: Document, uses: str, base: Path, key: Key) -> Declaration:
+def _find_declaration(
+    document: Document, uses: str, base: Path, key: Key, *, has_arguments: bool = False
+) -> Declaration:
     """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
 
     Built-in workloads are declared in a table; a user's own class is imported, and torch with it.
-    Any other error that a user's module raises keeps its traceback.
+    Any other error that a user's module raises keeps its traceback. A file that gets arguments is a
+    script, whatever is in it.
     """
     if uses in BUILT_IN:
         return BUILT_IN[uses]
     try:
-        if uses.endswith(".py") and is_script(uses, base):
-            return _declare_script(document, uses, base, key)
+        if uses.endswith(".py") and (is_script(uses, base) or has_arguments):
+            ast.parse((base / Path(uses).expanduser()).read_bytes(), filename=uses)
+            # A batch size of 1 stands for one that is not known.
+            return Declaration(path=uses, options=Settings, data=Settings, batch_size=1)
         workload_class = load_class(uses, base)
     except ValueError as error:
         raise document.error(key, str(error)) from None
@@ -418,23 +427,6 @@ def _find_declaration(document: Document, uses: str, base: Path, key: Key) -> De
         batch_size=workload_class.batch_size,
         has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
-
-
-def _declare_script(document: Document, uses: str, base: Path, key: Key) -> Declaration:
-    """Return the declaration of a script; raises BadInput if it is missing or no Python.
-
-    A batch size of 1 stands for one that is not known.
-    """
-    try:
-        is_script(uses, base)
-        path = base / Path(uses).expanduser()
-        ast.parse(path.read_bytes(), filename=uses)
-    except SyntaxError as error:
-        problem = f"{error.filename}:{error.lineno}: found {error.msg}; allowed: valid Python"
-        raise document.error(key, problem) from None
-    except ValueError as error:
-        raise document.error(key, str(error)) from None
-    return Declaration(path=uses, options=Settings, data=Settings, batch_size=1)
 
 
 def _uses_key(label: str, entry: WorkloadEntry) -> Key:

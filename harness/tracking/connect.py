@@ -206,9 +206,7 @@ def _reason(error: BaseException) -> str:
     MLflow wraps a refused connection in several exceptions that speak of retries. The operating
     system's error at the bottom of the chain is the reason.
     """
-    root = error
-    while root.__context__ is not None:
-        root = root.__context__
+    *_, root = _causes(error)
     if isinstance(root, OSError):
         return str(root)
     return str(error)

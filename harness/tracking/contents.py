@@ -34,7 +34,7 @@ from harness.gate.explanation import Explanation
 from harness.launch.race import Departure, SweepRace
 from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Record, Status
-from harness.render.format import interruption_note, nondeterminism_notes, stop_note
+from harness.render.format import checkpoint_notes, nondeterminism_notes, stop_note
 from harness.render.trial_table import as_csv
 from harness.spec.cell import Cell
 from harness.statistics.doubt import doubt_about_length
@@ -187,7 +187,7 @@ def _trial_tags(record: Record) -> dict[str, Any]:
         "harness.attempt": str(record.attempt),
         "harness.order_digest": record.order_digest,
         "harness.invalid": "; ".join(record.violations) or None,
-        "harness.interruptions": "; ".join(_interruptions(record)) or None,
+        "harness.interruptions": "; ".join(checkpoint_notes(record)) or None,
         "harness.stop": stop_note(record),
         "mlflow.note.content": _trial_note(record),
     }
@@ -511,7 +511,7 @@ def _trial_note(record: Record) -> str | None:
         paragraphs.append(paragraph)
     elif record.violations:
         paragraphs.append(_list("invalid, excluded from all means", record.violations))
-    interruptions = _interruptions(record)
+    interruptions = checkpoint_notes(record)
     if interruptions:
         paragraphs.append(_list("resumed", interruptions))
     stop = stop_note(record)
@@ -530,20 +530,6 @@ def _list(heading: str, items: Sequence[str]) -> str:
     """Return a list in Markdown under a bold heading."""
     lines = "".join(f"\n- {item}" for item in items)
     return f"**{heading}**{lines}"
-
-
-def _interruptions(record: Record) -> list[str]:
-    """Return a sentence for each interruption, and each checkpoint that was passed over or not saved.
-
-    All ranks are interrupted at the same step.
-    """
-    across = record.ranks.across
-    notes = [interruption_note(interruption) for interruption in across.interruptions]
-    for refusal in across.refused_checkpoints:
-        notes.append(f"not resumed from {refusal}")
-    if across.saves is not None:
-        notes += across.saves.failed
-    return notes
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

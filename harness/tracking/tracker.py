@@ -187,7 +187,7 @@ class Tracker:
 
         In passing, trials wait for the delivery, and another one follows: then it is not tried again.
         """
-        deadline = time.monotonic() + (0.0 if in_passing else LOCKED_TIMEOUT)
+        deadline = time.monotonic() + LOCKED_TIMEOUT
         while True:
             try:
                 return self._deliver_once(folder, trials, in_passing=in_passing)

@@ -54,7 +54,23 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialParts:
+class BuiltStep:
+    """A training step with the parts that it works on."""
+
+    # The model without the strategy's wrapper: the one that is evaluated, saved and digested.
+    model: nn.Module
+    training_module: nn.Module  # with the wrapper
+    parameter_count: int  # elements of all parameters
+    strategy: Strategy
+    turns: Sequence[PreparedTurn]  # one, unless the workload has several
+    scaler: Scaler
+    clock: StepClock  # times the steps and their phases
+    custom: Mapping[str, CustomAxis]  # axes of the user's own that are not at their defaults
+    train_step: TrainStep  # all that happens in the timed region, besides fetching
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialParts(BuiltStep):
     """All parts that one rank of a trial trains with.
 
     The parts change while a trial trains; which parts it has does not.
@@ -68,20 +84,12 @@ class TrialParts:
     order: BatchOrder  # which samples make up which batch
     # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
     loader: Iterable[Fetched]
-    strategy: Strategy
-    # The model without the strategy's wrapper: the one that is evaluated, saved and digested.
-    model: nn.Module
-    parameter_count: int  # elements of all parameters
     compiler: Compiler
     determinism: DeterministicMode
-    optimizers: Sequence[Optimizer]  # one, unless the workload has turns
-    scaler: Scaler
-    train_step: TrainStep  # all that happens in the timed region, besides fetching
-    clock: StepClock  # times the steps and their phases
+    optimizers: Sequence[Optimizer]  # of the turns
     telemetry: TelemetrySampler  # watches the device and the host while the rank trains
     memory: PeakMemory  # counts from just before the model was built
     workload_state: WorkloadState
-    custom: Mapping[str, CustomAxis]  # axes of the user's own that are not at their defaults
     checkpointer: Checkpointer
     page_cache: PageCacheWatch | None  # None for samples in memory, and at most ranks of a machine
     total_steps: int  # optimizer steps of the whole trial, over all attempts
@@ -90,21 +98,6 @@ class TrialParts:
     def axes(self) -> Axes:
         """Return the cell's axes."""
         return self.assignment.trial.cell.axes
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltStep:
-    """A training step with the parts that it works on."""
-
-    model: nn.Module  # without the strategy's wrapper
-    training_module: nn.Module  # with it
-    parameter_count: int
-    strategy: Strategy
-    turns: Sequence[PreparedTurn]
-    scaler: Scaler
-    clock: StepClock
-    custom: Mapping[str, CustomAxis]
-    train_step: TrainStep
 
 
 def build_trial(
@@ -184,6 +177,7 @@ def build_trial(
             workload_state=workload_state,
         )
     parts = TrialParts(
+        **vars(built),
         assignment=assignment,
         folder=folder,
         mesh=mesh,
@@ -191,19 +185,12 @@ def build_trial(
         splits=splits,
         order=order,
         loader=loader,
-        strategy=built.strategy,
-        model=model,
-        parameter_count=built.parameter_count,
         compiler=compiler,
         determinism=determinism,
         optimizers=optimizers,
-        scaler=built.scaler,
-        train_step=built.train_step,
-        clock=built.clock,
         telemetry=telemetry_for(mesh.device, warmup=cell.warmup, cores=assignment.lane.cores),
         memory=memory,
         workload_state=workload_state,
-        custom=built.custom,
         checkpointer=checkpointer,
         page_cache=page_cache,
         total_steps=total_steps,

@@ -97,12 +97,6 @@ def _gather_rows(
         yield name, part.reshape(-1, *tensor.shape[1:])[: len(tensor)]
 
 
-def full_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers by name, unsharded; every rank must take part."""
-    for name, value in model.state_dict().items():
-        yield name, full_tensor(value)
-
-
 def digest_parameters(model: nn.Module) -> str:
     """Return the SHA-256 of the full parameters, as hexadecimal digits; every rank must take part.
 

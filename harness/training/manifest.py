@@ -107,9 +107,11 @@ def find_fault(checkpoint: Path, origin: CheckpointOrigin) -> str | None:
         manifest = decode_file(CheckpointManifest, checkpoint / MANIFEST_FILE, MANIFEST_FORMAT)
     except BadInput as error:
         return str(error)
-    mismatch = _find_mismatch(manifest.origin, origin) or _find_damage(checkpoint, manifest)
-    if mismatch is None and manifest.not_resumable is not None:
-        mismatch = manifest.not_resumable
+    mismatch = (
+        _find_mismatch(manifest.origin, origin)
+        or _find_damage(checkpoint, manifest)
+        or manifest.not_resumable
+    )
     if mismatch is None:
         return None
     return f"{checkpoint}: {mismatch}"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from harness.spec.axes import Axes
 from harness.training import ranks as collectives
@@ -136,10 +135,6 @@ class ParallelMesh:
     def broadcast_from_rank_0(self, value: Any) -> Any:
         """Return rank 0's value at every rank."""
         return collectives.broadcast_from_rank_0(value)
-
-    def broadcast_buffers(self, model: nn.Module) -> None:
-        """Overwrite every rank's buffers with rank 0's, as DDP does before a forward."""
-        collectives.broadcast_buffers(model)
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
-from harness.training.precision import to_precision
 from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
@@ -164,7 +163,8 @@ def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
     if device.type != "cpu" and batch[0].device != device:
         batch = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
     if axes.precision == "fp64":
-        batch = tuple(to_precision(tensor, axes) for tensor in batch)
+        # Tensors of integers, such as labels, stay as they are.
+        batch = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in batch)
     if axes.channels_last:
         batch = tuple(_in_channels_last(tensor) for tensor in batch)
     return batch

@@ -55,18 +55,13 @@ REFUSED_WITH_TURNS: dict[str, tuple[Any, str]] = {
 }
 
 
-def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimizer:
-    """Return the recipe's optimizer, or the axes' own over the same groups of parameters.
+def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Optimizer:
+    """Return an optimizer of the workload, or the axes' own over the same groups of parameters.
 
     With lr_scaling=linear, k times the recipe's batch size means k times the learning rate (Goyal
     et al. 2017, arXiv:1706.02677). Raises NotApplied for an implementation that the optimizer
     doesn't have.
     """
-    return adapt_optimizer(workload.optimizer(model), workload, axes)
-
-
-def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Optimizer:
-    """Return an optimizer of the workload as the axes ask for it; raises as `make_optimizer`."""
     if axes.optimizer != "recipe":
         optimizer = _replace_optimizer(optimizer, axes)
     elif axes.optimizer_impl != "recipe":

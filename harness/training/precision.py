@@ -62,16 +62,6 @@ def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -
     return function
 
 
-def to_precision(tensor: Tensor, axes: Axes) -> Tensor:
-    """Return a tensor of the data in the type that the model's parameters have.
-
-    That is fp64 if the axes ask for it; tensors of integers stay as they are.
-    """
-    if axes.precision == "fp64" and tensor.is_floating_point():
-        return tensor.double()
-    return tensor
-
-
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
     """Return whether anything that `loss` was computed from was a tensor of `dtype`.
 

@@ -299,11 +299,3 @@ def _unpack(packed: torch.Tensor) -> Any:
     """
     buffer = io.BytesIO(packed.cpu().numpy().tobytes())
     return torch.load(buffer, map_location="cpu", weights_only=True)
-
-
-@torch.no_grad()
-def broadcast_buffers(model: nn.Module) -> None:
-    """Overwrite every rank's buffers with rank 0's."""
-    if dist.is_initialized():
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)

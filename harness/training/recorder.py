@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -186,7 +186,10 @@ class Recorder(StepObserver, Hooks):
         """Record the evaluations that have taken place since the last call."""
         for evaluation in self._state.evaluations[self._evaluations :]:
             self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
-            self._write("evaluation", metric_tensors(evaluation.all_metrics))
+            metrics = []
+            for name, value in evaluation.all_metrics.items():
+                metrics.append((name, torch.tensor(value, dtype=torch.float64)))
+            self._write("evaluation", metrics)
         self._evaluations = len(self._state.evaluations)
         self._file.flush()
 
@@ -316,11 +319,6 @@ def digest_tensor(tensor: Tensor) -> str:
         (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
     )
     return digest_bytes(str(values.dtype), values.shape, content)
-
-
-def metric_tensors(metrics: Mapping[str, float]) -> list[tuple[str, Tensor]]:
-    """Return the metrics of an evaluation by name, as tensors."""
-    return [(name, torch.tensor(value, dtype=torch.float64)) for name, value in metrics.items()]
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:

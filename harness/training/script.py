@@ -49,11 +49,11 @@ from harness.training.outcome import environment_of, pack_series
 from harness.training.progress import ProgressFile
 from harness.training.ranks import Ranks, choose_device, seed_everything
 from harness.training.state import TrainingState
+from harness.training.stopping import LOSS
 from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
 from workloads.importing import make_importable
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-NO_TARGET = TargetMetric(name="loss", higher_is_better=False)  # of a script that reports no metric
 
 
 class _LengthReached(BaseException):
@@ -136,7 +136,7 @@ class ScriptObserver:
         self.reports = StepReports()
         self.metrics: dict[str, float] = {}  # the newest value of each
         chosen = cell.workload.target
-        self.target = NO_TARGET
+        self.target = LOSS  # of a script that reports no metric
         if chosen is not None:
             self.target = TargetMetric(name=chosen.name, higher_is_better=chosen.higher_is_better)
         self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.is_rank_0)

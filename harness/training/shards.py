@@ -68,11 +68,6 @@ class CheckpointPart:
     content: str
     tensors: Mapping[str, Tensor]
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
 
 def block_of(tensor: Tensor) -> tuple[Tensor, Offsets]:
     """Return the rows, columns, … of a tensor that this rank has, and where they begin in the whole.
@@ -272,10 +267,11 @@ class SavedParts:
         values = torch.empty(tuple(shape), dtype=blocks[0].dtype)
         missing = values.numel()
         for block in blocks:
-            part = block.read(offsets, shape)
-            if part is not None:
-                values[part.target] = part.values
-                missing -= part.values.numel()
+            placed = block.read(offsets, shape)
+            if placed is not None:
+                part, target = placed
+                values[target] = part
+                missing -= part.numel()
         if missing:
             raise BadCheckpoint(f"{self.folder}: found {name} without some of its rows")
         return values
@@ -324,14 +320,6 @@ class SavedParts:
         return blocks
 
 
-@dataclass(frozen=True)
-class _PlacedValues:
-    """Values, and where they belong in a block that they are a part of."""
-
-    values: Tensor
-    target: tuple[slice, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _SavedBlock:
     """A block of a shared tensor in a file."""
@@ -347,8 +335,13 @@ class _SavedBlock:
         name = self.file.get_slice(self.key).get_dtype()
         return next(dtype for dtype in DTYPES if DTYPES[dtype] == name)
 
-    def read(self, offsets: Offsets, shape: Sequence[int]) -> _PlacedValues | None:
-        """Return what it has of the block of this shape at `offsets`, None for nothing."""
+    def read(
+        self, offsets: Offsets, shape: Sequence[int]
+    ) -> tuple[Tensor, tuple[slice, ...]] | None:
+        """Return what it has of the block of this shape at `offsets`, and where it belongs there.
+
+        None for nothing.
+        """
         saved = self.file.get_slice(self.key)
         source, target = [], []
         for own_start, own_size, start, size in zip(
@@ -360,7 +353,7 @@ class _SavedBlock:
             source.append(slice(begin - own_start, end - own_start))
             target.append(slice(begin - start, end - start))
         values = saved[tuple(source)] if source else self.file.get_tensor(self.key)
-        return _PlacedValues(values, tuple(target))
+        return values, tuple(target)
 
 
 def _open(path: Path) -> Any:

@@ -97,6 +97,19 @@ def test_trials_that_never_ran_are_counted(results: Results) -> None:
     assert {cell.cell.id: cell.left_out for cell in side.cells}[lost.cell.id] == {"unrecorded": 3}
 
 
+def test_cells_are_in_the_order_of_the_sweep(results: Results) -> None:
+    """Whichever ran first: the first cell of a group is what the others are compared with."""
+    sweep = write_run(results, "demo")
+    first_trial = sweep.trials()[0]
+    results.sweep_folder("demo").trial_folder(first_trial.id).record_path.unlink()
+    (side,) = select(results, ["demo"])
+    assert [result.cell.id for result in side.cells] == [cell.id for cell in sweep.cells]
+    (line,) = [
+        row for row in compared("demo", "--by", "precision").out.splitlines() if "samples/s" in row
+    ]
+    assert "faster" in line, "bf16, which takes half the time, is compared with fp32"
+
+
 def test_baselines_by_keyword_hardware_and_path(results: Results) -> None:
     write_run(results, "one")
     (side,) = select(results, ["one"])

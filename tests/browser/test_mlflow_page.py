@@ -1,4 +1,4 @@
-"""What MLflow's own pages show in a real browser, of records delivered to a real server."""
+"""What MLflow's own pages show in a real browser, of records in the database of a real server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
 from harness.tracking.pages import ANSWER_COLUMNS
 from tests.browser.conftest import screenshot
+from tests.conftest import MLFLOW, real_pictures, run_folder
 from tests.factories import make_cell, make_record, write_sweep
+from tests.support import shared_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -33,9 +34,12 @@ WIDTHS = (1280, 1500, 1920)  # pixels of a laptop's window, and of larger ones
 
 
 @pytest.fixture(scope="module")
-def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> Delivery:
-    """Deliver two workloads by two precisions by two strategies, two seeds each; one trial failed."""
-    results = Results(tmp_path_factory.mktemp("results"))
+def delivery(mlflow_server: str) -> Delivery:
+    """Deliver two workloads by two precisions by two strategies, two seeds each; one trial failed.
+
+    Into the server's own database, as commands do whose results `harness ui` shows.
+    """
+    results = shared_server.results_in(run_folder() / MLFLOW)
     axes = product(("mlp", "cnn"), ("fp32", "bf16"), (("single", 1), ("ddp", 2)))
     cells = [
         make_cell(label, precision=precision, steps=60, strategy=strategy, world_size=ranks)
@@ -55,7 +59,8 @@ def delivery(mlflow_server: str, tmp_path_factory: pytest.TempPathFactory) -> De
         cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0
     )
     write_sweep(results.sweep_folder("pages"), records)
-    return Tracker(results, mlflow_server).deliver(results.sweep_folder("pages"))
+    with real_pictures():
+        return Tracker(results).deliver(results.sweep_folder("pages"))
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +142,7 @@ def test_a_click_on_a_cell_stays_with_model_training(cells: Page) -> None:
     assert not cells.get_by_text("Evaluation runs").count()
 
 
+@pytest.mark.nightly
 def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
     browser: Browser, mlflow_server: str, delivery: Delivery
 ) -> None:
@@ -170,6 +176,7 @@ def test_an_axis_filters(cells: Page) -> None:
     assert all("bf16" in name for name in rows(cells))
 
 
+@pytest.mark.nightly
 def test_two_cells_compare(cells: Page) -> None:
     for label in FASTEST_FIRST[1:4:2]:
         cells.locator(".ag-row", has=cells.get_by_text(label, exact=True)).locator(
@@ -185,6 +192,7 @@ def test_two_cells_compare(cells: Page) -> None:
         body.get_by_text(text, exact=True).first.wait_for()
 
 
+@pytest.mark.nightly
 def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(cells: Page) -> None:
     box = cells.get_by_test_id("search-box")
     box.fill("tags.`harness.status` = 'failed'")

@@ -5,7 +5,9 @@ the same folder.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +19,24 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("libraries_loaded_once")
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder for what `before` makes at its first use, and copies at each other one."""
+    return tmp_path_factory.mktemp("before") / "saved"
+
+
 @pytest.fixture
-def before(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> BenchmarkProject:
+def before(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, saved: Path
+) -> BenchmarkProject:
     """Return a project with baselines, and with what pytest-benchmark saved of the same steps."""
     project = BenchmarkProject(pytester, monkeypatch)
-    project.save_and_record()
-    project.pytest("--benchmark-save=before")
+    if saved.exists():
+        shutil.copytree(saved, project.path, dirs_exist_ok=True)
+    else:
+        project.save_and_record()
+        project.pytest("--benchmark-save=before")
+        shutil.copytree(project.path, saved)
     return project
 
 

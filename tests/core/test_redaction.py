@@ -229,11 +229,11 @@ def test_detect_secrets_is_loaded_only_for_texts_that_may_have_a_token() -> None
 def test_a_hostile_text_takes_linear_time() -> None:
     started = time.process_time()
     for text in (
-        "://" * 30_000, "://u:" + "x" * 100_000, "?a" * 50_000, "://u:p@" + "a@" * 50_000,
-        "password" * 12_000, "password=" * 11_000, 'password="' * 10_000, "token=a" * 14_000,
-        "password=" + "\\" * 100_000, "password=a.([" * 8_000, "key        " * 9_000,
-        "-----BEGIN PRIVATE KEY-----" * 4_000, "eyJ" * 30_000, "sk-" * 30_000, "xoxb-1-" * 15_000,
-        "awskey" * 16_000, "//" * 50_000 + ":_authToken",
+        "://" * 15_000, "://u:" + "x" * 50_000, "?a" * 25_000, "://u:p@" + "a@" * 25_000,
+        "password" * 6_000, "password=" * 5_500, 'password="' * 5_000, "token=a" * 7_000,
+        "password=" + "\\" * 50_000, "password=a.([" * 4_000, "key        " * 4_500,
+        "-----BEGIN PRIVATE KEY-----" * 2_000, "eyJ" * 15_000, "sk-" * 15_000, "xoxb-1-" * 7_500,
+        "awskey" * 8_000, "//" * 25_000 + ":_authToken",
     ):  # fmt: skip
         redact_text(text, ())
-    assert time.process_time() - started < 30  # quadratic: minutes
+    assert time.process_time() - started < 7  # quadratic: tens of seconds

@@ -23,7 +23,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"options": {"full_at": 9, "rank": 1}, "axes": TWO},
     "exits": {"options": {"exit_at": 9, "rank": 1}, "axes": TWO},
     "leaves": {"options": {"leave_at": 9, "rank": 1}, "axes": TWO},
-    "bare": {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}},
     "fine": {"axes": TWO},
 }
 
@@ -114,8 +113,10 @@ def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     assert processes_below(tmp_path) == []
 
 
-def test_a_compile_that_compiled_nothing_is_failed_by_name(records: dict[str, Record]) -> None:
-    cause = failure(records, "bare")
+@pytest.mark.nightly
+def test_a_compile_that_compiled_nothing_is_failed_by_name(tmp_path: Path) -> None:
+    bare = {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}}
+    cause = failure(by_label(run(line_sweep(tmp_path, {"bare": bare}))), "bare")
     assert cause.kind == "NotApplied"
     assert "compiled no graph" in cause.message
 

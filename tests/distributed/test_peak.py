@@ -5,6 +5,8 @@ be read.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import matplotlib.image
@@ -15,7 +17,9 @@ from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine, machine_key
 from harness.hardware.measured_peaks import REQUEST_FORMAT, Request
+from harness.launch import probe
 from harness.launch.probe import measure
+from harness.launch.torchrun import Torchrun
 from harness.records.decode import decode_file
 from harness.records.environment import describe_hardware
 from harness.render.format import byte_size
@@ -41,8 +45,28 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def fork_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork ranks from the forkserver of other tests: torchrun loads torch for itself and each rank.
+
+    That server is one for a thread, and ranks set how many they measure with.
+    """
+    monkeypatch.setattr(probe, "Torchrun", partial(Torchrun, fork=True))
+    monkeypatch.setattr(probe, "usable_cores", lambda: [0])
+
+
+@pytest.fixture(
+    scope="module", params=["forked", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
+def launcher(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have ranks forked, or start them as the command does."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if request.param == "forked":
+            fork_ranks(monkeypatch)
+        yield
+
+
 @pytest.fixture(scope="module")
-def ended(results: Results, cpu: str) -> CommandResult:
+def ended(results: Results, cpu: str, launcher: None) -> CommandResult:
     return harness(
         "machine",
         "peak",
@@ -148,6 +172,8 @@ def test_a_rank_that_fails_is_named_with_its_log(
 ) -> None:
     from harness.spec.cluster import Profile
 
+    fork_ranks(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     results = Results(tmp_path)
     with pytest.raises(
         HarnessError,
@@ -155,7 +181,7 @@ def test_a_rank_that_fails_is_named_with_its_log(
     ):
         measure(
             results,
-            Profile(device="cuda", environment={"CUDA_VISIBLE_DEVICES": ""}),
+            Profile(device="cuda"),
             ranks=1,
             quick=True,
             fine=True,

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from harness.core.errors import HarnessError
 from harness.core.paths import Results, TrialFolder
 from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
-from harness.launch.runner import read_progress
 from harness.records.files import read_record
 from harness.records.goodput import goodput
+from harness.records.running import read_progress_file
 from harness.spec import sweep as spec
 from harness.spec.cell import Trial
 from tests.support.commands import harness
@@ -132,17 +132,28 @@ def _victim(name: str) -> psutil.Process:
     return {"agent": agent, "forkserver": server}[name]
 
 
+# `harness` without the process that delivers, which a command that is killed loads MLflow in for nothing.
+WITHOUT_DELIVERIES = """
+from harness.cli.main import main
+from harness.tracking import DeliveryProcess
+DeliveryProcess.start = lambda process: None
+main()
+"""
+
+
 def heed_interrupts() -> None:
     """Let Ctrl-C interrupt, which a shell has what it starts in the background ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
-def running(sweep: Path, trial: TrialFolder) -> Iterator[subprocess.Popen[str]]:
-    """Run `harness run` and yield it in the middle of a trial."""
+def running(
+    sweep: Path, trial: TrialFolder, command: Sequence[str] = ("-m", "harness.cli")
+) -> Iterator[subprocess.Popen[str]]:
+    """Run `harness run` and yield it in the middle of a trial; `command` is what Python runs."""
     began = time.time()
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", *arguments(sweep)],
+        [sys.executable, *command, *arguments(sweep)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment(),
@@ -160,7 +171,7 @@ def running(sweep: Path, trial: TrialFolder) -> Iterator[subprocess.Popen[str]]:
 
 def has_begun(trial: TrialFolder, since: float) -> bool:
     """Return whether the trial has reported a step since then."""
-    progress = read_progress(trial)
+    progress = read_progress_file(trial.progress_path)
     return bool(progress) and progress["step"] > 0 and progress["at"] > since
 
 
@@ -178,7 +189,7 @@ def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) ->
     sweep = held_sweep(tmp_path, hold, checkpoint={"every": "5 steps"})
     (folder,) = trial_folders(sweep)
     began = time.time()
-    with running(sweep, folder) as command:
+    with running(sweep, folder, ("-c", WITHOUT_DELIVERIES)) as command:
         wait_until(lambda: any(folder.resume_checkpoints.glob("step-*")))
         command.kill()
         command.wait()

@@ -47,7 +47,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
             "ddp": {
                 "uses": "ddp.py",
                 "arguments": ["--batch-size", "{rank_batch_size}"],
-                "axes": {"batch_size": 32, "world_size": 2, "env.SEED": "3", "binding": "node"},
+                "axes": {"batch_size": 32, "world_size": 2, "binding": "node"},
                 "target": "accuracy",
             },
             "chat": {

@@ -20,16 +20,16 @@ from harness.analysis.parity import read_parity, write_parity
 from harness.analysis.result import aggregate
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware import certificate, machine
-from harness.launch.runner import read_progress
 from harness.launch.torchrun import Torchrun
 from harness.preflight.report import read_preflight, write_preflight
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.files import read_rank_result, read_record, write_record
-from harness.records.running import read_failed_ranks
+from harness.records.running import read_failed_ranks, read_progress_file
 from harness.records.seal import sealed_text
 from harness.records.store import read_recorded_spec
 from harness.render.parity import rule_lines, to_json
 from harness.slurm import submission
+from harness.slurm.packing import JobArray
 from harness.spec.cluster import Profile
 from harness.tracking.contents import TrialOutline, trial_contents
 from tests.factories import make_cell, make_machine, make_record, write_sweep
@@ -102,7 +102,7 @@ def write_submission(results: Results) -> Path:
         profile=Profile(),
         sweep=sweep,
         arrays=[
-            submission.JobArray(
+            JobArray(
                 nodes=1,
                 ranks_per_node=2,
                 trial_ids=[[RECORD.trial.id]],
@@ -277,7 +277,7 @@ def test_progress(trial_folder: TrialFolder, seed: int) -> None:
         json.dumps(changed_content(PROGRESS, seed)).encode(),
     ):
         trial_folder.progress_path.write_bytes(content)
-        progress = read_progress(trial_folder)
+        progress = read_progress_file(trial_folder.progress_path)
         assert progress == {} or type(progress["step"]) is int
 
 

@@ -99,6 +99,7 @@ def test_what_was_learned_decides_and_is_said(now: list[float], code: int, words
     assert ("<failure" in view.junit(outcome, "a")) is (code == 1)
 
 
+@pytest.mark.nightly
 def test_the_interval_beside_an_outcome_never_contradicts_it() -> None:
     rng = np.random.default_rng(29)
     outcomes: Counter[str] = Counter()

@@ -77,10 +77,18 @@ def repository(tmp_path: Path) -> Repository:
 
 def write(repository: Repository, words: str) -> None:
     """A commit for each word, that changes nothing else: `0`, `1`, … are their tags."""
+    commits = ""
+    parent = "refs/heads/main^0"
     for number, word in enumerate(words.split()):
-        (repository.path / "mark").write_text(f"{word} {number}\n", encoding="utf-8")
-        repository.commit(f"number {number}")
-        repository.git("tag", str(number))
+        commits += (
+            f"commit refs/heads/main\nmark :{number + 1}\ncommitter Test <test@localhost> now\n"
+            f"data <<END\nnumber {number}\nEND\nfrom {parent}\n"
+            f"M 100644 inline mark\ndata <<END\n{word} {number}\nEND\n"
+            f"reset refs/tags/{number}\nfrom :{number + 1}\n"
+        )
+        parent = f":{number + 1}"
+    repository.git("fast-import", "--quiet", "--date-format=now", sent=commits)
+    repository.git("reset", "--quiet", "--hard")
 
 
 def search(repository: Repository, good: str, bad: str, **asked: Any) -> BisectOutcome:
@@ -368,6 +376,7 @@ def test_of_many_small_regressions_one_is_named_and_no_commit_is_skipped(
     assert 3 <= int(found.suspects[0].subject.split()[1]) <= 6
 
 
+@pytest.mark.nightly
 def test_a_commit_that_is_uncertain_gets_the_likelier_class(noisy: type[Noisy]) -> None:
     """Simulated classifications of commits at an end are right as often as they say."""
     rng = np.random.default_rng(2)

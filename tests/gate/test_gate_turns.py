@@ -123,9 +123,12 @@ def test_sides_warm_up_by_the_same_steps_and_blocks_are_long_enough(
         assert sum(turns[1].seconds[1:]) > paired.WINDOW_SECONDS / 4
 
 
-def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(tmp_path: Path) -> None:
+def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paired, "WARM_UP_SECONDS", 0.02)
     heard: list[str] = []
-    budget = Budget(min_effect=0.2, seconds=20.0, alpha=0.05)
+    budget = Budget(min_effect=0.2, seconds=6.0, alpha=0.05)
     fast, slow = Repository(tmp_path / "fast"), Repository(tmp_path / "slow")
     slow.write(1.0)
     (cell,) = load_sweep(fast.sweep).cells

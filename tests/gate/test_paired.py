@@ -277,6 +277,7 @@ def test_a_small_slowdown_is_found_beside_other_programs() -> None:
     assert verdicts["slower"] >= 19
 
 
+@pytest.mark.nightly
 def test_other_programs_raise_no_more_alarms_than_were_allowed_for() -> None:
     rng = np.random.default_rng(9)
     verdicts = Counter(

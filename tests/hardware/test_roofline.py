@@ -17,7 +17,6 @@ from harness.hardware.machine import Machine
 from harness.hardware.roofline import (
     device_of,
     machine_of,
-    mfu,
     roofline_point,
     roofs_of_rank,
     with_mfu,
@@ -76,9 +75,6 @@ def measured(
 
 
 class TestMfu:
-    def test_by_hand(self) -> None:
-        assert mfu(1000.0, 2e9, 4, 1e12) == 0.5
-
     def test_of_a_gpu_is_of_the_vendors_peak(self) -> None:
         record = measured(gpu="NVIDIA A100-SXM4-80GB", throughput=3.12e7, precision="bf16")
         assert with_mfu(record, {}).summary == replace(summary(record), mfu=pytest.approx(0.1))

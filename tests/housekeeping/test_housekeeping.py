@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.housekeeping import archive, sweeps
@@ -182,6 +184,25 @@ def test_merged_sweeps_ask_for_all_cells_and_seeds(results: Results, tmp_path: P
     assert list(recorded.sweep.all_seeds) == [0, 1, 2]
     assert len(read_recorded_sweep(results, "node1").records) == 2
     assert list(results.sweep_folder("both").path.glob(".*")) == []
+
+
+def test_sweeps_of_long_names_are_merged_and_named_by_their_folders(results: Results) -> None:
+    long = "a-name-of-a-sweep-that-says-all-about-what-it-compares-and-why-it-does"
+    record_sweep(results, long)
+    record_sweep(results, "node2", seeds=[5])
+    folder = results.sweep_folder(long).path.name
+    assert folder != long
+    assert folder in complete_recorded_sweeps("a-name")
+    assert results.sweep_folder(folder) == results.sweep_folder(long)
+    assert read_recorded_sweep(results, folder).sweep.name == long
+    merged = run("merge", folder, "node2", "--into", "both $x").out
+    assert "harness results collect 'both $x'" in merged
+    assert run("merge", "node2", "--into", folder).out.startswith("1 trial added to")
+    assert read_recorded_sweep(results, folder).sweep.name == long
+
+    elsewhere = results.runs / f"{folder[:-8]}01234567"
+    shutil.copytree(results.sweep_folder(long).path, elsewhere)
+    assert "allowed: that of the folder it is in" in refused("merge", elsewhere.name, "--into", "x")
 
 
 def test_sweeps_that_contradict_each_other_are_not_merged(results: Results) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.interface import starting
 from harness.spec.sweep import load_sweep
+from tests.factories import make_cell, make_record
 from tests.support.commands import harness
 from tests.support.running import USER_SCRIPTS
 
@@ -94,6 +97,31 @@ def test_a_script_that_is_missing_is_named() -> None:
     assert (
         "trian.py: found no such file (did you mean 'train.py'?)" in harness("init", "trian.py").err
     )
+
+
+def test_time_of_all_trials_is_that_of_the_length_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = make_record(make_cell())
+    assert record.rank0 is not None
+    assert record.summary is not None
+    record = replace(
+        record,
+        rank0=replace(record.rank0, train_samples=1000),
+        summary=replace(record.summary, throughput=500.0),
+    )
+    monkeypatch.setattr(starting, "_try", lambda sweep: [record])
+    seconds = []
+    for epochs in (4, 8):
+        example = tmp_path / f"example{epochs}"
+        shutil.copytree(starting.EXAMPLE, example)
+        path = example / "sweep.yaml"
+        path.write_text(path.read_text().replace("4 epochs", f"{epochs} epochs"))
+        monkeypatch.setattr(starting, "EXAMPLE", example)
+        folder = tmp_path / f"mine{epochs}"
+        folder.mkdir()
+        seconds.append(starting.start_from_example(folder, print).seconds)
+    assert seconds == [10 * 4 * 2.0, 10 * 8 * 2.0]
 
 
 def test_without_a_script_a_workload_to_change_is_written() -> None:

@@ -48,14 +48,20 @@ loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
 print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
 """
 
-PRELOAD = ("torch",)
+PRELOAD = ("json",)
 SETUP = Setup(preload=PRELOAD)
 
 
 @pytest.fixture(autouse=True)
 def few_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have forkservers load next to nothing: what they do does not depend on what they have loaded."""
+    monkeypatch.setattr(forkserver, "PRELOAD", PRELOAD)
+
+
+@pytest.fixture
+def with_torch(few_modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have forkservers load torch, and not what trials need of it besides, which takes as long again."""
-    monkeypatch.setattr(forkserver, "TORCH", PRELOAD)
+    monkeypatch.setattr(forkserver, "PRELOAD", ("torch",))
 
 
 @pytest.fixture
@@ -77,6 +83,7 @@ def printed(log: Path) -> Any:
     return json.loads(log.read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
     module.write_text(DESCRIBE, encoding="utf-8")
     forked_log = module.with_name("forked.log")
@@ -91,6 +98,7 @@ def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
     assert forked == fresh
 
 
+@pytest.mark.usefixtures("with_torch")
 def test_a_process_finds_nothing_that_an_earlier_one_left_behind(module: Path) -> None:
     module.write_text(
         "import os, sys, torch\n"
@@ -162,7 +170,7 @@ def test_everything_ends_with_the_process_that_started_the_forkserver(module: Pa
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     program = (
         "import os, sys, time; from pathlib import Path; from harness.launch import forkserver\n"
-        f"forkserver.TORCH = {PRELOAD}\n"
+        f"forkserver.PRELOAD = {PRELOAD}\n"
         "command = [sys.executable, '-P', '-m', 'program']\n"
         "process = forkserver.start_worker(command, dict(os.environ), Path('log'))\n"
         "(server,) = forkserver._servers.values()\n"

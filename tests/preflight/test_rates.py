@@ -198,6 +198,7 @@ def test_it_ends_once_the_loss_diverges(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("pictures_in_mlflow")
 def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
     results, sweep = Results(tmp_path / "results"), make_sweep(tmp_path)
     write_run(results, sweep, make_records(sweep))

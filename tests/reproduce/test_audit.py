@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.analysis.compare import setting_differences
 from harness.analysis.parity import CellParity, FirstDifference, Reference
 from harness.core.errors import BadInput
 from harness.gate import tax
@@ -16,7 +17,7 @@ from harness.render.audit import (
     row,
     tax_line,
 )
-from harness.reproduce.audit import choose_workloads, plan_audit, taxed_pairs, turned
+from harness.reproduce.audit import choose_workloads, plan_audit, taxed_pairs
 from harness.spec.axes import find_conflict
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep, load_sweep, ready_sweeps
@@ -33,7 +34,7 @@ def test_the_ready_sweep_turns_one_setting_at_a_time(mlp: Sweep) -> None:
     turns = set()
     for group in plan_audit(mlp).groups:
         for cell in group.cells:
-            settings = turned(group.reference, cell)
+            settings = setting_differences(group.reference, cell)
             turns.add(" ".join(settings))
             # Fewer ranks need more micro-steps to have the same tree.
             assert len(settings) == 1 or set(settings) == {"world_size", "grad_accum_steps"}

@@ -192,7 +192,7 @@ def test_workloads_share_what_they_have_in_common() -> None:
     result = make_result("4×4", ("a", 1, 1))
     groups = group_operations({"mlp": [result], "cnn": [result]})
     (group,) = groups
-    assert (len(group.results), group.workloads) == (1, ["mlp", "cnn"])
+    assert len(group.results) == 1
     assert summary_lines(groups, []) == [
         "1 operation in 1 size, each run 25 times on aligned and 25 times on other addresses"
         " with 1 threads",

@@ -4,7 +4,6 @@ leaves it whole.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import missing, running
-from tests.slurm.sweeps import Outcomes, run_locally
+from tests.slurm.sweeps import LocalOutcomes, Outcomes
 
 
 def skip_if(reason: str | None) -> None:
@@ -59,16 +58,10 @@ def slurm(shared_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slur
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What the trials of the tests compute on this machine, without Slurm and without an
-    interruption.
-
-    All processes of a run of the tests share them: the first that needs them runs the trials.
+    """What the trials of the tests compute on this machine, each of which runs once in a run of the
+    tests, when a test first needs it.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # each worker of pytest-xdist has a folder of its own below it
-    folder /= "undisturbed"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return run_locally(folder)
+    return LocalOutcomes(folder / "undisturbed")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from harness.core.paths import Results, TrialFolder
-from harness.launch.runner import read_progress
 from harness.records.files import read_record
 from harness.records.record import Record
+from harness.records.running import read_progress_file
 from tests.support.commands import harness
-from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, local_profile, wait_until
+from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, run, wait_until
 
 # Every draw of random numbers that a resumed trial must repeat: the loader's and each rank's.
 RANDOM: dict[str, Any] = {"dropout": 0.3, "noise": 0.1}
-STRATEGIES = [{"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}]
+STRATEGIES: list[dict[str, list[Any]]] = [
+    {"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}
+]
 SEEDS = (0, 1)
 LENGTH = {"steps": 100, "evaluate": {"steps": 40}}
 STEP_SECONDS = 0.3  # so that a trial lasts for half a minute, unless it is told to hurry
@@ -149,18 +153,36 @@ def outcomes(records: Mapping[str, Record]) -> Outcomes:
     }
 
 
-def run_locally(folder: Path) -> Outcomes:
-    """Run every strategy and seed by forked ranks, which tests/distributed shows to compute what
-    torchrun's do.
+class LocalOutcomes(Outcomes):
+    """What trials compute on this machine, without Slurm and without an interruption.
 
-    In a folder in which they have run already, nothing runs again.
+    Each runs when it is first looked up, by forked ranks, which tests/distributed shows to compute
+    what torchrun's do. All processes with the same folder share them.
     """
-    sweep = random_sweep(folder)
-    profile = local_profile(folder, slots=2)
-    results = folder / "local"
-    ended = harness("run", str(sweep), "--cluster", str(profile), "--results", str(results))
-    assert ended.code == 0, ended.err + ended.out
-    return outcomes(read_records(results))
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._computed: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def __getitem__(self, key: tuple[str, int]) -> dict[str, Any]:
+        if key not in self._computed:
+            self._computed[key] = self._compute(*key)
+        return self._computed[key]
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(product(STRATEGIES[0]["strategy"], SEEDS))
+
+    def __len__(self) -> int:
+        return len(STRATEGIES[0]["strategy"]) * len(SEEDS)
+
+    def _compute(self, strategy: str, seed: int) -> dict[str, Any]:
+        """Run a trial, unless it has run in the folder already, and return what it has computed."""
+        folder = self.folder / f"{strategy}-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (record,) = run(random_sweep(folder, strategies=(strategy,), seeds=(seed,)))
+        return computed(record)
 
 
 def wait_for_records(results: Path, undisturbed: Outcomes) -> dict[str, Record]:
@@ -201,7 +223,7 @@ def is_over(results: Path) -> bool:
 
 def step_of(results: Path, number: int) -> int:
     """Return the step that the trial with this number has reached; -1 if it is not running."""
-    return int(read_progress(trial_folder(results, number)).get("step", -1))
+    return int(read_progress_file(trial_folder(results, number).progress_path).get("step", -1))
 
 
 def wait_for_step(results: Path, number: int, step: int) -> None:

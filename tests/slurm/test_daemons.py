@@ -39,6 +39,7 @@ def test_a_job_runs_on_both_nodes(slurm: Slurm) -> None:
     assert sorted(output.splitlines()) == ["0: n1", "1: n2"]
 
 
+@pytest.mark.nightly
 def test_a_job_of_higher_priority_preempts_and_the_other_soon_runs_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_job_of_higher_priority_preempts_and_the_other_soon_runs_again(
     assert log.read_text().splitlines() == ["start", "warned", "start 1"]
 
 
+@pytest.mark.nightly
 def test_daemons_can_be_stopped_and_started_again(slurm: Slurm) -> None:
     """This is what tests of nodes and controllers that die build on."""
     ports = slurm.configuration.ports
@@ -80,6 +82,7 @@ def test_daemons_can_be_stopped_and_started_again(slurm: Slurm) -> None:
     assert sorted(names) == ["n1", "n2"]
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_after_the_block(short_folder: Path) -> None:
     skip_if(missing())
     job = f"srun sleep 300 # {short_folder}"
@@ -90,6 +93,7 @@ def test_nothing_is_left_after_the_block(short_folder: Path) -> None:
     assert processes_below(short_folder) == []
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_when_the_tests_are_killed(short_folder: Path) -> None:
     """The kernel tells the supervisor, which ends daemons and jobs."""
     skip_if(missing())

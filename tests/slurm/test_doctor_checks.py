@@ -215,6 +215,18 @@ class TestClock:
         with clock.serve_clock() as port:
             assert clock.clock_offset("127.0.0.1", port) == pytest.approx(shift, abs=0.5)
 
+    def test_behind_a_proxy_that_closes_the_connection_is_unreachable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def handle(handler: Any) -> None:
+            handler.rfile.readline()
+
+        monkeypatch.setattr(clock._ClockHandler, "handle", handle)
+        with clock.serve_clock() as port:
+            examined = node.examine_node(tmp_path, "127.0.0.1", port, [])
+        assert examined.unreachable == f"127.0.0.1, port {port}: closed the connection"
+        assert examined.clock_offset is None
+
 
 class TestNode:
     def test_reports_a_port_that_is_closed(self, tmp_path: Path) -> None:

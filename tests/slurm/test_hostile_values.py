@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.slurm.submission import JobArray, SubmissionFolder
+from harness.slurm.packing import JobArray
+from harness.slurm.submission import SubmissionFolder
 from harness.slurm.submit import call_sbatch, job_executor
 from harness.spec.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm

@@ -24,7 +24,7 @@ from harness.records.record import Failure, RankResult, Record
 from harness.records.running import Heartbeat
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
-from harness.slurm.packing import PackedArray, PackedJob, Packing
+from harness.slurm.packing import JobArray, Packing
 from harness.slurm.submission import Submission
 from harness.spec import partitions
 from harness.spec.cell import Trial
@@ -49,8 +49,9 @@ def listener() -> JobListener:
 
 def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
     """Return a submission of one job, which has every trial of the sweep."""
-    job = PackedJob(trials=sweep.trials(), estimated_seconds=None)
-    packing = Packing(arrays=[PackedArray(nodes=1, ranks_per_node=1, jobs=[job])], remarks=[])
+    trial_ids = [trial.id for trial in sweep.trials()]
+    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[trial_ids], estimated_seconds=[None])
+    packing = Packing(arrays=[array], remarks=[])
     return submission.new(sweep, PROFILE, packing, first_attempts)
 
 

@@ -43,13 +43,13 @@ def pack_blocks(
 
 def trial_ids(packing: Packing) -> list[list[str]]:
     """Return the trials of each job."""
-    return [[trial.id for trial in job.trials] for array in packing.arrays for job in array.jobs]
+    return [list(ids) for array in packing.arrays for ids in array.trial_ids]
 
 
 def test_a_block_is_one_job_on_as_many_nodes_as_its_largest_trial_needs() -> None:
     (array,) = pack_blocks([make_block(SINGLE, DDP)]).arrays
     assert (array.nodes, array.ranks_per_node) == (2, 1)
-    assert [list(job.trials) for job in array.jobs] == [make_block(SINGLE, DDP)]
+    assert array.trial_ids == [[trial.id for trial in make_block(SINGLE, DDP)]]
 
 
 def test_ranks_fill_a_node_before_they_use_another() -> None:
@@ -81,13 +81,13 @@ def test_a_job_has_room_for_trials_side_by_side(
 def test_trials_side_by_side_share_the_time_of_their_job() -> None:
     block = [Trial(cell=SINGLE, seed=0, repeat=number) for number in range(4)]
     packing = pack_blocks([block], seconds=1800, ranks_per_node=4, parallel="auto")
-    assert [job.estimated_seconds for job in packing.arrays[0].jobs] == [1800]
+    assert packing.arrays[0].estimated_seconds == [1800]
 
 
 def test_blocks_of_unknown_duration_have_a_job_each() -> None:
     packing = pack_blocks([make_block(SINGLE, seed=seed) for seed in range(9)])
     assert len(trial_ids(packing)) == 9
-    assert {job.estimated_seconds for job in packing.arrays[0].jobs} == {None}
+    assert set(packing.arrays[0].estimated_seconds) == {None}
 
 
 def test_short_blocks_share_as_many_jobs_as_may_run_at_a_time() -> None:
@@ -95,7 +95,7 @@ def test_short_blocks_share_as_many_jobs_as_may_run_at_a_time() -> None:
     packing = pack_blocks(blocks, seconds=10)
     jobs = trial_ids(packing)
     assert sorted(len(job) for job in jobs) == [4, 4, 6, 6]
-    assert sum(job.estimated_seconds or 0 for job in packing.arrays[0].jobs) == 200
+    assert sum(seconds or 0 for seconds in packing.arrays[0].estimated_seconds) == 200
     packed = sorted(trial_id for job in jobs for trial_id in job)
     assert packed == sorted(trial.id for block in blocks for trial in block)
 
@@ -103,7 +103,7 @@ def test_short_blocks_share_as_many_jobs_as_may_run_at_a_time() -> None:
 def test_no_job_exceeds_the_limit() -> None:
     blocks = [make_block(SINGLE, seed=seed) for seed in range(10)]
     packing = pack_blocks(blocks, seconds=1800, max_parallel_jobs=1)
-    assert [job.estimated_seconds for job in packing.arrays[0].jobs] == [3600] * 5
+    assert packing.arrays[0].estimated_seconds == [3600] * 5
     assert packing.remarks == []
 
 
@@ -125,13 +125,13 @@ def test_a_trial_that_exceeds_the_limit_has_its_own_job() -> None:
 def test_there_is_an_array_for_each_number_of_nodes() -> None:
     blocks = [make_block(SINGLE if seed % 2 else DDP, seed=seed) for seed in range(1000)]
     arrays = pack_blocks(blocks).arrays
-    assert [(array.nodes, len(array.jobs)) for array in arrays] == [(2, 500), (1, 500)]
+    assert [(array.nodes, len(array.trial_ids)) for array in arrays] == [(2, 500), (1, 500)]
 
 
 def test_no_array_is_larger_than_slurm_allows() -> None:
     blocks = [make_block(SINGLE, seed=seed) for seed in range(2 * MAX_ARRAY_JOBS + 1)]
     arrays = pack_blocks(blocks).arrays
-    assert [len(array.jobs) for array in arrays] == [MAX_ARRAY_JOBS, MAX_ARRAY_JOBS, 1]
+    assert [len(array.trial_ids) for array in arrays] == [MAX_ARRAY_JOBS, MAX_ARRAY_JOBS, 1]
 
 
 def test_cells_that_were_never_measured_are_taken_to_need_what_the_measured_ones_do() -> None:
@@ -180,7 +180,7 @@ def parts_of(cells: Sequence[Cell], seconds: float) -> list[tuple[int, int, floa
         parallel="auto",
     )
     return [
-        (array.ranks_per_node, len(job.trials), job.estimated_seconds)
+        (array.ranks_per_node, len(trial_ids), job_seconds)
         for array in packing.arrays
-        for job in array.jobs
+        for trial_ids, job_seconds in zip(array.trial_ids, array.estimated_seconds, strict=True)
     ]

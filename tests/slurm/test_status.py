@@ -20,7 +20,7 @@ from harness.records.store import lock
 from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.packing import PackedArray, PackedJob, Packing
+from harness.slurm.packing import JobArray, Packing
 from harness.slurm.rules import RecordHeader, State
 from harness.slurm.status import (
     SweepStatus,
@@ -58,8 +58,13 @@ def submission(tmp_path: Path) -> Submission:
     """Seven jobs of a trial each, in one array that sbatch called 7."""
     sweep = load(tmp_path, seeds=list(range(7)))
     trials = sweep.trials()
-    jobs = [PackedJob(trials=[trial], estimated_seconds=None) for trial in trials]
-    packing = Packing(arrays=[PackedArray(nodes=2, ranks_per_node=1, jobs=jobs)], remarks=[])
+    array = JobArray(
+        nodes=2,
+        ranks_per_node=1,
+        trial_ids=[[trial.id] for trial in trials],
+        estimated_seconds=[None] * len(trials),
+    )
+    packing = Packing(arrays=[array], remarks=[])
     first_attempts = {trial.id: 1 for trial in trials}
     profile = Profile(launcher="slurm")
     return submissions.new(sweep, profile, packing, first_attempts).with_slurm_id(0, "7")

@@ -70,8 +70,8 @@ def squeue_output(results: Results, sweep: str = "demo", state: str = "PENDING")
     """Return what squeue prints if every job of the sweep is in the queue."""
     lines = []
     for submission in submissions.read_all(results.sweep_folder(sweep)):
-        for job in submission.jobs():
-            job_id = job.id or f"99_{job.index}"
+        for number, job in enumerate(submission.jobs()):
+            job_id = job.id or f"99_{number}"
             lines.append(f"{job_id}|{state}|N/A||{job.name}|Priority\n")
     return "".join(lines)
 

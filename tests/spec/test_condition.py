@@ -123,14 +123,14 @@ def test_mistake_is_named_with_its_column(text: str, message: str) -> None:
 def test_unknown_name_and_value_are_refused(text: str, message: str) -> None:
     levels = {name: {level} for name, level in LEVELS.items()}
     with pytest.raises(BadInput) as error:
-        check_condition(parse_condition(text), text, levels, "--only")
+        check_condition(parse_condition(text), text, levels)
     assert message in str(error.value)
 
 
 def test_a_value_that_an_axis_has_and_the_sweep_has_not_is_allowed() -> None:
     text = "precision!=fp16"
     levels = {name: {level} for name, level in LEVELS.items()}
-    check_condition(parse_condition(text), text, levels, "--only")
+    check_condition(parse_condition(text), text, levels)
 
 
 def names_or_error(text: str) -> str:

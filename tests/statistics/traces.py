@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 Numbers = NDArray[np.float64]
 Interval = Callable[
@@ -22,6 +21,8 @@ Differences = Callable[[np.random.Generator, int, int], Numbers]
 
 def ar1(rng: np.random.Generator, rows: int, n: int, phi: float) -> Numbers:
     """Return stationary AR(1) traces with mean TRUTH and deviation 1, shape (rows, n)."""
+    from scipy.signal import lfilter  # takes a second: only if there is a test of it to run
+
     shocks = rng.standard_normal((rows, n))
     shocks[:, 1:] *= np.sqrt(1 - phi**2)
     noise: Numbers = lfilter([1.0], [1.0, -phi], shocks, axis=1)

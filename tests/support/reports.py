@@ -58,11 +58,11 @@ def make_records(sweep: Sweep, *, hostile: bool = False) -> list[Record]:
         )
         records.append(record)
     if hostile:
-        records[-1] = _failed(records[-1])
+        records[-1] = failed(records[-1])
     return records
 
 
-def _failed(record: Record) -> Record:
+def failed(record: Record) -> Record:
     """Return the record of the same trial, failed with an attacker's texts."""
     failure = Failure(
         kind="Error",
@@ -72,10 +72,10 @@ def _failed(record: Record) -> Record:
         log="logs/rank0.log",
         traceback=HOSTILE,
     )
-    failed = make_record(
+    changed = make_record(
         record.trial.cell, seed=record.trial.seed, status="failed", failure=failure
     )
-    return replace(failed, sweep=record.sweep)
+    return replace(changed, sweep=record.sweep)
 
 
 def write_run(results: Results, sweep: Sweep, records: list[Record], *, logs: str = "") -> None:

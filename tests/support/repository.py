@@ -44,10 +44,12 @@ class Repository:
         self.write(0.0)
         self.commit("before")
 
-    def git(self, *arguments: str) -> str:
+    def git(self, *arguments: str, sent: str | None = None) -> str:
+        """Run a command of git with `sent` as its input; return what it prints."""
         who = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
         command = ["git", "-C", str(self.path), *who, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        ended = subprocess.run(command, check=True, capture_output=True, text=True, input=sent)
+        return ended.stdout.strip()
 
     def write(self, slower: float, more: str = "") -> None:
         """The workload, slower by this share."""

@@ -15,8 +15,7 @@ import psutil
 
 from harness.core.paths import Results, write_atomically
 from harness.core.ports import LOOPBACK, listen
-from harness.tracking import Tracker
-from harness.tracking.ui import server
+from harness.tracking import Tracker, ui
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -40,7 +39,13 @@ def address(folder: Path, owner: int) -> str:
 
 
 def start(folder: Path, owner: int, address_path: Path) -> None:
-    """Start the server and return once it answers; raises RuntimeError with its log if it ends."""
+    """Start the server and return once it answers; raises RuntimeError with its log if it ends.
+
+    This process has loaded MLflow, or will for its tests, so that it prepares the database.
+    """
+    results = results_in(folder)
+    results.path.mkdir(exist_ok=True)
+    Tracker(results).prepare()
     command = [sys.executable, "-m", "tests.support.shared_server", str(folder), str(owner)]
     log_path = folder / "log"
     with log_path.open("wb") as log:
@@ -58,6 +63,11 @@ def start(folder: Path, owner: int, address_path: Path) -> None:
         raise RuntimeError(f"no MLflow server: {log_path.read_text(errors='replace')}")
 
 
+def results_in(folder: Path) -> Results:
+    """Return the results that the server in a folder shows."""
+    return Results(folder / "results")
+
+
 def end(folder: Path) -> list[psutil.Process]:
     """Have the server in a folder end, if there is one; return its process, which is about to go."""
     pid_path = folder / "pid"
@@ -73,10 +83,11 @@ def end(folder: Path) -> list[psutil.Process]:
 def main() -> None:
     """Serve until the address is removed, or until the process that owns the server has ended."""
     folder, owner = Path(sys.argv[1]), int(sys.argv[2])
-    (folder / "results").mkdir()
+    # Only what goes wrong would need MLflow here: the server loads it for itself.
+    ui.load_libraries = lambda: None  # type: ignore[attr-defined]
     with listen(LOOPBACK, 0) as listening:
         port = listening.getsockname()[1]
-    with server(Tracker(Results(folder / "results")), port=port) as base:
+    with ui.server(Tracker(results_in(folder)), port=port) as base:
         write_atomically(folder / "pid", str(psutil.Process().pid))
         write_atomically(folder / "address", base)
         while (folder / "address").exists() and psutil.pid_exists(owner):

@@ -16,6 +16,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from harness.core import processes
 from harness.core.paths import Results, SweepFolder
 from harness.tracking import DeliveryProcess, Tracker, TrackerDown
 from harness.tracking import deliverer as deliverer_module
@@ -28,15 +29,21 @@ from tests.support.mlflow import by_label
 
 pytestmark = pytest.mark.usefixtures("delivery_processes")
 
-# A command that has two trials delivered, and says what it has loaded for it.
+# A command that has two trials delivered, and says what it has loaded for it. Before the first one, it
+# waits until its process has loaded what a delivery needs last of all.
 COMMAND = """
-import sys
+import sys, time
 from pathlib import Path
 from harness.core.paths import Results
 from harness.tracking import DeliveryProcess
 results = Results(Path(sys.argv[1]))
 process = DeliveryProcess(results, results.sweep_folder("demo"), None)
 process.start()
+files = Path(f"/proc/{process.process.pid}/maps")
+deadline = time.monotonic() + 300
+while not all(name in files.read_text() for name in ("sqlalchemy", "_backend_agg")):
+    assert time.monotonic() < deadline, "the libraries are not loaded before there is a trial"
+    time.sleep(0.2)
 process.deliver(sys.argv[2:3])
 process.finish(sys.argv[2:])
 process.close()
@@ -152,11 +159,12 @@ def worker_of(process: DeliveryProcess) -> psutil.Process:
     return psutil.Process(process.process.pid)
 
 
-def test_a_command_delivers_without_loading_mlflow(
+def test_a_command_delivers_without_loading_mlflow_by_a_process_that_loads_it_at_once(
     results: Results, folder: SweepFolder, trials: list[str], tmp_path: Path
 ) -> None:
     script = tmp_path / "command.py"
     script.write_text(COMMAND)
+    Tracker(results).prepare()  # the process that delivers would take longer to create a database
     command = [sys.executable, "-P", str(script), str(results.path), *trials]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert printed == "False False\n"
@@ -230,6 +238,7 @@ def test_a_process_that_hangs_is_ended(
 ) -> None:
     monkeypatch.setattr(deliverer_module, "DELIVERY_TIMEOUT", 0.5)
     monkeypatch.setattr(deliverer_module, "POLL", 0.1)
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT", 0.2)  # what is stopped takes all of it
     worker = worker_of(process)
     os.kill(worker.pid, signal.SIGSTOP)
     with pytest.raises(TrackerDown, match=r"waited 0\.5 s for the process that delivers") as raised:

@@ -5,26 +5,29 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.housekeeping.sweeps import rename
 from harness.records.files import COLUMNS_SUFFIX
 from harness.records.record import Record
-from harness.tracking import Tracker, runs
+from harness.tracking import Delivery, Tracker
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
 from harness.tracking.pages import DESCRIPTION_TAG
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_label, everything, runs_of
 
+PNG_SIGNATURE = b"\x89PNG\r\n"
 DELIVER = """
 import sys
 from pathlib import Path
@@ -49,10 +52,28 @@ def small_sweep(folder: SweepFolder) -> list[Record]:
     return records
 
 
-def test_a_sweep_its_cells_and_its_trials_are_nested(results: Results, folder: SweepFolder) -> None:
-    small_sweep(folder)
+@dataclass(frozen=True)
+class DeliveredSweep:
+    """The records of a small sweep, and all that MLflow shows of them."""
+
+    records: list[Record]
+    delivery: Delivery
+    shown: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def delivered(tmp_path_factory: pytest.TempPathFactory) -> DeliveredSweep:
+    """Deliver a small sweep, for the tests that only look at what MLflow shows of it."""
+    results = Results(tmp_path_factory.mktemp("delivered"))
+    folder = results.sweep_folder("demo")
+    records = small_sweep(folder)
     delivery = Tracker(results).deliver(folder)
     shown = everything(f"sqlite:///{results.database}", "demo")
+    return DeliveredSweep(records=records, delivery=delivery, shown=shown)
+
+
+def test_a_sweep_its_cells_and_its_trials_are_nested(delivered: DeliveredSweep) -> None:
+    delivery, shown = delivered.delivery, delivered.shown
     assert (delivery.delivered, delivery.already_delivered) == (3, 0)
     assert {name: run["parent"] for name, run in shown.items()} == {
         "demo": None,
@@ -66,12 +87,9 @@ def test_a_sweep_its_cells_and_its_trials_are_nested(results: Results, folder: S
     assert shown["mlp eager bf16 ddp×2 w0 b64 t1"]["status"] == "FINISHED"
 
 
-def test_the_run_of_a_trial_shows_its_record(results: Results, folder: SweepFolder) -> None:
-    record = small_sweep(folder)[2]
-    Tracker(results).deliver(folder)
-    shown = everything(f"sqlite:///{results.database}", "demo")[
-        "mlp eager bf16 ddp×2 w0 b64 t1 seed 0"
-    ]
+def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
+    record = delivered.records[2]
+    shown = delivered.shown["mlp eager bf16 ddp×2 w0 b64 t1 seed 0"]
     assert record.summary
     assert record.loss
     assert (
@@ -105,10 +123,8 @@ def test_the_run_of_a_trial_shows_its_record(results: Results, folder: SweepFold
     assert shown["tags"]["harness.order_digest"] == record.order_digest
 
 
-def test_what_was_not_measured_is_absent(results: Results, folder: SweepFolder) -> None:
-    small_sweep(folder)
-    Tracker(results).deliver(folder)
-    shown = everything(f"sqlite:///{results.database}", "demo")
+def test_what_was_not_measured_is_absent(delivered: DeliveredSweep) -> None:
+    shown = delivered.shown
     failed = shown["mlp eager fp32 single w0 b64 t1 seed 1"]
     assert failed["status"] == "FAILED"
     assert failed["tags"]["harness.error"] == "rank 0 on node1: ValueError: no such thing"
@@ -132,6 +148,7 @@ def test_a_cell_shows_the_mean_of_its_done_trials(results: Results, folder: Swee
     assert cell.metrics["final_accuracy"] == pytest.approx(0.9005)
 
 
+@pytest.mark.usefixtures("pictures_in_mlflow")
 def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder) -> None:
     cells = [make_cell(), make_cell(precision="bf16")]
     records = [
@@ -160,6 +177,9 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     assert slow["tags"]["harness.verdict"] == "reference"
     assert "Fastest is bf16 with" in shown["demo"]["tags"]["mlflow.note.content"]
     assert "figures/mlp.png" in shown["demo"]["artifacts"]
+    pictures = [*results.artifacts.rglob("mlp.png"), *results.artifacts.rglob("confusions.png")]
+    assert len(pictures) == 2
+    assert all(picture.read_bytes().startswith(PNG_SIGNATURE) for picture in pictures)
     # Both are equally accurate, and the picture is of the first.
     assert "figures/confusions.png" in slow["artifacts"]
     assert "figures/confusions.png" not in fast["artifacts"]
@@ -284,6 +304,16 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     )
 
 
+def parents_of(shown: Mapping[str, Run]) -> dict[str, str | None]:
+    """Return the label of the run that each run is below, by its own label."""
+    labels = {run.info.run_id: label for label, run in shown.items()}
+    parents: dict[str, str | None] = {}
+    for label, run in shown.items():
+        parent = run.data.tags.get("mlflow.parentRunId")
+        parents[label] = parent and labels[parent]
+    return parents
+
+
 def test_a_cell_without_done_trials_loses_its_numbers(
     results: Results, folder: SweepFolder
 ) -> None:
@@ -293,14 +323,15 @@ def test_a_cell_without_done_trials_loses_its_numbers(
     again = make_record(status="failed", attempt=2, started=1_700_000_200.0)
     write_trial(folder, again)
     tracker.deliver(folder, [again.trial.id])
-    shown = everything(uri, "demo")
-    assert set(shown["mlp eager fp32 single w0 b64 t1"]["metrics"]) == {
+    shown = by_label(uri, "demo")
+    cell = shown["mlp eager fp32 single w0 b64 t1"]
+    assert set(cell.data.metrics) == {
         "trials_done",
         "trials_failed",
         "trials_interrupted",
         "trials_invalid",
     }
-    assert [run["parent"] for run in shown.values()].count("mlp eager fp32 single w0 b64 t1") == 2
+    assert list(parents_of(shown).values()).count("mlp eager fp32 single w0 b64 t1") == 2
 
 
 def test_a_tag_that_no_longer_holds_goes(
@@ -347,10 +378,6 @@ def die() -> None:
 def test_a_delivery_cut_off_anywhere_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Matplotlib takes longer than all writes together.
-    monkeypatch.setattr(runs, "draw_board", lambda result, label, path: path.write_bytes(b"PNG"))
-    monkeypatch.setattr(runs, "draw_confusions", lambda confusions, title: None)
-    monkeypatch.setattr(runs, "png_bytes", lambda figure: b"PNG")
     records = [make_record()]
     reference = None
     empty = Results(tmp_path / "empty")
@@ -397,15 +424,13 @@ def test_a_copied_run_is_removed(results: Results, folder: SweepFolder) -> None:
     small_sweep(folder)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     delivery = tracker.deliver(folder)
-    before = everything(uri, "demo")
+    before = parents_of(by_label(uri, "demo"))
     with quiet():
         for run in runs_of(uri, "demo"):
             tags = {key: value for key, value in run.data.tags.items() if key != "harness.record"}
             connect(uri).create_run(delivery.experiment_id, tags=tags, run_name=run.info.run_name)
     tracker.deliver(folder)
-    assert {name: run["parent"] for name, run in everything(uri, "demo").items()} == {
-        name: run["parent"] for name, run in before.items()
-    }
+    assert parents_of(by_label(uri, "demo")) == before
 
 
 def test_a_deleted_run_or_experiment_comes_back_once(results: Results, folder: SweepFolder) -> None:

@@ -21,52 +21,60 @@ from tests.support.mlflow import by_label
 SLOW, FAST = make_cell(steps=60), make_cell(precision="bf16", steps=60)
 
 
-@pytest.fixture
-def ids(results: Results, mlflow_server: str, request: pytest.FixtureRequest) -> dict[str, str]:
+NAME = "recalled"  # of the sweep on the server, which those of other modules are on too
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return the results whose sweep `ids` delivers."""
+    return Results(tmp_path_factory.mktemp("stored"))
+
+
+@pytest.fixture(scope="module")
+def ids(stored: Results, mlflow_server: str) -> dict[str, str]:
     """Deliver a sweep of two cells with three seeds each; return the ids of its runs by name.
 
     The trial with the last seed is the oldest, so that the order of time is not that of seeds.
     """
-    name = request.node.name
     records = [
         make_record(
             cell,
             seed=seed,
-            sweep=name,
+            sweep=NAME,
             started=1.7e9 - 10 * seed,
             step_seconds=seconds + seed * 1e-4,
         )
         for cell, seconds in ((FAST, 0.005), (SLOW, 0.01))
         for seed in (0, 1, 2)
     ]
-    write_sweep(results.sweep_folder(name), records)
-    Tracker(results, mlflow_server).deliver(results.sweep_folder(name))
+    write_sweep(stored.sweep_folder(NAME), records)
+    Tracker(stored, mlflow_server).deliver(stored.sweep_folder(NAME))
     return {
-        run_name.replace(name, "sweep"): run.info.run_id
-        for run_name, run in by_label(mlflow_server, name).items()
+        run_name.replace(NAME, "sweep"): run.info.run_id
+        for run_name, run in by_label(mlflow_server, NAME).items()
     }
 
 
 def test_numbers_are_those_of_the_disk(
-    results: Results, mlflow_server: str, ids: dict[str, str], request: pytest.FixtureRequest
+    stored: Results, mlflow_server: str, ids: dict[str, str]
 ) -> None:
-    name, label = request.node.name, SLOW.label
-    recall = Tracker(results, mlflow_server).recall
+    label = SLOW.label
+    recall = Tracker(stored, mlflow_server).recall
     for run, on_disk in (
-        ("sweep", str(results.sweep_folder(name).path)),
+        ("sweep", str(stored.sweep_folder(NAME).path)),
         (label, SLOW.id),
         (f"{label} seed 1", f"{SLOW.id}-s1-r0"),
     ):
-        bare, marked, disk = select(results, [ids[run], f"mlflow:{ids[run]}", on_disk], recall)
+        bare, marked, disk = select(stored, [ids[run], f"mlflow:{ids[run]}", on_disk], recall)
         assert sorted(map(baseline.dump, bare.cells)) == sorted(map(baseline.dump, disk.cells))
         assert marked.cells == bare.cells
 
 
 @pytest.mark.nightly
 def test_a_run_is_compared_with_anything(
-    results: Results, mlflow_server: str, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    stored: Results, mlflow_server: str, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--results", str(results.path), "--tracking-uri", mlflow_server)
+    options = ("--results", str(stored.path), "--tracking-uri", mlflow_server)
     ended = harness("compare", ids["sweep"], SLOW.id, "--json", *options)
     assert [cell["metrics"][0]["verdict"] for cell in json.loads(ended.out)["cells"]] == ["same"]
     ended = harness(
@@ -82,15 +90,16 @@ def test_a_run_is_compared_with_anything(
     assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *options).out
     assert harness("gate", "baseline", "save", ids["sweep"], *options).code == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    itself = harness("compare", "baseline", ids["sweep"], "--results", str(results.path))
+    itself = harness("compare", "baseline", ids["sweep"], "--results", str(stored.path))
     assert itself.code == 3
     assert "both sides are the same trials" in itself.out
 
 
 def test_a_run_without_a_record_of_this_schema_is_refused(
-    results: Results, mlflow_server: str, ids: dict[str, str], tmp_path: Path
+    stored: Results, mlflow_server: str, ids: dict[str, str]
 ) -> None:
-    tracker, run = Tracker(results, mlflow_server), ids[f"{SLOW.label} seed 0"]
+    """This one changes the runs that the tests before it have read."""
+    tracker, run = Tracker(stored, mlflow_server), ids[f"{SLOW.label} seed 0"]
     with quiet():
         client = connect(mlflow_server)
         foreign = client.create_run(client.get_run(run).info.experiment_id).info.run_id

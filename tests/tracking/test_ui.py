@@ -209,7 +209,14 @@ def test_a_database_without_tables_is_completed_by_the_server_alone(results: Res
     assert everything(f"sqlite:///{results.database}", "demo") == {}
 
 
-def test_a_damaged_database_is_named_with_what_to_do(results: Results) -> None:
+@pytest.mark.parametrize(
+    "program", ["/bin/false", pytest.param(sys.executable, marks=pytest.mark.nightly)]
+)
+def test_a_damaged_database_is_named_with_what_to_do(
+    results: Results, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """Whatever a server says before it ends, which it does at once where it is no server."""
+    monkeypatch.setattr(sys, "executable", program)
     results.path.mkdir(exist_ok=True)
     results.database.write_bytes(bytes(range(256)) * 64)
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.errors import BadInput, NotApplied, NotDeterministic
+from harness.core.import_path import module_command
 from harness.core.paths import TrialFolder
+from harness.launch import forkserver
+from harness.launch.torchrun import Torchrun
 from harness.records.assignment import write_assignment
 from harness.spec.axes import Axes
 from harness.training import determinism
@@ -24,7 +26,6 @@ from harness.training.entry import joined
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
-from tests.support.tree import TOP
 from workloads import Batch
 from workloads.options import Settings
 
@@ -230,11 +231,18 @@ print(depends_on_placement())
 """
 
 
-def test_placement_does_not_matter_in_a_fresh_process() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROBE], cwd=TOP, capture_output=True, text=True, check=True
-    )
-    assert ended.stdout == "False\n"
+def test_placement_does_not_matter_in_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is forked from what has loaded torch without the variable, and sets the variable itself."""
+    monkeypatch.delenv("MKL_CBWR")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "probe.py").write_text(PROBE, encoding="utf-8")
+    log = tmp_path / "log"
+    variables = Torchrun(environment={}).variables(1, {})
+    process = forkserver.start_worker(module_command(sys.executable, "probe"), variables, log)
+    assert process.wait(300) == 0, log.read_text(encoding="utf-8")
+    assert log.read_text(encoding="utf-8") == "False\n"
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare, poisson, spearmanr
 
 from harness.core.errors import NotApplied
 from harness.training import order as order_module
@@ -32,7 +31,8 @@ PINNED_LARGE = [736519917, 99227161, 759528010, 815422506]
 ALPHA = 1e-4  # the keys are fixed, so a test that passes always does
 
 
-# The bijection
+# The bijection. Its tests load scipy, which takes a second, where they run: other processes of pytest
+# only collect them.
 
 
 @pytest.mark.parametrize("size", AWKWARD_SIZES)
@@ -44,6 +44,8 @@ def test_every_index_is_hit_once(size: int, key: int) -> None:
 
 
 def test_each_permutation_of_few_samples_is_as_likely_as_any() -> None:
+    from scipy.stats import chisquare
+
     indices, keys = np.arange(4), range(1200)
     drawn = [tuple(KeyedBijection(4, key)(indices).tolist()) for key in keys]
     counts = [drawn.count(permutation) for permutation in set(drawn)]
@@ -54,6 +56,8 @@ def test_each_permutation_of_few_samples_is_as_likely_as_any() -> None:
 @pytest.mark.parametrize("size", [1000, BILLION])
 @pytest.mark.parametrize("index", [0, 999])
 def test_a_sample_goes_anywhere_over_the_epochs(size: int, index: int) -> None:
+    from scipy.stats import chisquare
+
     indices = np.array([index])
     goals = [int(KeyedBijection(size, key)(indices)[0]) for key in range(500)]
     bins = np.bincount(np.array(goals) * 20 // size, minlength=20)
@@ -62,6 +66,8 @@ def test_a_sample_goes_anywhere_over_the_epochs(size: int, index: int) -> None:
 
 @pytest.mark.parametrize("size", [10_007, BILLION])
 def test_an_epoch_is_unlike_the_range_its_neighbors_and_other_epochs(size: int) -> None:
+    from scipy.stats import poisson, spearmanr
+
     indices = np.arange(10_000)
     epoch, other = (KeyedBijection(size, key)(indices) for key in (3, 4))
     pairs = {
@@ -78,6 +84,8 @@ def test_an_epoch_is_unlike_the_range_its_neighbors_and_other_epochs(size: int) 
 
 
 def test_two_samples_a_given_distance_apart_end_any_distance_apart() -> None:
+    from scipy.stats import chisquare
+
     image = KeyedBijection(BILLION, 8)(np.arange(20_000))
     for distance in (1, 2, 1000, 10_000):  # 31,623 columns have the billion
         apart = np.sort((image[distance:] - image[:-distance]) % BILLION)

@@ -73,7 +73,10 @@ def test_chosen_steps_and_the_last_are_fingerprinted_and_change_nothing(tmp_path
     assert result.phases["fingerprint"] > 0
 
 
-@pytest.mark.parametrize("variant", ["adam", "noise, workers", "tree", "memory"])
+@pytest.mark.parametrize(
+    "variant",
+    ["adam", pytest.param("noise, workers", marks=pytest.mark.nightly), "tree", "memory"],
+)
 def test_a_resumed_trial_has_the_same_fingerprints(tmp_path: Path, variant: str) -> None:
     """After the first and the last step, and in and before an evaluation."""
     whole_folder = TrialFolder(tmp_path / "whole" / "trial")

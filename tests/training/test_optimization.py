@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
-from harness.training.optimization import make_optimizer, make_schedule, prepare_turns
+from harness.training.optimization import adapt_optimizer, make_schedule, prepare_turns
 from tests.support.line import LineFit, Options
 from workloads.cnn import CNN
 from workloads.options import CNNOptions, Settings
@@ -36,7 +36,8 @@ class Recipe(LineFit):
 def build_optimizer(**axes: Any) -> torch.optim.Optimizer:
     """Return the optimizer that the axes make of the recipe."""
     workload = Recipe(Options(), Settings())
-    return make_optimizer(workload, workload.build_model(), Axes(**{"batch_size": 32, **axes}))
+    optimizer = workload.optimizer(workload.build_model())
+    return adapt_optimizer(optimizer, workload, Axes(**{"batch_size": 32, **axes}))
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -79,10 +80,9 @@ def test_an_implementation_that_an_optimizer_lacks_is_refused() -> None:
             return torch.optim.Rprop(model.parameters())
 
     workload = WithRprop(Options(), Settings())
+    optimizer = workload.optimizer(workload.build_model())
     with pytest.raises(NotApplied, match="optimizer_impl: Rprop has no fused"):
-        make_optimizer(
-            workload, workload.build_model(), Axes(batch_size=32, optimizer_impl="fused")
-        )
+        adapt_optimizer(optimizer, workload, Axes(batch_size=32, optimizer_impl="fused"))
 
 
 def test_learning_rate_and_linear_scaling() -> None:

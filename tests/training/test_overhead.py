@@ -61,6 +61,7 @@ def test_harness_and_bare_loop_compute_the_same_bits_in_turn(
         loop.end()
 
 
+@pytest.mark.nightly
 def test_turns_give_every_loop_the_same_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

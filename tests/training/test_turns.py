@@ -36,7 +36,7 @@ STOPS = [1, 2, 9]
         {"uses": GAN, "axes": {"strategy": "fsdp2"}, "options": {"penalty": 0.0}},
         {"uses": LANGUAGE},
         {"uses": LANGUAGE, "axes": {"num_workers": 2}},
-        {"uses": LANGUAGE, "axes": {"strategy": "fsdp2"}},
+        pytest.param({"uses": LANGUAGE, "axes": {"strategy": "fsdp2"}}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -170,18 +170,19 @@ def test_two_folders_with_modules_of_the_same_name_get_their_own(tmp_path: Path)
 
 
 def test_what_is_installed_comes_before_what_lies_beside_the_sweep(tmp_path: Path) -> None:
-    for name in ("workloads", "torch"):
+    for name in ("workloads", "psutil"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not this one')\n")
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
-    (tmp_path / "mine.py").write_text("import json, torch\n" + OWN)
+    (tmp_path / "mine.py").write_text("import json, psutil, workloads\nNAME = psutil.__name__\n")
     program = (
-        "import sys\nfrom pathlib import Path\nfrom workloads.catalog import load_class\n"
-        f"print(load_class('mine.py:Mine', Path({str(tmp_path)!r})).__name__, sys.path[-1])"
+        "import sys\nfrom pathlib import Path\nfrom workloads.importing import import_file\n"
+        "assert 'psutil' not in sys.modules\n"
+        f"print(import_file(Path({str(tmp_path)!r}) / 'mine.py').NAME, sys.path[-1])"
     )
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stdout == f"Mine {tmp_path}\n"
+    assert done.stdout == f"psutil {tmp_path}\n"
 
 
 def test_exports_are_loaded_on_first_use() -> None:

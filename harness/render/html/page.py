@@ -83,10 +83,10 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     seeds = counted(len(shown_seeds(report.sweep, report.records)), "seed")
     repeats = counted(report.repeats, "repeat")
     environments = [record.rank0.environment for record in report.records if record.rank0]
+    # A dict keeps the order in which the machines were used.
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]
     race = race_sentences(report.sweep, report.records, report.name)
-    # A dict keeps the order in which the machines were used.
     return [
         ("cells", _cell_counts(report, workloads)),
         ("trials", _trial_counts(report)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.render.chart import COLORS, tint
 from harness.render.table import Styled
@@ -110,24 +110,21 @@ class Scale:
         self, label: str, value: float, bounds: Bounds | None, text: str, badge: Styled = NO_BADGE
     ) -> Span:
         """Return the row of a value; `bounds` are the ends of its interval, None without one."""
-        row = Span(
+        low = high = None
+        ends = []
+        if bounds is not None:
+            low, high = map(self.position, bounds)
+            sides = zip(("open-low", "open-high"), bounds, strict=True)
+            ends = [end for end, bound in sides if not self.contains(bound)]
+        return Span(
             label=label,
             position=self.position(value),
-            low=None,
-            high=None,
-            ends="",
+            low=low,
+            high=high,
+            ends=" ".join(ends),
             text=text,
             badge=badge,
         )
-        if bounds is None:
-            return row
-        low, high = bounds
-        ends = []
-        if not self.contains(low):
-            ends.append("open-low")
-        if not self.contains(high):
-            ends.append("open-high")
-        return replace(row, low=self.position(low), high=self.position(high), ends=" ".join(ends))
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return at most MAX_TICKS ticks, at multiples of 1, 2 or 5 times a power of ten.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from harness.analysis.cells import mean_over, naming_axes
+from harness.analysis.cells import naming_axes
 from harness.analysis.classes import (
     ClassScore,
     Mistake,
@@ -21,7 +21,7 @@ from harness.analysis.classes import (
     mistakes,
 )
 from harness.analysis.scalars import joules_per_sample, step_phase_shares, wall_time_parts
-from harness.analysis.stopping import StopSummary, summarize_stops
+from harness.analysis.stopping import StopSummary, mean_over, summarize_stops
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.records.nodes import node_times, speeds_by_trials

@@ -7,7 +7,7 @@ would look: what comes first may be the reason for what follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +141,7 @@ def _check_ports(first_node: str, reports: Sequence[NodeReport]) -> Check:
 
 def _check_clocks(reports: Sequence[NodeReport]) -> Check:
     """Check that the clocks of no two nodes differ by more than MAX_CLOCK_DIFFERENCE."""
-    offsets: dict[str, float] = {}
+    offsets: dict[str, float] = {}  # seconds by which the first node's clock is ahead, by node
     for report in reports:
         if report.clock_offset is not None:
             offsets[report.node] = report.clock_offset
@@ -149,21 +149,13 @@ def _check_clocks(reports: Sequence[NodeReport]) -> Check:
     difference = max(offsets.values(), default=0.0) - min(offsets.values(), default=0.0)
     problems = []
     if difference > MAX_CLOCK_DIFFERENCE:
+        behind = max(offsets, key=lambda node: offsets[node])
+        ahead = min(offsets, key=lambda node: offsets[node])
         problems.append(
-            f"{_furthest_clocks(offsets)}: {difference:.3g} s apart;"
+            f"{behind} is behind {ahead}: {difference:.3g} s apart;"
             f" allowed: {MAX_CLOCK_DIFFERENCE} s (is NTP running?)"
         )
     return make_check("clocks", problems, f"{difference * 1e3:.2g} ms apart")
-
-
-def _furthest_clocks(offsets: Mapping[str, float]) -> str:
-    """Name the two nodes whose clocks differ most.
-
-    `offsets` are, by node, the seconds by which the first node's clock is ahead.
-    """
-    behind = max(offsets, key=lambda node: offsets[node])
-    ahead = min(offsets, key=lambda node: offsets[node])
-    return f"{behind} is behind {ahead}"
 
 
 def _check_interface(interface: str | None, reports: Sequence[NodeReport]) -> Iterator[Check]:
@@ -206,7 +198,7 @@ def checks_of_measurement(measurement: NodeMeasurement | str | None) -> list[Che
 def nodes_with_other_bits(trainings: Sequence[RankTraining]) -> dict[str, str]:
     """Return how each node differs that computes other bits than most ranks, by its name.
 
-    None is returned where no digest has a majority: nobody knows then which nodes are right.
+    It is empty where no digest has a majority: nobody knows then which nodes are right.
     """
     counts = Counter(training.digest for training in trainings)
     digest, count = counts.most_common(1)[0]

@@ -63,8 +63,11 @@ def clock_offset(address: str, port: int) -> float:
             sent_at = time.time()
             stream.write("now?\n")
             stream.flush()
-            remote_time = float(stream.readline())
+            line = stream.readline()
             received_at = time.time()
+            if not line:  # as a proxy does that can't reach the server
+                raise ConnectionError("closed the connection")
+            remote_time = float(line)
             offset = remote_time - (sent_at + received_at) / 2
             exchanges.append((received_at - sent_at, offset))
     _round_trip, offset = min(exchanges)

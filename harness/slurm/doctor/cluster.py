@@ -14,7 +14,6 @@ import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +23,8 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import module_command
 from harness.core.logs import last_log_line
 from harness.core.paths import Results
-from harness.core.processes import run_command
-from harness.core.slurm_environment import client_variables
-from harness.launch.controller import CALL_SECONDS
+from harness.launch.controller import run_client
+from harness.launch.probe import make_folder
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
 from harness.slurm.doctor.allocation import Examination
@@ -37,12 +35,12 @@ from harness.slurm.doctor.checks import (
     make_check,
     nodes_with_other_bits,
 )
-from harness.slurm.doctor.machine import make_folder
 from harness.slurm.doctor.measurement import NodeMeasurement
 from harness.slurm.doctor.node import answer_path, installed_software, token_path
 from harness.slurm.nodes import NodeFinding, keep_findings
+from harness.slurm.packing import JobArray
 from harness.slurm.queue import QueuedJob
-from harness.slurm.submission import JobArray, SubmissionFolder
+from harness.slurm.submission import SubmissionFolder
 from harness.slurm.submit import (
     SETUP_FAILED,
     call_sbatch,
@@ -80,7 +78,7 @@ def examine_cluster(
     Raises BadInput if results can't be written, or not be shared with the nodes.
     """
     check_folder(profile, results.path)
-    ping = _run_client("scontrol", "ping")
+    ping = run_client(["scontrol", "ping"])
     if ping.returncode:
         return [Check(name="Slurm", passed=False, detail=one_line(ping.stdout + ping.stderr))]
     if all_nodes:
@@ -108,7 +106,7 @@ def _make_folder_with_token(results: Results) -> Path:
 
     Raises BadInput if results can't be written.
     """
-    folder = make_folder(results)
+    folder = make_folder(results.path, "doctor-")
     try:
         token_path(folder).write_text(secrets.token_hex(), encoding="ascii")
     except OSError as error:
@@ -135,7 +133,7 @@ def _run_job(
     try:
         job_check = _wait(job_id, folder, report_progress, queue_seconds)
     except BaseException:  # above all KeyboardInterrupt
-        _run_client("scancel", job_id)
+        run_client(["scancel", job_id])
         raise
     if not job_check.passed:
         return [job_check]
@@ -220,7 +218,7 @@ def _wait(
                 pending_seconds = waited
             report_progress(f"job {job_id} runs on {queued.nodes}")
         elif waited > queue_seconds:
-            _run_client("scancel", job_id)
+            run_client(["scancel", job_id])
             detail = (
                 f"job {job_id} was pending for {queue_seconds:g} s ({queued.reason})"
                 " and was cancelled"
@@ -242,7 +240,7 @@ def _check_ended(job_id: str, folder: SubmissionFolder) -> Check:
     if _appears(allocation.report_path(folder.path)):
         return Check(name="job", passed=True, detail=f"job {job_id} ran")
     # Lines such as `JobId=7 JobName=x JobState=FAILED ...`; a value with a space loses its end.
-    shown = _run_client("scontrol", "--oneliner", "show", "job", job_id).stdout
+    shown = run_client(["scontrol", "--oneliner", "show", "job", job_id]).stdout
     fields = dict(re.findall(r"(\w+)=(\S*)", shown))
     nodes = fields.get("NodeList", "?")
     state = fields.get("JobState", "unknown")
@@ -305,17 +303,3 @@ def _appears(path: Path) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-def _run_client(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm, and return how it ended.
-
-    One that is not installed, or takes longer than CALL_SECONDS, counts as one that failed, with
-    that message.
-    """
-    try:
-        return run_command(command, timeout=CALL_SECONDS, variables=client_variables())
-    except HarnessError as error:
-        return subprocess.CompletedProcess(command, 124, "", str(error))
-    except OSError as error:
-        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")

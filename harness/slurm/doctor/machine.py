@@ -6,7 +6,6 @@ This is what `harness machine doctor` does for a profile whose launcher is torch
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput
 from harness.core.paths import Results
+from harness.launch.probe import make_folder
 from harness.launch.torchrun import Torchrun
 from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
 from harness.slurm.doctor.checks import Check, check_all_reduce, make_check
@@ -39,7 +39,7 @@ def examine_machine(
     software = installed_software()
     # How many ranks this machine holds at a time, and why.
     slots, slots_reason = available_slots(profile)
-    folder = make_folder(results)
+    folder = make_folder(results.path, "doctor-")
     try:
         free = shutil.disk_usage(folder).free / GIB
         result = _try_all_reduce(profile, folder, min(MAX_RANKS, slots), report_progress)
@@ -73,18 +73,6 @@ def _describe_compile_cache() -> Check:
     used = sum(entry.size for entry in compile_cache.list_entries(folder))
     detail = f"{folder} holds {used / 1e9:.2g} of at most {limit / 1e9:g} GB"
     return make_check("compiled", [], detail)
-
-
-def make_folder(results: Results) -> Path:
-    """Make a fresh folder among the results, where trials will write too.
-
-    Raises BadInput if that is impossible.
-    """
-    try:
-        results.path.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path.absolute()))
-    except OSError as error:
-        raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
 
 
 def _try_all_reduce(

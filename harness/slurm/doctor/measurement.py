@@ -7,12 +7,11 @@ time counts for none of them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -94,8 +93,6 @@ def measure_nodes(
 
 def _measure_rank(ranks: Ranks, device: torch.device) -> NodeMeasurement:
     """Train, and exchange tensors with every other node; rank 0 returns what all ranks measured."""
-    from dataclasses import asdict
-
     from harness.training.ranks import gather, process_group
 
     with process_group(ranks, device, needed=True, timeout=RANK_SECONDS):
@@ -112,6 +109,7 @@ def _train(ranks: Ranks, device: torch.device) -> RankTraining:
     import torch
     from torch import nn
 
+    from harness.training.fingerprint import digest_parameters
     from harness.training.ranks import barrier
 
     torch.use_deterministic_algorithms(True)
@@ -144,17 +142,9 @@ def _train(ranks: Ranks, device: torch.device) -> RankTraining:
         rank=ranks.rank,
         node=ranks.host,
         device=name,
-        digest=_digest(model),
+        digest=digest_parameters(model),
         seconds=seconds[1:],
     )
-
-
-def _digest(model: nn.Module) -> str:
-    """Return the digest of all parameters."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _exchange_with_all(ranks: Ranks, device: torch.device) -> list[Exchange]:

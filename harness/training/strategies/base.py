@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,7 +22,7 @@ from harness.measure.clock import StepClock
 from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
-from harness.training.fingerprint import full_state
+from harness.training.fingerprint import full_tensor
 from harness.training.mesh import ParallelMesh
 from harness.training.tree_reduction import TreeCollective, local_part
 from workloads.base import Workload
@@ -155,8 +157,8 @@ class Strategy(ABC):
     def full_weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Return copies of the unsharded parameters and persistent buffers on the CPU, by name."""
         weights = {}
-        for name, value in full_state(model):
-            weights[name] = value.contiguous().clone()
+        for name, value in model.state_dict().items():
+            weights[name] = full_tensor(value).contiguous().clone()
         return weights
 
     def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -186,7 +188,10 @@ class Strategy(ABC):
 
         Ranks may have buffers of their own, such as running means; all take rank 0's, as DDP does.
         """
-        self.mesh.broadcast_buffers(model)
+        if dist.is_initialized():
+            with torch.no_grad():
+                for buffer in model.buffers():
+                    dist.broadcast(buffer, src=0)
 
 
 def _report_local(report: Callable[[str, Tensor], None], name: str, gradient: Tensor) -> None:

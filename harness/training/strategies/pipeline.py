@@ -42,8 +42,8 @@ class Pipeline(Strategy):
     ) -> nn.Module:
         """Return `model`, which is whole until the first step.
 
-        Raises NotApplied for a workload with fewer layers than ranks, for layers with buffers, and
-        for a loss that is no mean over samples.
+        Raises NotApplied for a workload with fewer layers than ranks, for layers with buffers, for a
+        loss that is no mean over samples, and for an `after_step` of its own.
         """
         ranks, name = self.mesh.ranks, type(workload).__name__
         self._model, self._clock = model, clock

@@ -35,11 +35,11 @@ from tests.programs.campaign.signals import SIGNALS, SignalFault
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import missing, running
 from tests.slurm.sweeps import (
+    LocalOutcomes,
     Outcomes,
     computed,
     hurry_up,
     read_records,
-    run_locally,
     slow_sweep,
     slurm_profile,
     submit,
@@ -94,7 +94,7 @@ class SlurmCampaign:
         stack.callback(shutil.rmtree, short)
         slurm = stack.enter_context(running(short))
         os.environ.update(slurm.environment)
-        return cls(folder / "slurm", slurm, run_locally(_new(folder / "local")), stack)
+        return cls(folder / "slurm", slurm, LocalOutcomes(_new(folder / "local")), stack)
 
     def faults(self, seed: int) -> list[SignalFault]:
         """Return all roles and meetings by turns, at moments drawn from `seed`."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from scipy import stats
 
 from harness.training.ranks import broadcast_from_rank_0
 from tests.programs.perf.loops import Loop, isolated_random
@@ -41,6 +40,8 @@ def estimate_ratio(seconds: Sequence[float], other_seconds: Sequence[float]) -> 
 
     Both arguments have the seconds of each round for the same work.
     """
+    from scipy import stats  # takes a second: tests import this file for other things too
+
     logs = np.log(other_seconds) - np.log(seconds)
     bootstrap = stats.bootstrap((logs,), np.mean, rng=np.random.default_rng(0))
     interval = bootstrap.confidence_interval

@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trainer = trained(Path(folder) / "trial", options.size)
         checkpointer, state = trainer.parts.checkpointer, trainer.state
         staging = Staging(checkpointer.mesh.device)
-        size = checkpointer.capture(state).nbytes
+        tensors = checkpointer.capture(state).tensors
+        size = sum(tensor.nbytes for tensor in tensors.values())
         synchronous: list[float] = []
         asynchronous: list[tuple[float, float, float]] = []
         for _ in range(options.rounds + 1):  # the first one touches new memory

@@ -24,10 +24,18 @@ from harness.spec.sweep import Sweep
 from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
 from tests.support.parity import make_parity
-from tests.support.reports import HOSTILE, make_explanation, make_records, make_sweep, write_run
+from tests.support.reports import (
+    HOSTILE,
+    failed,
+    make_explanation,
+    make_records,
+    make_sweep,
+    write_run,
+)
 from tests.support.secrets import SECRET, SECRET_TEXTS
 from tests.support.tree import TOP
 
+LOG_BEGINS = "the log of a trial begins"
 LOADING_TAGS = {"script", "link", "img", "iframe", "object", "embed"}
 ADDRESS_ATTRIBUTES = ("src", "href", "xlink:href")
 
@@ -81,9 +89,18 @@ def report(results: Results, *options: str) -> Page:
     return Page(Path(ended.out.strip()))
 
 
-@pytest.mark.usefixtures("sweep")
-def test_the_summary_names_the_winner_the_ratio_and_its_certainty(results: Results) -> None:
-    summary = report(results).texts["summary"]
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of the fixture `sweep`, for all tests that add nothing to it."""
+    folder = tmp_path_factory.mktemp("complete")
+    sweep = make_sweep(folder)
+    results = Results(folder / "results")
+    write_run(results, sweep, make_records(sweep))
+    return report(results)
+
+
+def test_the_summary_names_the_winner_the_ratio_and_its_certainty(complete: Page) -> None:
+    summary = complete.texts["summary"]
     assert "Fastest is bf16 ddp×2" in summary
     ratio = re.search(r"([\d.]+) times the reference fp32 single \(interval", summary)
     assert ratio is not None
@@ -101,11 +118,12 @@ def test_single_trials_are_never_certain(results: Results, tmp_path: Path) -> No
     assert "faster" not in texts["speedups"]
 
 
-def test_a_section_without_data_says_what_it_needs(results: Results, sweep: Sweep) -> None:
-    before = report(results)
-    assert "roofline" not in before.texts
-    assert "Roofline : needs harness machine peak" in before.texts["lacking"]
-    assert "Energy" in before.texts["lacking"]
+def test_a_section_without_data_says_what_it_needs(
+    results: Results, sweep: Sweep, complete: Page
+) -> None:
+    assert "roofline" not in complete.texts
+    assert "Roofline : needs harness machine peak" in complete.texts["lacking"]
+    assert "Energy" in complete.texts["lacking"]
     machines.write(results.peaks, make_machine())
     record = make_records(sweep)[0]
     assert record.rank0
@@ -128,9 +146,8 @@ def test_trials_that_stopped_are_shown_with_their_epochs(results: Results, tmp_p
     assert "training loss" in texts["curves"]
 
 
-@pytest.mark.usefixtures("sweep")
-def test_sections_of_a_complete_sweep(results: Results) -> None:
-    texts = report(results).texts
+def test_sections_of_a_complete_sweep(complete: Page) -> None:
+    texts = complete.texts
     assert "1.99× on 2× the ranks: 100% of ideal" in texts["scaling"]
     assert "3 trials together" in texts["classes"]
     assert "cat 75.0% 90.0% 81.8% 30" in texts["classes"]
@@ -162,8 +179,10 @@ def test_a_large_sweep_has_rows_of_its_fastest_cells_and_of_the_reference(
     assert f"harness show {sweep.name} has all" in page.render(large)
 
 
-def test_parity_is_shown_once_it_was_measured(results: Results, sweep: Sweep) -> None:
-    assert "Parity : needs harness diff parity" in report(results).texts["lacking"]
+def test_parity_is_shown_once_it_was_measured(
+    results: Results, sweep: Sweep, complete: Page
+) -> None:
+    assert "Parity : needs harness diff parity" in complete.texts["lacking"]
     reference, other, *_ = sweep.cells
     parity = make_parity(reference, other)
     write_parity(results.sweep_folder("demo"), parity)
@@ -176,9 +195,9 @@ def test_parity_is_shown_once_it_was_measured(results: Results, sweep: Sweep) ->
 
 
 def test_the_explanation_of_two_cells_is_shown_once_it_was_measured(
-    results: Results, sweep: Sweep
+    results: Results, sweep: Sweep, complete: Page
 ) -> None:
-    assert "Why : needs harness explain A B" in report(results).texts["lacking"]
+    assert "Why : needs harness explain A B" in complete.texts["lacking"]
     write_explanation(results.sweep_folder("demo"), make_explanation(sweep))
     text = report(results).texts["explanation"]
     for shown in ("11 → 12 calls a step, of 1000", "█", "+1.100", sweep.cells[1].label):
@@ -186,18 +205,16 @@ def test_the_explanation_of_two_cells_is_shown_once_it_was_measured(
     assert "most of it: copies, +1.100 ms a step" in text
 
 
-@pytest.mark.usefixtures("sweep")
-def test_an_interaction_of_two_axes_is_not_called_a_speedup(results: Results) -> None:
-    text = report(results).texts["axes"]
+def test_an_interaction_of_two_axes_is_not_called_a_speedup(complete: Page) -> None:
+    text = complete.texts["axes"]
     assert re.search(r"bf16 against fp32 4\.\d\d× \([^)]*\) faster", text)
     assert "mlp: two axes together how much more the first contributes" in text
     assert re.search(r"bf16 with ddp [01]\.\d\d× \([^)]*\) not certain", text)
 
 
-@pytest.mark.usefixtures("sweep")
-def test_cells_with_equal_losses_share_a_curve(results: Results) -> None:
+def test_cells_with_equal_losses_share_a_curve(complete: Page) -> None:
     names = "fp32 single = bf16 single fp32 ddp×2 = bf16 ddp×2"
-    assert names in report(results).texts["curves"]
+    assert names in complete.texts["curves"]
 
 
 @pytest.mark.parametrize("colors", [sections.STEP_COLORS, sections.TRIAL_COLORS])
@@ -205,15 +222,13 @@ def test_every_phase_has_its_own_color(colors: dict[str, str]) -> None:
     assert len({color.lower() for color in colors.values()}) == len(colors)
 
 
-@pytest.mark.usefixtures("sweep")
-def test_the_page_loads_nothing(results: Results) -> None:
-    written = report(results)
-    assert "svg" in written.tags
-    assert not written.tags & LOADING_TAGS
-    addresses = [value or "" for name, value in written.attributes if name in ADDRESS_ATTRIBUTES]
+def test_the_page_loads_nothing(complete: Page) -> None:
+    assert "svg" in complete.tags
+    assert not complete.tags & LOADING_TAGS
+    addresses = [value or "" for name, value in complete.attributes if name in ADDRESS_ATTRIBUTES]
     assert addresses
     assert [address for address in addresses if not address.startswith("#")] == []
-    assert not re.search(r"@import|url\((?!#)", written.source)
+    assert not re.search(r"@import|url\((?!#)", complete.source)
 
 
 def test_hostile_texts_are_escaped(results: Results, tmp_path: Path) -> None:
@@ -249,15 +264,22 @@ def test_secrets_in_logs_are_removed(
     assert source.count("[redacted]") >= 2
 
 
-@pytest.mark.parametrize("start", range(0, len(SECRET_TEXTS), 8))
-def test_no_kind_of_secret_stays_in_a_report(results: Results, tmp_path: Path, start: int) -> None:
-    """A report shows the end of a log, so not all kinds at once."""
+def test_no_kind_of_secret_stays_in_a_report(results: Results, tmp_path: Path) -> None:
+    """A report shows the end of a log, so no trial's log has all kinds."""
     sweep = make_sweep(tmp_path)
-    texts = list(SECRET_TEXTS.values())[start : start + 8]
-    write_run(results, sweep, make_records(sweep, hostile=True), logs="\n".join(texts))
+    records = make_records(sweep)
+    write_run(results, sweep, records)
+    texts = list(SECRET_TEXTS.values())
+    groups = [texts[start : start + 8] for start in range(0, len(texts), 8)]
+    for record, group in zip(records, groups, strict=False):
+        logs = "\n".join([LOG_BEGINS, *group])
+        write_trial(results.sweep_folder("demo"), failed(record), logs=logs)
     source = report(results).source
     assert SECRET not in source
-    assert source.count("[redacted]") >= len(texts)
+    _, *logs_shown = source.split(LOG_BEGINS)
+    assert len(logs_shown) == len(groups)
+    for shown, group in zip(logs_shown, groups, strict=True):
+        assert shown.count("[redacted]") >= len(group)
 
 
 @pytest.mark.usefixtures("sweep")
@@ -352,9 +374,11 @@ def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path:
     assert f"harness run {sweep.source} --set precision=fp32,bf16 --data mlp=/data" in recipe
 
 
-def test_nodes_are_compared_where_trials_ran_on_several(results: Results, sweep: Sweep) -> None:
+def test_nodes_are_compared_where_trials_ran_on_several(
+    results: Results, sweep: Sweep, complete: Page
+) -> None:
     """Both commands name n2, on which every other seed took twice as long."""
-    assert "Nodes : needs two blocks" in report(results).texts["lacking"]
+    assert "Nodes : needs two blocks" in complete.texts["lacking"]
     for record in make_records(sweep):
         assert record.summary is not None
         seed = record.trial.seed
@@ -370,3 +394,24 @@ def test_nodes_are_compared_where_trials_ran_on_several(results: Results, sweep:
         "slow node n2: 50.0% slower"
         in harness("status", "demo", "--results", str(results.path)).out
     )
+
+
+def test_the_recipe_is_that_of_the_trial_that_ended_last(results: Results, tmp_path: Path) -> None:
+    """Trials that earlier commands have left come after those of the last command."""
+    sweep = make_sweep(tmp_path, seeds=2)
+    records = make_records(sweep)
+    commits = ["beef" * 10] + ["face" * 10] * (len(records) - 1)
+    changed = []
+    for record, commit in zip(records, commits, strict=True):
+        assert record.rank0
+        assert record.rank0.environment.code
+        code = replace(record.rank0.environment.code, commit=commit)
+        repository = Repository(commit=commit[::-1], dirty=False, diff=None)
+        environment = replace(record.rank0.environment, code=code, repository=repository)
+        changed.append(replace(record, rank0=replace(record.rank0, environment=environment)))
+    changed[0] = replace(changed[0], started=changed[0].started + 1e6, ended=changed[0].ended + 1e6)
+    write_run(results, sweep, changed)
+    recipe = report(results).texts["reproduce"]
+    assert f"git checkout {'beef' * 10}" in recipe
+    assert f"git checkout {'feeb' * 10}" in recipe
+    assert "git checkout face" not in recipe

@@ -1,0 +1,59 @@
+"""Tasks of ranks that are no trials: what they leave behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.paths import TrialFolder
+from harness.launch.torchrun import Torchrun
+from harness.launch.unmeasured import run_task
+from tests.support.running import wait_until
+
+SECRET = "s3cret-value-17"
+# Starts something in a session of its own, and is killed before it could end that.
+KILLED = """
+import os, signal, subprocess
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(Torchrun):
+    """Starts a program in place of torchrun."""
+
+    code: str
+
+    def command(
+        self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
+    ) -> list[str]:
+        return [sys.executable, "-S", "-c", self.code]
+
+
+def run(folder: TrialFolder, program: Program) -> None:
+    """Run a program that leaves no result of a rank."""
+    variables = program.variables(1, {})
+    with pytest.raises(HarnessError, match="rank 0 left no result"):
+        run_task("check", folder, program, variables, world_size=1, timeout=60)
+
+
+def test_its_logs_hold_no_secrets(tmp_path: Path) -> None:
+    code = "import os; print('connects with', os.environ['DB_PASSWORD'])"
+    folder = TrialFolder(tmp_path)
+    run(folder, Program(code=code, environment={"DB_PASSWORD": SECRET}))
+    assert folder.launch_log.read_text(encoding="utf-8") == "connects with [redacted]\n"
+
+
+def test_what_a_killed_launcher_has_left_is_ended(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    run(folder, Program(code=KILLED, environment={}))
+    child = int(folder.launch_log.read_text(encoding="utf-8"))
+    wait_until(lambda: not psutil.pid_exists(child), 10)
