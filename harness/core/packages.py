@@ -42,8 +42,8 @@ def installed_packages() -> dict[str, str]:
     """
     packages: dict[str, str] = {}
     for distribution in metadata.distributions():
-        # Of a package whose metadata are damaged, Python has None, and the backport raises an error.
-        with suppress(FileNotFoundError):
+        # Of a package whose metadata are damaged, Python has None, and the backport raises these.
+        with suppress(FileNotFoundError, KeyError):
             name, version = name_and_version(distribution)
             if name and version:
                 packages.setdefault(name, version)
