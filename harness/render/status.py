@@ -173,7 +173,9 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
         if not is_repeated:
             row["repeat"] = ""
         rows.append(row)
-    columns = [column for column in rows[0] if any(row[column] for row in rows)] if rows else []
+    columns: list[str] = []
+    if rows:
+        columns = [column for column in rows[0] if any(row[column] for row in rows)]
     table = Table(columns, NUMBER_COLUMNS, SHORTENED_COLUMNS)
     for row in rows:
         table.add_row(*[row[column] for column in columns])

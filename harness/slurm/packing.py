@@ -111,14 +111,12 @@ def pack(
         merged = _merge(jobs, usable_seconds, max_parallel_jobs)
         for start in range(0, len(merged), MAX_ARRAY_JOBS):
             jobs_of_array = merged[start : start + MAX_ARRAY_JOBS]
-            arrays.append(
-                JobArray(
-                    nodes=nodes,
-                    ranks_per_node=ranks,
-                    trial_ids=[[trial.id for trial in job.trials] for job in jobs_of_array],
-                    estimated_seconds=[job.estimated_seconds for job in jobs_of_array],
-                )
+            trial_ids = [[trial.id for trial in job.trials] for job in jobs_of_array]
+            seconds = [job.estimated_seconds for job in jobs_of_array]
+            array = JobArray(
+                nodes=nodes, ranks_per_node=ranks, trial_ids=trial_ids, estimated_seconds=seconds
             )
+            arrays.append(array)
     return Packing(arrays=arrays, remarks=remarks)
 
 

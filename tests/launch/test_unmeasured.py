@@ -57,3 +57,4 @@ def test_what_a_killed_launcher_has_left_is_ended(tmp_path: Path) -> None:
     run(folder, Program(code=KILLED, environment={}))
     child = int(folder.launch_log.read_text(encoding="utf-8"))
     wait_until(lambda: not psutil.pid_exists(child), 10)
+    assert not psutil.pid_exists(child)
