@@ -38,7 +38,7 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
     sweeps = []
     for folder in folders:
         source = SweepFolder(folder.path.absolute())
-        sweeps.append(read_spec_in_place(Results(source.path.parent.parent), source))
+        sweeps.append(read_spec_in_place(source.results, source))
     merged = _merged(sweeps, name)
     with ExitStack() as stack:
         for folder in dict.fromkeys(folders):
