@@ -38,7 +38,12 @@ from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 PARENT_VARIABLE = "HARNESS_PARENT_PID"  # as in harness.core.processes
-OPENBLAS = "OPENBLAS_NUM_THREADS"
+# Read by libraries when they are loaded, which would start threads otherwise: NumPy's OpenBLAS, and the
+# allocator of pyarrow, which pandas imports.
+NO_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 def main() -> None:
@@ -105,14 +110,15 @@ class Lines:
 
 def preload(modules: Sequence[str]) -> None:
     """Import modules without starting a thread."""
-    before = os.environ.get(OPENBLAS)
-    os.environ[OPENBLAS] = "1"  # NumPy's OpenBLAS starts its threads when it is loaded
+    before = dict(os.environ)
+    os.environ.update(NO_THREADS)
     for module in modules:
         importlib.import_module(module)
-    if before is None:
-        del os.environ[OPENBLAS]
-    else:
-        os.environ[OPENBLAS] = before
+    for name in NO_THREADS:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 def refuse_threads() -> None:

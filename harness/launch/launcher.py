@@ -59,6 +59,18 @@ def signal_failure(number: int, rank: int) -> Failure:
     return Failure(kind="Killed", message=f"ended by {name}", rank=rank)
 
 
+def describe_end(exit_code: int | None, is_out_of_memory: bool) -> str:
+    """Return how a launcher ended, and whether the kernel killed a process for memory."""
+    end = "its launcher still ran"
+    if exit_code is not None:
+        end = f"its launcher exited with code {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        end = f"its launcher was {signal_failure(-exit_code, 0).message}"
+    if is_out_of_memory:
+        end = f"{end}; the kernel killed a process for want of memory"
+    return end
+
+
 # In which the other ranks may report their own errors once one has failed. They need a moment on a busy
 # machine: what they leave says in which collective they were.
 GRACE_SECONDS = 3.0

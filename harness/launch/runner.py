@@ -30,7 +30,7 @@ from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
-from harness.launch.launcher import GRACE_SECONDS, Launcher, signal_failure
+from harness.launch.launcher import GRACE_SECONDS, Launcher, describe_end
 from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch, write_once
 from harness.launch.stack import ReadyStack
@@ -323,7 +323,7 @@ class Runner:
             ended_by = yield from self._wait(
                 process, folder, trial, launcher, occupancy, log_start=log_start
             )
-            launcher_end = _describe_launcher_end(process.poll(), oom_kills() > kills_before)
+            launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = redact_text(_launcher_output(folder, log_start), self.secrets)
         finally:
@@ -548,18 +548,6 @@ def _advance(life: Life) -> Record | None:
         record: Record = end.value
         return record
     return None
-
-
-def _describe_launcher_end(exit_code: int | None, is_out_of_memory: bool) -> str:
-    """Return how a launcher ended, and whether the kernel killed a process for memory."""
-    end = "its launcher still ran"
-    if exit_code is not None:
-        end = f"its launcher exited with code {exit_code}"
-    if exit_code is not None and exit_code < 0:
-        end = f"its launcher was {signal_failure(-exit_code, 0).message}"
-    if is_out_of_memory:
-        end = f"{end}; the kernel killed a process for want of memory"
-    return end
 
 
 def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:

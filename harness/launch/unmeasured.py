@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.core.oom import oom_kills
 from harness.core.paths import TrialFolder
 from harness.core.redaction import secret_values
 from harness.launch import forkserver
+from harness.launch.assemble import first_cause, read_rank_files
+from harness.launch.launcher import describe_end
 from harness.launch.logs import scrub_logs
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.files import read_rank_result
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from workloads.catalog import heavy_modules
@@ -90,6 +92,7 @@ def run_task(
     """
     arguments = ["--task", task, "--write-logs"]
     command = launcher.command("harness.training.worker", folder, world_size, arguments)
+    kills_before = oom_kills()
     process = launcher.start(command, variables, folder.launch_log, preload=preload)
     watchdog = Watchdog(folder, world_size, timeout)
     try:
@@ -105,22 +108,12 @@ def run_task(
     finally:
         launcher.end(process, folder)
         scrub_logs(folder, secret_values(os.environ, launcher.environment))
-    _check_results(folder, world_size)
-
-
-def _check_results(folder: TrialFolder, world_size: int) -> None:
-    """Raise HarnessError if a rank has failed or left no result.
-
-    A failure that a rank reports comes first: one that left nothing was probably ended for it.
-    """
-    missing = []
-    for rank in range(world_size):
-        path = folder.result_path(rank)
-        if not path.exists():
-            missing.append(rank)
-            continue
-        failure = read_rank_result(path).failure
-        if failure is not None:
-            raise HarnessError(f"{failure}; log: {folder.rank_log(rank)}")
-    if missing:
-        raise HarnessError(f"rank {missing[0]} left no result; log: {folder.launch_log}")
+    failure = first_cause(
+        folder,
+        read_rank_files(folder, world_size),
+        launcher.observed_failures(folder, ""),
+        describe_end(process.poll(), oom_kills() > kills_before),
+    )
+    if failure is not None:
+        assert failure.log is not None  # as `first_cause` has looked for it
+        raise HarnessError(f"{failure}; log: {folder.path / failure.log}")

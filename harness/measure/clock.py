@@ -156,19 +156,31 @@ class HostClock(StepClock):
 
 
 class CudaClock(StepClock):
-    """CUDA events on the current stream.
+    """CUDA events on the stream that is current when a segment begins.
 
     A GPU runs behind the host, so the host's clock would time how long work takes to enqueue. An
     event gets its time when the stream reaches it. `elapsed_time` is defined only once both events
     have been reached, and to wait for them in every step would empty the stream. So all events are
-    read in `stop`, after the loop.
+    read in `stop`, after the loop, and recorded again in the next segment.
 
     A wait for data counts as far as the device had no work left in the meantime.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: list[torch.cuda.Event] = []  # of the longest segment; all segments use them
+
+    def start(self) -> None:
+        # Looked up once, because that takes longer than to record an event.
+        self._stream = torch.cuda.current_stream()
+        super().start()
+
     def _now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        used = len(self._timestamps)
+        if used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        event = self._events[used]
+        event.record(self._stream)
         return event
 
     def _wait_for_device(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 MAX_FREQUENCY_CORES = 4  # cores whose frequency is read at most: each costs reading a file
-HEAD_BYTES = 512  # of a file in /proc, enough for the first line of /proc/stat
+READ_BYTES = 8192  # of a file in /proc at most, enough for the numbers of a thousand children
 
 # Positions in the first line of /proc/stat, after the word "cpu"; see proc(5). The next two, the
 # time of guests, are left out: it is part of user and nice already.
@@ -55,7 +55,7 @@ class Counters:
 class CoreUse:
     """The CPU time of a rank's threads so far, and how long they waited for a core.
 
-    It is read where no training is timed, since it takes a file for each thread.
+    It is read where no training is timed, since it takes two files of each thread.
     """
 
     wall: float  # seconds
@@ -167,13 +167,15 @@ class ThisHost:
         """Read the CPU use of this process's threads and children from /proc."""
         waited: dict[int, float] = {}
         cpu = {os.getpid(): time.process_time()}
-        for thread in (self.proc / "self/task").iterdir():
+        threads = os.listdir(self.proc / "self/task")  # noqa: PTH208 - numbers, not paths
+        self._close_ended(threads)
+        for thread in threads:
             with suppress(OSError):  # it has just ended, or the kernel does not count
                 # Nanoseconds on a core, nanoseconds in a queue for one, times on a core.
-                schedstat = (thread / "schedstat").read_text(encoding="ascii")
-                waited[int(thread.name)] = int(schedstat.split()[1]) / 1e9
+                schedstat = self._read(f"self/task/{thread}/schedstat")
+                waited[int(thread)] = int(schedstat.split()[1]) / 1e9
             with suppress(OSError):
-                for child in (thread / "children").read_text(encoding="ascii").split():
+                for child in self._read(f"self/task/{thread}/children").split():
                     cpu[int(child)] = self._cpu_seconds(int(child))
         counters = self.counters()
         # Work on other cores, such as a trial in another lane, does not slow this one.
@@ -202,7 +204,14 @@ class ThisHost:
             path = self.proc / name
             self.file_descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # A read at offset 0 has the kernel compute the content of a /proc file again.
-        return os.pread(self.file_descriptors[name], HEAD_BYTES, 0)
+        return os.pread(self.file_descriptors[name], READ_BYTES, 0)
+
+    def _close_ended(self, threads: Sequence[str]) -> None:
+        """Close the files of threads that are not among these."""
+        for name in list(self.file_descriptors):
+            _, is_thread, rest = name.partition("self/task/")
+            if is_thread and rest.partition("/")[0] not in threads:
+                os.close(self.file_descriptors.pop(name))
 
     def close(self) -> None:
         """Close the files of /proc."""

@@ -8,6 +8,7 @@ both ends of a segment, outside its timed region.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -111,6 +112,7 @@ class TelemetrySampler:
         self._samples: list[Sample] = []
         self._foreign_by_pid: dict[int, str | None] = {}  # None for processes of this trial
         self._steps_begun = 0  # those of the warm-up, too
+        self._step_seconds = math.inf  # of the last segment that counted, once there is one
         # Totals over the segments that count.
         self._seconds = 0.0
         self._steps = 0
@@ -135,13 +137,13 @@ class TelemetrySampler:
         if self.gpu:
             self._try("gpu", self.gpu.close)
 
-    def begin_segment(self) -> None:
-        """Begin a segment of nothing but training."""
+    def begin_segment(self, steps: float = math.inf) -> None:
+        """Begin a segment of nothing but training, of `steps` steps as far as that is known."""
         if self._steps_begun < self.warmup:
             return
         core_use = self._try("host core use", self.host.core_use)
         counters = self._try("host counters", self.host.counters)
-        self._segment = _Segment(counters, core_use, self._energy())
+        self._segment = _Segment(counters, core_use, self._energy_before(steps))
         self._segments.put(self._segment)
 
     def end_segment(self, steps: int) -> None:
@@ -152,7 +154,8 @@ class TelemetrySampler:
             return
         segment.ended.set()
         seconds = time.perf_counter() - segment.began
-        if seconds >= MIN_METERED_SECONDS:
+        self._step_seconds = seconds / max(1, steps)
+        if segment.energy is not None and seconds >= MIN_METERED_SECONDS:
             self._meter(segment.energy, self._energy(), seconds, steps)
         counters = self._try("host counters", self.host.counters)
         if segment.counters and counters:
@@ -180,15 +183,24 @@ class TelemetrySampler:
             errors=dict(self.errors),
         )
 
+    def _energy_before(self, steps: float) -> int | None:
+        """Return the energy counter before a segment, None if it is likely too short to be metered.
+
+        A reading takes NVML 4 ms on an H200, which is much of a short segment.
+        """
+        if steps * self._step_seconds < MIN_METERED_SECONDS / 2:
+            return None
+        return self._energy()
+
     def _energy(self) -> int | None:
         """Return the GPU's energy counter in millijoules."""
         if self.gpu is None:
             return None
         return self._try("gpu energy", self.gpu.energy_millijoules)
 
-    def _meter(self, before: int | None, after: int | None, seconds: float, steps: int) -> None:
+    def _meter(self, before: int, after: int | None, seconds: float, steps: int) -> None:
         """Add the energy of a segment between two readings of the counter."""
-        if before is None or after is None:
+        if after is None:
             return
         joules = joules_between(before, after, seconds)
         if joules is None:

@@ -23,6 +23,7 @@ BAR_WIDTH = 16  # characters of the largest difference
 MOST_ROWS = 20  # of parts; JSON has all
 MOST_SHAPES = 2  # of the calls that only one arm has
 MOST_TENSORS = 4  # of a call; an optimizer's may take all parameters
+MAX_NAME = 60  # characters of a part's name; those of CUDA's templates have thousands
 SAME_SIZE = 0.01  # of what collectives send: a smaller difference is none
 CAUSE = "what differs"
 COLUMNS = ["ms a step", "A", "B", "B - A", "interval", "", CAUSE]
@@ -42,7 +43,7 @@ def show(explanation: Explanation) -> None:
     for part in explanation.parts[:MOST_ROWS]:
         cause = describe_cause(part)
         if cause:
-            console.print_text(f"{one_line(part.name)}: {cause}")
+            console.print_text(f"{label_of(part)}: {cause}")
     for line in lines(explanation):
         console.print_text(line)
 
@@ -73,7 +74,7 @@ def _row(part: PartDifference, largest: float) -> list[str | Styled]:
     look = look_of(part)
     bar = "█" * round(BAR_WIDTH * abs(part.seconds) / largest) if largest else ""
     return [
-        one_line(part.name),
+        label_of(part),
         _ms(part.a),
         _ms(part.b),
         Styled(f"{1000 * part.seconds:+.3f}", look),
@@ -81,6 +82,11 @@ def _row(part: PartDifference, largest: float) -> list[str | Styled]:
         bar,
         describe_cause(part),
     ]
+
+
+def label_of(part: PartDifference) -> str:
+    """Return the name of a part, cut off where it is long; JSON has it whole."""
+    return one_line(part.name, MAX_NAME)
 
 
 def look_of(part: PartDifference) -> Look:
@@ -184,10 +190,10 @@ def headline(explanation: Explanation) -> str:
         return f"{text}; no part differs with certainty"
     first = causes[0]
     cause = describe_cause(first)
-    label = (
+    share = (
         "most of it" if first.is_certain else "no time differs with certainty, but the work does"
     )
-    text += f"; {label}: {first.name}, {1000 * first.seconds:+.3f} ms a step"
+    text += f"; {share}: {label_of(first)}, {1000 * first.seconds:+.3f} ms a step"
     return f"{text} ({cause})" if cause else text
 
 

@@ -194,11 +194,11 @@ def _columns() -> list[TableColumn]:
     ]
 
 
-def serving_lines(model: ExportedModel, folder: str) -> list[str]:
+def serving_lines(model: ExportedModel, folder: str, device: str) -> list[str]:
     """Return lines of Python that load a model from a trial's folder of exports, and call it once.
 
     The inputs are zeros: of one sample, and of two elements along other axes of varying size. A
-    comment has the axes.
+    comment has the axes. `device` is the type of that which the model was exported on, and runs on.
     """
     path = Path(folder) / model.format
     if model.format == "save_pretrained":
@@ -210,13 +210,16 @@ def serving_lines(model: ExportedModel, folder: str) -> list[str]:
     shapes = [f"{value.name}: {value.dtype} ({', '.join(value.shape)})" for value in model.inputs]
     comment = f"  # {'; '.join(shapes)}" if shapes else ""
     if model.format == "onnx":
+        providers = "" if device == "cpu" else ", providers=['CUDAExecutionProvider']"
         feeds = [f"{value.name!r}: {_zeros(value, 'np')}" for value in model.inputs]
         return [
             "import numpy as np, onnxruntime",
-            f"session = onnxruntime.InferenceSession({str(path / 'model.onnx')!r})",
+            f"session = onnxruntime.InferenceSession({str(path / 'model.onnx')!r}{providers})",
             f"outputs = session.run(None, {{{', '.join(feeds)}}}){comment}",
         ]
     tensors = [_zeros(value, "torch") for value in model.inputs]
+    if device != "cpu":
+        tensors = [f"{tensor}.to({device!r})" for tensor in tensors]
     load = f"torch.export.load({str(path / 'model.pt2')!r}).module()"
     if model.format == "aotinductor":
         load = f"torch._inductor.aoti_load_package({str(path / 'model.pt2')!r})"
@@ -253,5 +256,5 @@ def show_export(export: TrialExport, folder: str) -> None:
         console.print_text(note)
     for model in export.models:
         console.print_text(f"\nserve {model.format}:")
-        for line in serving_lines(model, folder):
+        for line in serving_lines(model, folder, export.device):
             console.print_text(f"  {line}")

@@ -78,7 +78,8 @@ class Table:
         """Return the table without a column."""
         index = self.columns.index(column)
         columns = [*self.columns[:index], *self.columns[index + 1 :]]
-        table = Table(columns, self.numbers, self.shortened, self.wrapped)
+        # Of the columns that wrap only those that are left: with one, the table is as wide as it may be.
+        table = Table(columns, self.numbers, self.shortened, self.wrapped - {column})
         for row in self.rows:
             table.add_row(*row[:index], *row[index + 1 :])
         return table

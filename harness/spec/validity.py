@@ -22,7 +22,8 @@ class ValidityRules:
     A figure that could not be measured, such as the throttling of a CPU, breaks no rule.
     """
 
-    throttled: Share | None = 0.05  # of the samples of a GPU in which it was throttled
+    # Of the samples of a GPU in which heat or the board slowed it down; not its own power limit.
+    throttled: Share | None = 0.05
     foreign_processes: Annotated[int, Between(0)] | None = 0  # of others, on a rank's GPU
     steal: Share | None = 0.05  # of the host's CPU time, taken by others on the same machine
     # Of the time that a rank waited for a core while other programs used at least this much of one.

@@ -217,7 +217,7 @@ class Trainer:
         trained_on: list[Indices] = []
         parts.train_step.step = start_step
         if observer is None:
-            self.telemetry.begin_segment()
+            self.telemetry.begin_segment(stop - start_step)
             state.in_step = True
         clock.start()
         for step in range(start_step, stop):

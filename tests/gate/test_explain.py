@@ -235,6 +235,18 @@ def test_an_explanation_is_shown_and_is_json(capsys: pytest.CaptureFixture[str])
     assert content["summary"] == headline(found)
 
 
+def test_a_long_name_is_cut_off_before_any_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a GPU's kernels have thousands of characters."""
+    name = "void at::native::kernel<" + "at::native::functor, " * 200
+    found = explanation([[part(name, 5.0)]], [[part(name, 6.0, calls=2)]])
+    show(found)
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if line.startswith("void at::native::kernel<"))
+    assert f"{1000 * found.parts[0].seconds:+.3f}" in row
+    assert "…: 1 → 2 calls a step\n" in shown
+    assert json.loads(as_json(found))["parts"][0]["name"] == name
+
+
 def test_an_explanation_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     assert read_explanation(folder) is None

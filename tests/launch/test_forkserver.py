@@ -19,7 +19,7 @@ from harness.core.errors import HarnessError
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
 from harness.launch.abandoned import mark_variables
-from harness.launch.forkserver import ForkRequest, Setup, kill_all, shared_server
+from harness.launch.forkserver import ForkRequest, ForkServer, Setup, kill_all, shared_server
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -203,6 +203,20 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
         match=r"has 2 threads .*; allowed: 1; log: .*; `forkserver: false` in the profile",
     ):
         start(module.with_name("log"), PYTHONPATH=python_path)
+
+
+def test_a_library_that_starts_a_thread_when_it_is_loaded_is_told_not_to(module: Path) -> None:
+    """That of pyarrow's allocator, which scikit-learn loads where pandas is installed."""
+    setup = replace(SETUP, preload=["pyarrow"])
+    server = ForkServer.start(setup, os.environ, module.with_name("log"))
+    code = "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))"
+    module.write_text(code, encoding="utf-8")
+    try:
+        process = server.fork([request(module.parent, module.with_name("log"), [])])[0]
+        assert process.wait(60) == 0
+    finally:
+        server.close()
+    assert module.with_name("log").read_text(encoding="utf-8") == "None\n"
 
 
 def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from harness.measure.clock import HostClock, Phase
+from harness.measure.clock import CudaClock, HostClock, Phase
 
 
 class Scripted(HostClock):
@@ -85,3 +88,38 @@ def test_a_collective_while_data_is_waited_for_ends_in_the_wait() -> None:
     assert {
         name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()
     } == pytest.approx({"data_wait": 1 + 4, "communication": 2})
+
+
+def test_events_of_a_gpu_are_recorded_again_on_the_stream_of_their_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To make an event and to look up its stream take longer than to record it."""
+    made: list[Any] = []
+
+    class Event:
+        """Stands in for one of a GPU, whose stream has done as many milliseconds of work as calls."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            made.append(self)
+
+        def record(self, stream: list[int]) -> None:
+            stream.append(len(stream))
+            self.at = stream[-1]
+
+        def elapsed_time(self, end: Any) -> float:
+            return float(end.at - self.at)
+
+    streams: list[list[int]] = [[], [7]]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", iter(streams).__next__)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    clock = CudaClock()
+    for steps in (2, 3):
+        clock.start()
+        for _ in range(steps):
+            clock.enter(Phase.forward)
+            clock.end_step()
+        assert clock.stop().steps * 1e3 == pytest.approx([2] * steps)
+    assert [len(stream) for stream in streams] == [5, 1 + 7]
+    assert len(made) == 7  # as many as the longer segment has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -133,6 +134,20 @@ class TestCoreUse:
         assert use.host == 4.0
         assert use.waited == {11: 2.0, 12: 0.5}
         assert use.cpu == {os.getpid(): pytest.approx(time.process_time(), abs=1), 21: 3.0}
+
+    def test_lets_go_of_threads_that_have_ended(self) -> None:
+        """Each has files that stay open, so that many threads are read in little time."""
+        host, until = ThisHost(), threading.Event()
+        thread = threading.Thread(target=until.wait)
+        thread.start()
+        files = [f"self/task/{thread.native_id}/{name}" for name in ("schedstat", "children")]
+        assert thread.native_id in host.core_use().waited
+        assert set(files) <= set(host.file_descriptors)
+        until.set()
+        thread.join()
+        wait_until(lambda: thread.native_id not in host.core_use().waited)
+        assert not set(files) & set(host.file_descriptors)
+        host.close()
 
     def test_of_a_lane_leaves_out_what_runs_on_the_cores_of_others(self, tmp_path: Path) -> None:
         (tmp_path / "self" / "task").mkdir(parents=True)

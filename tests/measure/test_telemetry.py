@@ -225,6 +225,15 @@ class TestEnergy:
         assert report.seconds < MIN_METERED_SECONDS
         assert (report.steps, report.joules, report.metered_steps) == (30, None, 0)
 
+    def test_is_not_read_before_a_segment_that_will_be_too_short(self) -> None:
+        """A reading takes milliseconds, which would be much of an epoch of a few steps."""
+        gpu = FakeGpu(energy=[0, AssertionError("read again")])
+        telemetry = TelemetrySampler(gpu, FakeHost())
+        for _ in range(3):  # how long a step takes is known from the second on
+            telemetry.begin_segment(10)
+            telemetry.end_segment(10)
+        assert telemetry.report().errors == {}
+
     def test_of_a_gpu_without_a_counter_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         report = metered(monkeypatch, [None])
         assert (report.joules, report.errors) == (None, {})

@@ -90,6 +90,10 @@ def test_limits_come_from_the_profile_and_null_means_no_limit() -> None:
     assert violations_of(ValidityRules(data_wait=0.2), data_wait=0.21)
 
 
+def test_a_gpu_at_its_power_limit_runs_as_it_should() -> None:
+    assert violations_of(throttled={"sw_power_cap": 1.0, "hw_slowdown": 0.05}) == []
+
+
 def test_what_could_not_be_read_violates_no_rule() -> None:
     assert violations_of(foreign_processes=None, throttled=None, shares={}) == []
     assert RECORD.summary is not None

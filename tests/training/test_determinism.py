@@ -236,7 +236,7 @@ def test_placement_does_not_matter_in_a_rank(
 ) -> None:
     """It is forked from what has loaded torch without the variable, and sets the variable itself."""
     monkeypatch.delenv("MKL_CBWR")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "probe.py").write_text(PROBE, encoding="utf-8")
     log = tmp_path / "log"
     variables = Torchrun(environment={}).variables(1, {})

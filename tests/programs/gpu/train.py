@@ -31,7 +31,7 @@ COOL_CELSIUS = 90  # that the GPU has when a trial begins, so that its temperatu
 DATA = {
     "mlp": {"source": "digits"},
     "cnn": {"source": "digits"},
-    "distilbert": {"source": "tickets", "rows": 2000},
+    "distilbert": {"source": "tickets", "rows": 20_000},
 }
 
 
