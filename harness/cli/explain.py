@@ -1,7 +1,5 @@
 """Defines `harness explain`, which says what the difference of two arms' steps consists of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,7 +141,7 @@ def explain(
         view.show(explanation)
 
 
-def _kind_of_arms(*, revisions: bool, stacks: bool, cell: str) -> ArmKind:
+def _kind_of_arms(*, revisions: bool, stacks: bool, cell: str) -> "ArmKind":
     """Return what A and B are; raises BadInput for options that contradict each other."""
     if revisions and stacks:
         raise BadInput("--revisions and --stacks: found both; allowed: one of them, or neither")

@@ -8,8 +8,6 @@ without paths of this machine, because it is meant to be committed. Only `save` 
 files; both leave alone what would stay the same.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 

@@ -4,8 +4,6 @@ The pages are files of the package (`harness.cli.pages`): the manual is at hand 
 and always that of the installed version.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated

@@ -6,8 +6,6 @@ they also show sweeps that `harness run` runs on this machine, and work from any
 the folder.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence
@@ -194,8 +192,8 @@ def status(
 
 
 def _watch(
-    sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None
-) -> Sequence[SweepStatus]:
+    sweeps: "Sequence[Sweep]", results: "Results", tracking_uri: str | None
+) -> "Sequence[SweepStatus]":
     """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
     from harness.interface.reporting import write_roofline
     from harness.interface.watching import watch
@@ -217,7 +215,7 @@ def _watch(
     return statuses
 
 
-def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput]) -> None:
+def _exit_with_status(statuses: "Sequence[SweepStatus]", errors: Sequence[BadInput]) -> None:
     """Name what can't be read, and end the command with the exit code that the states call for.
 
     The other sweeps, and the other trials of a sweep, have been shown. Trials that are queued,

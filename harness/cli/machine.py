@@ -4,8 +4,6 @@
 `peak` what the hardware can do at most.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -181,7 +179,7 @@ def peak(
     print_next({f"{command}{results_folder.flag}": purpose})
 
 
-def run_selftest(ranks: str, profile: Profile, results: Results) -> None:
+def run_selftest(ranks: str, profile: "Profile", results: "Results") -> None:
     """Run the self-test with each number of ranks in a list such as `1,2,4`.
 
     Its trials are those of the ready sweep `selftest`, and leave their records in the results

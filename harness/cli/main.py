@@ -1,13 +1,13 @@
 """Assembles the command line, and turns errors and signals into one line and an exit code.
 
-Every command imports what it needs when it runs, so that `harness --help` starts without torch.
+Every command imports what it needs when it runs, so that `harness --help` starts without torch. The
+modules of commands do not postpone annotations (PEP 563), because typer would compile each of them
+again, twice, whatever command runs: 0.09 s.
 
 A command raises HarnessError, whose message is for people and whose class has the exit code, or
 `typer.Exit` where it has printed all there is to say. Any other exception is a defect of the
 harness, and keeps its traceback.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -44,7 +44,6 @@ from harness.core.errors import (
     HarnessError,
     one_line,
 )
-from harness.core.redaction import scrub
 from harness.core.storage import storage_error
 
 BROKEN_PIPE = 1  # exit code
@@ -179,6 +178,8 @@ def _fail(message: str, code: int) -> int:
     Line breaks and control characters are removed: a path or a message of a rank may have any. So
     are secrets, which messages of other libraries may repeat.
     """
+    from harness.core.redaction import scrub
+
     print(f"harness: {one_line(scrub(message), MAX_MESSAGE)}", file=sys.stderr)
     return code
 

@@ -1,7 +1,5 @@
 """Defines the commands about reproducing: `harness diff`, its `parity` and `audit`, `reproduce`."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time
@@ -126,7 +124,7 @@ def _are_trials(a: str, b: str, third: str) -> bool:
 
 
 def _diff_cells(
-    planned: tuple[Sweep, Profile],
+    planned: "tuple[Sweep, Profile]",
     names: tuple[str, str],
     cluster: str,
     seed: int | None,
@@ -151,7 +149,7 @@ def _diff_cells(
 
 
 def _diff_recorded(
-    results: Results, names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
+    results: "Results", names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they diverge, and return whether they are the same."""
     from harness.analysis.selection import find_trial
@@ -461,7 +459,7 @@ def reproduce(
         raise typer.Exit(verdict.exit_code)
 
 
-def _bundle_name(run: str, chosen: Sequence[Original]) -> str:
+def _bundle_name(run: str, chosen: "Sequence[Original]") -> str:
     """Return the name of a new bundle: `reproduced-<trial or RUN>-<time>`."""
     from harness.core.paths import safe_folder_name
 

@@ -5,8 +5,6 @@ They read the records of trials and train nothing. Only `collect`, `ui` and a re
 by the id of an MLflow run need MLflow.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -147,8 +145,8 @@ def _check_export(table_format: str, columns: str, output: Path | None, *, is_vi
 
 
 def _export(
-    results: Results,
-    recorded: RecordedSweep,
+    results: "Results",
+    recorded: "RecordedSweep",
     table_format: str,
     columns: Sequence[str],
     output: Path | None,
@@ -285,7 +283,7 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
         )
 
 
-def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> None:
+def _show_comparison(verdicts: "Verdicts", results: "Results", *, as_json: bool) -> None:
     """Print verdicts, below the certificates of the hardware that they rest on.
 
     A certificate says how often equal code was told apart on that machine. With `as_json` the
@@ -512,7 +510,7 @@ def ui(
     serve(Results(results), tracking_uri, port=port)
 
 
-def _print_left_out(recorded: RecordedSweep) -> None:
+def _print_left_out(recorded: "RecordedSweep") -> None:
     """Name on stderr the records that are left out, and why."""
     if not recorded.unreadable and not recorded.other_code:
         return

@@ -6,8 +6,6 @@ is written when the trial has ended. The same command, run again, runs the trial
 `check` and `find-lr` leave what they have found for the report; the others only read.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -41,7 +39,6 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_workloads
 from harness.cli.groups import DefaultCommand
-from harness.core.redaction import scrub
 
 if TYPE_CHECKING:
     from harness.records.record import Record
@@ -407,6 +404,8 @@ def _run_command(sweep: str, options: Mapping[str, Sequence[str]], flags: str) -
 
     It is printed, so that it has no secrets: whoever pastes it puts them back.
     """
+    from harness.core.redaction import scrub
+
     words = ["harness", "run", sweep]
     for name, values in options.items():
         for value in values:
@@ -416,7 +415,7 @@ def _run_command(sweep: str, options: Mapping[str, Sequence[str]], flags: str) -
     return scrub(shlex.join(words))
 
 
-def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:
+def _exit(records: "Sequence[Record]", *, goal_reached: bool, is_complete: bool) -> None:
     """End the command with the exit code that its trials' statuses call for.
 
     A failure counts more than an inconclusive measurement, and so do a trial whose record can't be

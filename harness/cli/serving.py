@@ -1,7 +1,5 @@
 """Defines the command that prepares a trained model for serving: `harness export`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -176,7 +174,7 @@ def export(
         print_collect(results_folder, record.sweep)
 
 
-def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:
+def _recorded_export(trial: str, folder: "TrialFolder") -> "TrialExport":
     """Return what was exported of a trial before; raises BadInput if nothing was."""
     from harness.serving.formats import FORMATS
     from harness.serving.record import read_export
@@ -188,7 +186,7 @@ def _recorded_export(trial: str, folder: TrialFolder) -> TrialExport:
     return exported
 
 
-def _plan(batch_sizes: str, threads: str, calls: int, seconds: float) -> LatencyPlan:
+def _plan(batch_sizes: str, threads: str, calls: int, seconds: float) -> "LatencyPlan":
     """Return what to measure; raises BadInput for a list that has anything but whole numbers."""
     from harness.core.cores import usable_cores
     from harness.serving.exporting import LatencyPlan
@@ -218,7 +216,9 @@ def _whole_numbers(option: str, text: str, highest: int) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def _show(export: TrialExport, folder: TrialFolder, table: str | None, output: Path | None) -> None:
+def _show(
+    export: "TrialExport", folder: "TrialFolder", table: str | None, output: Path | None
+) -> None:
     """Print an export for people, or its latencies for other programs."""
     if table is None:
         from harness.render.serving import show_export

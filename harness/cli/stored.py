@@ -4,8 +4,6 @@ They work on the folders of recorded sweeps. Nothing is removed that was not nam
 nothing of a sweep that a process or a job is working on.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Defines `harness trend`: since when a cell is slower, from the nights of a sweep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,7 +140,7 @@ def trend(
         raise typer.Exit(found.exit_code)
 
 
-def _bisect(found: Trend, results: Results, profile: Profile, budget_seconds: float) -> None:
+def _bisect(found: "Trend", results: "Results", profile: "Profile", budget_seconds: float) -> None:
     """Measure the commits of each new slowdown, and print what is found on stdout."""
     from harness.interface.history import bisect_slowdowns
     from harness.render import bisect as view
