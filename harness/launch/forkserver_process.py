@@ -40,10 +40,8 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 PARENT_VARIABLE = "HARNESS_PARENT_PID"  # as in harness.core.processes
 # Read by libraries when they are loaded, which would start threads otherwise: NumPy's OpenBLAS, and the
 # allocator of pyarrow, which pandas imports.
-NO_THREADS = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
+OPENBLAS = "OPENBLAS_NUM_THREADS"
+ARROW = "JE_ARROW_MALLOC_CONF"
 
 
 def main() -> None:
@@ -111,10 +109,12 @@ class Lines:
 def preload(modules: Sequence[str]) -> None:
     """Import modules without starting a thread."""
     before = dict(os.environ)
-    os.environ.update(NO_THREADS)
+    os.environ[OPENBLAS] = "1"
+    options = [before[ARROW]] if ARROW in before else []
+    os.environ[ARROW] = ",".join([*options, "background_thread:false"])
     for module in modules:
         importlib.import_module(module)
-    for name in NO_THREADS:
+    for name in (OPENBLAS, ARROW):
         if name in before:
             os.environ[name] = before[name]
         else:

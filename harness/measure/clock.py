@@ -169,6 +169,7 @@ class CudaClock(StepClock):
     def __init__(self) -> None:
         super().__init__()
         self._events: list[torch.cuda.Event] = []  # of the longest segment; all segments use them
+        self._stream: torch.cuda.Stream | None = None  # before the first segment: the current one
 
     def start(self) -> None:
         # Looked up once, because that takes longer than to record an event.

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 MAX_FREQUENCY_CORES = 4  # cores whose frequency is read at most: each costs reading a file
-READ_BYTES = 8192  # of a file in /proc at most, enough for the numbers of a thousand children
+READ_BYTES = 4096  # of a file in /proc at most, enough for the numbers of five hundred children
 
 # Positions in the first line of /proc/stat, after the word "cpu"; see proc(5). The next two, the
 # time of guests, are left out: it is part of user and nice already.
@@ -203,14 +203,19 @@ class ThisHost:
         if name not in self.file_descriptors:
             path = self.proc / name
             self.file_descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # A read at offset 0 has the kernel compute the content of a /proc file again.
-        return os.pread(self.file_descriptors[name], READ_BYTES, 0)
+        try:
+            # A read at offset 0 has the kernel compute the content of a /proc file again.
+            return os.pread(self.file_descriptors[name], READ_BYTES, 0)
+        except OSError:  # of a thread that has ended, whose number another one may get
+            os.close(self.file_descriptors.pop(name))
+            raise
 
     def _close_ended(self, threads: Sequence[str]) -> None:
         """Close the files of threads that are not among these."""
+        running = set(threads)
         for name in list(self.file_descriptors):
             _, is_thread, rest = name.partition("self/task/")
-            if is_thread and rest.partition("/")[0] not in threads:
+            if is_thread and rest.partition("/")[0] not in running:
                 os.close(self.file_descriptors.pop(name))
 
     def close(self) -> None:

@@ -144,7 +144,7 @@ def show_table(console: TerminalConsole, table: Table) -> None:
     unlimited = console.options.update(max_width=WIDEST)
     natural_width = Measurement.get(console, unlimited, drawn).maximum
     width = max(console.width, natural_width)
-    if table.wrapped:
+    if table.wrapped & set(table.columns):
         width = min(width, MAX_WIDTH)
     TerminalConsole(width=width, stderr=console.stderr).print(drawn)
 

@@ -23,7 +23,7 @@ BAR_WIDTH = 16  # characters of the largest difference
 MOST_ROWS = 20  # of parts; JSON has all
 MOST_SHAPES = 2  # of the calls that only one arm has
 MOST_TENSORS = 4  # of a call; an optimizer's may take all parameters
-MAX_NAME = 60  # characters of a part's name; those of CUDA's templates have thousands
+MAX_NAME = 70  # characters of a part's name; those of CUDA's templates have thousands
 SAME_SIZE = 0.01  # of what collectives send: a smaller difference is none
 CAUSE = "what differs"
 COLUMNS = ["ms a step", "A", "B", "B - A", "interval", "", CAUSE]
@@ -85,8 +85,14 @@ def _row(part: PartDifference, largest: float) -> list[str | Styled]:
 
 
 def label_of(part: PartDifference) -> str:
-    """Return the name of a part, cut off where it is long; JSON has it whole."""
-    return one_line(part.name, MAX_NAME)
+    """Return the name of a part, without its middle where it is long; JSON has it whole.
+
+    Names of CUDA's kernels often differ at the end alone: in the types that a template is made for.
+    """
+    name = one_line(part.name.removeprefix("void ").replace("at::native::", ""), len(part.name))
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[: MAX_NAME // 2]}…{name[-MAX_NAME // 2 + 1 :]}"
 
 
 def look_of(part: PartDifference) -> Look:

@@ -198,14 +198,15 @@ def serving_lines(model: ExportedModel, folder: str, device: str) -> list[str]:
     """Return lines of Python that load a model from a trial's folder of exports, and call it once.
 
     The inputs are zeros: of one sample, and of two elements along other axes of varying size. A
-    comment has the axes. `device` is the type of that which the model was exported on, and runs on.
+    comment has the axes. `device` is the type of the device that the model was exported on, and runs on.
     """
     path = Path(folder) / model.format
+    move = "" if device == "cpu" else f".to({device!r})"
     if model.format == "save_pretrained":
         loader = model.loader or "AutoModel"
         return [
             f"from transformers import {loader}",
-            f"model = {loader}.from_pretrained({str(path)!r})",
+            f"model = {loader}.from_pretrained({str(path)!r}){move}",
         ]
     shapes = [f"{value.name}: {value.dtype} ({', '.join(value.shape)})" for value in model.inputs]
     comment = f"  # {'; '.join(shapes)}" if shapes else ""
@@ -217,9 +218,7 @@ def serving_lines(model: ExportedModel, folder: str, device: str) -> list[str]:
             f"session = onnxruntime.InferenceSession({str(path / 'model.onnx')!r}{providers})",
             f"outputs = session.run(None, {{{', '.join(feeds)}}}){comment}",
         ]
-    tensors = [_zeros(value, "torch") for value in model.inputs]
-    if device != "cpu":
-        tensors = [f"{tensor}.to({device!r})" for tensor in tensors]
+    tensors = [_zeros(value, "torch") + move for value in model.inputs]
     load = f"torch.export.load({str(path / 'model.pt2')!r}).module()"
     if model.format == "aotinductor":
         load = f"torch._inductor.aoti_load_package({str(path / 'model.pt2')!r})"

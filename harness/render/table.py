@@ -78,8 +78,7 @@ class Table:
         """Return the table without a column."""
         index = self.columns.index(column)
         columns = [*self.columns[:index], *self.columns[index + 1 :]]
-        # Of the columns that wrap only those that are left: with one, the table is as wide as it may be.
-        table = Table(columns, self.numbers, self.shortened, self.wrapped - {column})
+        table = Table(columns, self.numbers, self.shortened, self.wrapped)
         for row in self.rows:
             table.add_row(*row[:index], *row[index + 1 :])
         return table

@@ -114,7 +114,9 @@ def export_trial(
     for name in formats:
         on_progress(f"exporting to {name}")
         model, device = _export(checkpoint, name, tolerance, profile, scratch)
-        remaining = [before for before in export.models if before.format != name]
+        # Models of another device can't be called next to this one.
+        before = export.models if device == export.device else ()
+        remaining = [other for other in before if other.format != name]
         export = replace(
             export, models=[*remaining, model], at=time.time(), device=device, latency=()
         )
@@ -139,8 +141,9 @@ def _begin(checkpoint: TrialCheckpoint, profile: Profile) -> TrialExport:
             metrics = evaluation.metrics
     before = read_export(checkpoint.folder)
     models: Sequence[ExportedModel] = ()
+    device: str = profile.device
     if before is not None and before.weights == checkpoint.weights:
-        models = before.models
+        models, device = before.models, before.device
     versions = {name: installed_version(name) for name in PACKAGES}
     return TrialExport(
         trial=checkpoint.record.trial.id,
@@ -149,7 +152,7 @@ def _begin(checkpoint: TrialCheckpoint, profile: Profile) -> TrialExport:
         weights=checkpoint.weights,
         recorded_metrics=metrics,
         target=rank0.target.name,
-        device=profile.device,
+        device=device,
         hardware=describe_hardware(),
         packages={name: version for name, version in versions.items() if version is not None},
         models=models,

@@ -118,6 +118,15 @@ OPTIONS = {
 }
 
 
+def test_modules_of_commands_do_not_postpone_annotations() -> None:
+    """Typer would compile each of them again, twice, whatever command runs."""
+    folder = Path(cli.__file__).parent
+    of_commands = [path for path in folder.glob("*.py") if "app.command(" in path.read_text()]
+    assert len(of_commands) > 9
+    postponing = [path.name for path in of_commands if "import annotations" in path.read_text()]
+    assert postponing == []
+
+
 def test_help_lists_every_command_once_and_where_to_start() -> None:
     result = harness("--help")
     assert (result.code, result.err) == (0, "")

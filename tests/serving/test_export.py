@@ -15,6 +15,7 @@ from torch import nn
 
 from harness.core.paths import Results, TrialFolder
 from harness.records.assignment import Assignment
+from harness.render.serving import serving_lines
 from harness.serving import exporting, latency_worker
 from harness.serving.export_worker import export
 from harness.serving.exporters import EXPORTERS, Exporter
@@ -26,7 +27,13 @@ from harness.serving.orders import (
     read_order,
     write_message,
 )
-from harness.serving.record import read_export, write_export
+from harness.serving.record import (
+    ExportedModel,
+    FormatName,
+    ModelInput,
+    read_export,
+    write_export,
+)
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.tracking import Tracker
@@ -281,3 +288,21 @@ def test_a_model_whose_runtime_is_gone_is_left_out_of_the_latencies(
     )  # fmt: skip
     assert ended.code == 0
     assert "without torch-export: found no torch-export" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("torch-export", "outputs = model(torch.zeros((1, 4), dtype=torch.float32).to('cuda'))"),
+        ("onnx", "session = onnxruntime.InferenceSession('x/onnx/model.onnx', providers=['CUDA"),
+        ("save_pretrained", "model = AutoModel.from_pretrained('x/save_pretrained').to('cuda')"),
+    ],
+)
+def test_a_model_of_a_gpu_is_served_there(name: FormatName, line: str) -> None:
+    points = ModelInput(name="points", dtype="float32", shape=["batch", "4"])
+    parity: Any = None
+    model = ExportedModel(
+        format=name, bytes=1, files={}, seconds=1.0, parity=parity, inputs=[points]
+    )
+    assert any(shown.startswith(line) for shown in serving_lines(model, "x", "cuda"))
+    assert not any("cuda" in shown.lower() for shown in serving_lines(model, "x", "cpu"))

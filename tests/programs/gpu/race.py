@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -69,8 +68,10 @@ def main() -> None:
 
 def check_same_losses(losses: list[float], bare_losses: list[float]) -> None:
     """Raise RuntimeError if two loops that should train the same did not."""
-    pairs = zip(losses, bare_losses, strict=True)
-    for step, (loss, bare_loss) in enumerate(itertools.islice(pairs, COMPARED_STEPS)):
+    if len(losses) != len(bare_losses):
+        raise RuntimeError(f"found {len(losses)} steps, of the bare loop {len(bare_losses)}")
+    pairs = zip(losses[:COMPARED_STEPS], bare_losses[:COMPARED_STEPS], strict=True)
+    for step, (loss, bare_loss) in enumerate(pairs):
         if not math.isclose(loss, bare_loss, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             raise RuntimeError(f"step {step}: loss {loss}, of the bare loop {bare_loss}")
 
