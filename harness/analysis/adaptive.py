@@ -98,16 +98,12 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
     """
     logs, label = _least_precise(sweep, records)
     width = half_width(logs)
+    trials = counted(len(logs), "trial")
     target = f"--until: ±{goal.half_width:.1%}"
     if not math.isfinite(width):
-        return f"{label}: {_trials(logs)}, no interval before {FEWEST}; {target}"
+        return f"{label}: {trials}, no interval before {FEWEST}; {target}"
     least = " least precise:" if len(sweep.cells) > 1 else ""
-    return f"{label}:{least} ±{width:.1%} after {_trials(logs)}, every look counted; {target}"
-
-
-def _trials(logs: Sequence[float]) -> str:
-    """Return how many trials there are a value of: `1 trial`, `2 trials`."""
-    return counted(len(logs), "trial")
+    return f"{label}:{least} ±{width:.1%} after {trials}, every look counted; {target}"
 
 
 def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float], str]:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.analysis.result import UNKNOWN, CellResult, rounded
 from harness.core.errors import BadFile, BadInput, FileUnavailable
@@ -115,11 +114,7 @@ def read(path: Path) -> CellResult:
     Raises BadInput for a file that is no baseline, is incomplete, has another schema, or was saved
     when cells had another meaning.
     """
-    return parse(read_json(path, BASELINE_FORMAT), path)
-
-
-def parse(content: Any, path: Path) -> CellResult:
-    """Return the result in the JSON of a baseline, read from `path`; raises BadInput."""
+    content = read_json(path, BASELINE_FORMAT)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise BadFile(
             f"{path}: kind: found no {KIND!r}; allowed: what harness gate baseline save writes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -61,40 +60,10 @@ def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
     return by_cell
 
 
-def missing_trials(sweep: Sweep, records: Sequence[Record]) -> Counter[str]:
-    """Return the number of trials that the sweep asks for and that have no record, by cell id.
-
-    Records of trials that an earlier command asked for make up for none of them. Trials that a race
-    does not need are not missing.
-    """
-    recorded = {record.trial.id for record in records}
-    missing = [trial for trial in sweep.trials() if trial.id not in recorded]
-    if sweep.race is not None:
-        # Only now, because it loads NumPy.
-        from harness.launch.race import SweepRace
-
-        race = SweepRace.of_records(sweep, records)
-        missing = [trial for trial in missing if race.reason_to_skip(trial) is None]
-    return Counter(trial.cell.id for trial in missing)
-
-
 def shown_seeds(sweep: Sweep, records: Sequence[Record]) -> list[int]:
     """Return the seeds that the sweep asks for, then those that earlier commands have left."""
     recorded = sorted({record.trial.seed for record in records})
     return list(dict.fromkeys([*sweep.all_seeds, *recorded]))
-
-
-def summary_values(records: Sequence[Record], field: str) -> list[float]:
-    """Return a field of `Summary` for each record in which it was measured.
-
-    Raises AttributeError for what is no field of it.
-    """
-    values = []
-    for record in records:
-        value = getattr(record.summary, field) if record.summary else None
-        if value is not None:
-            values.append(value)
-    return values
 
 
 def naming_axes(cells: Sequence[Cell]) -> list[str]:

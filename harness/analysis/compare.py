@@ -133,8 +133,8 @@ class Match:
     @staticmethod
     def of(a: CellResult, b: CellResult, b_side: str) -> Match:
         """Return the match of two cells."""
-        pairs = len(paired_trials(a, b))
-        return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(a, b), pairs=pairs)
+        pairs = paired_trials(a, b)
+        return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(pairs), pairs=len(pairs))
 
     @property
     def has_other_company(self) -> bool:

@@ -55,11 +55,6 @@ class TensorDistance:
     reference_dtype: str | None = None  # of the reference's tensor; None: the same type
 
     @property
-    def elements(self) -> int:
-        """Return the number of elements."""
-        return math.prod(self.shape)
-
-    @property
     def multiplier(self) -> float:
         """Return how many times the smaller error is allowed, as torch has it.
 
@@ -67,7 +62,8 @@ class TensorDistance:
         """
         is_pointwise = len(self.shape) == KERNEL_DIMENSIONS and tuple(self.shape[2:]) == (1, 1)
         is_half = self.dtype in HALF_TYPES or self.reference_dtype in HALF_TYPES
-        if is_half or self.elements < FEW_NUMBERS or is_pointwise:
+        elements = math.prod(self.shape)
+        if is_half or elements < FEW_NUMBERS or is_pointwise:
             return FACTOR_OF_FEW
         return FACTOR
 

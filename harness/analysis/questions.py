@@ -18,7 +18,6 @@ from harness.analysis.result import CellResult, TrialResult
 from harness.records.company import BLOCKS_PER_LANE
 from harness.records.record import TargetMetric
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
-from harness.statistics.trials import independent_values
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -55,9 +54,9 @@ def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
     return pairs
 
 
-def same_bits(a: CellResult, b: CellResult) -> int:
+def same_bits(pairs: Sequence[TrialPair]) -> int:
     """Return how many pairs of trials ended with the same parameters."""
-    return sum(one.parameter_digest == other.parameter_digest for one, other in paired_trials(a, b))
+    return sum(a.parameter_digest == b.parameter_digest for a, b in pairs)
 
 
 def hardware_keys(cell: CellResult) -> Sequence[str]:
@@ -105,19 +104,13 @@ def throughput_difference(
         logs_b = [math.log(rate_b) for _, rate_b in pairs]
     else:
         drift = drifts((a, b), drift_by_hardware)
-        estimate = unpaired(_independent_logs(a), _independent_logs(b), drift)
+        estimate = unpaired(a.independent_logs, b.independent_logs, drift)
     metric = replace(SPEED, name=b.throughput_unit, min_effect=min_effect)
     return MetricDifference(
         question=Question(metric=metric, estimate=estimate),
         mean_a=math.exp(fmean(logs_a)),
         mean_b=math.exp(fmean(logs_b)),
     )
-
-
-def _independent_logs(cell: CellResult) -> list[float]:
-    """Return the log throughputs that count as independent values, where pairs do not cancel seeds."""
-    seeds = [trial.seed for trial in cell.measured_trials]
-    return independent_values(cell.log_throughputs, seeds)
 
 
 def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]]:
@@ -220,7 +213,7 @@ def are_identical(a: CellResult, b: CellResult) -> bool:
     for trial_a, trial_b in pairs:
         if trial_a.metric != trial_b.metric:
             return False
-    return same_bits(a, b) == len(pairs)
+    return same_bits(pairs) == len(pairs)
 
 
 def _resolution(trials: Sequence[TrialResult]) -> float | None:

@@ -130,17 +130,25 @@ class CellResult:
         return [math.log(trial.throughput) for trial in self.trials if trial.throughput]
 
     @cached_property
-    def throughput(self) -> Interval | None:
-        """The geometric mean of samples/s with its 95% interval; None if it was not measured.
+    def independent_logs(self) -> Sequence[float]:
+        """The log throughputs that count as independent values, where pairs do not cancel seeds.
 
-        Repeats of a seed are averaged first and count once, as in comparisons of trials that are not
-        paired (`harness.statistics.trials`).
+        Repeats of a seed are averaged first and count once (`harness.statistics.trials`).
         """
+        seeds = [trial.seed for trial in self.measured_trials]
+        return independent_values(self.log_throughputs, seeds)
+
+    @cached_property
+    def throughput(self) -> Interval | None:
+        """The geometric mean of samples/s with its 95% interval; None if it was not measured."""
         if not self.measured_trials:
             return None
-        seeds = [trial.seed for trial in self.measured_trials]
-        logs = independent_values(self.log_throughputs, seeds)
-        return geometric_mean_interval([math.exp(log) for log in logs])
+        return geometric_mean_interval([math.exp(log) for log in self.independent_logs])
+
+    @property
+    def mean_throughput(self) -> float:
+        """The geometric mean of samples/s, 0 if it was not measured."""
+        return self.throughput.mean if self.throughput else 0.0
 
     @cached_property
     def metric_by_seed(self) -> Mapping[int, float]:
@@ -279,9 +287,7 @@ def of_trial(record: Record) -> CellResult:
     """
     cell = record.trial.cell
     if record.status != "done":
-        return CellResult(
-            cell=cell, target=None, conditions={}, trials=[], left_out={record.status: 1}
-        )
+        return without_trials(cell, record.status, 1)
     target = None
     conditions: Mapping[str, Sequence[str]] = UNKNOWN_CONDITIONS
     environment: Mapping[str, Sequence[str]] = {}
@@ -299,11 +305,9 @@ def of_trial(record: Record) -> CellResult:
     )
 
 
-def unrecorded(cell: Cell, trials: int) -> CellResult:
-    """Return the result of `trials` planned trials of a cell that have no record."""
-    return CellResult(
-        cell=cell, target=None, conditions={}, trials=[], left_out={UNRECORDED: trials}
-    )
+def without_trials(cell: Cell, status: str, trials: int) -> CellResult:
+    """Return the result of `trials` trials of a cell that are not done: they are only counted."""
+    return CellResult(cell=cell, target=None, conditions={}, trials=[], left_out={status: trials})
 
 
 def _trial_result(record: Record) -> TrialResult:

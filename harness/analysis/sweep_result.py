@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
-from harness.analysis.cells import group_by_cell, missing_trials
+from harness.analysis.cells import group_by_cell
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
 from harness.analysis.questions import SPEED, throughput_difference
-from harness.analysis.result import CellResult, join, of_trial, unrecorded, with_departures
+from harness.analysis.result import (
+    UNRECORDED,
+    CellResult,
+    join,
+    of_trial,
+    with_departures,
+    without_trials,
+)
 from harness.core.errors import BadInput
 from harness.launch.race import Departure, SweepRace, WorkloadRace
 from harness.records.record import Record
@@ -52,18 +61,19 @@ class SweepResult:
         has left its race has no results and no records here.
         """
         by_cell = group_by_cell(records)
-        missing = missing_trials(sweep, records)
         race = SweepRace.of_records(sweep, records)
-        cells = []
+        missing = _missing_trials(sweep, records, race)
+        parts = []
         for cell in sweep.cells:
-            parts = [of_trial(record) for record in by_cell.get(cell.id, [])]
+            parts += [of_trial(record) for record in by_cell.get(cell.id, [])]
             if missing[cell.id]:
-                parts.append(unrecorded(cell, missing[cell.id]))
-            if race.departure(cell) is not None:
-                by_cell.pop(cell.id, None)
-            cells += with_departures(join(parts), race)
+                parts.append(without_trials(cell, UNRECORDED, missing[cell.id]))
         return SweepResult(
-            name=sweep.name, cells=cells, records=by_cell, goal=goal, races=race.races
+            name=sweep.name,
+            cells=with_departures(join(parts), race),
+            records=group_by_cell(race.records_in(records)),
+            goal=goal,
+            races=race.races,
         )
 
     def departure(self, cell: Cell) -> Departure | None:
@@ -72,9 +82,19 @@ class SweepResult:
         return None if race is None else race.departures.get(cell.id)
 
     @property
+    def is_race_over(self) -> bool:
+        """Whether there is a race that further trials change nothing of."""
+        return bool(self.races) and all(race.is_decided for race in self.races.values())
+
+    @property
     def all_cells(self) -> list[Cell]:
         """The cells without their results."""
         return [result.cell for result in self.cells]
+
+    @property
+    def all_records(self) -> list[Record]:
+        """The records by cell, without those of cells that have left their race."""
+        return list(chain.from_iterable(self.records.values()))
 
     @cached_property
     def workloads(self) -> dict[str, list[CellResult]]:
@@ -202,7 +222,9 @@ class SweepResult:
         rankings = {}
         for workload, cells in self.workloads.items():
             measured = [cell for cell in cells if cell.throughput]
-            rankings[workload] = sorted(measured, key=_mean_throughput, reverse=True)
+            rankings[workload] = sorted(
+                measured, key=lambda cell: cell.mean_throughput, reverse=True
+            )
         return rankings
 
     def most_accurate(self, workload: str) -> CellResult | None:
@@ -278,9 +300,18 @@ class SweepResult:
         return not self.contenders(workload)
 
 
-def _mean_throughput(cell: CellResult) -> float:
-    """Return a cell's mean samples/s, 0 if it was not measured."""
-    return cell.throughput.mean if cell.throughput else 0.0
+def _missing_trials(sweep: Sweep, records: Sequence[Record], race: SweepRace) -> Counter[str]:
+    """Return the number of trials that the sweep asks for and that have no record, by cell id.
+
+    Records of trials that an earlier command asked for make up for none of them. Trials that the
+    race does not need are not missing.
+    """
+    recorded = {record.trial.id for record in records}
+    missing: Counter[str] = Counter()
+    for trial in sweep.trials():
+        if trial.id not in recorded and race.reason_to_skip(trial) is None:
+            missing[trial.cell.id] += 1
+    return missing
 
 
 def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellResult]:

@@ -165,7 +165,7 @@ class Trend:
         """Return 1 for a new slowdown with a cause, 0 otherwise."""
         return 1 if self.new_slowdowns else 0
 
-    @property
+    @cached_property
     def nights_needed(self) -> int:
         """Return about how many nights it takes to see any change, however large it is."""
         count = 4

@@ -1,4 +1,4 @@
-"""Finds what Linux' control groups say of this process's memory."""
+"""Finds what Linux' control groups say of this process's memory, and of processes killed for it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,21 @@ def memory_limit() -> int | None:
             folder = folder.parent
     present = [limit for limit in limits if limit < NO_LIMIT]
     return min(present, default=None)
+
+
+def oom_kills() -> int:
+    """Return how many processes of this one's groups the kernel has killed for memory.
+
+    It is compared with an earlier count. Where control groups can't be read, it stays 0.
+    """
+    total = 0
+    for path in memory_files("memory.events", "memory.oom_control"):
+        with suppress(OSError, ValueError):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    total += int(count)
+    return total
 
 
 def memory_files(name: str, name_of_version_1: str) -> Iterator[Path]:

@@ -21,7 +21,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Container
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,17 +261,18 @@ class SweepFolder:
         """Return where `harness results report` writes the report, one file that needs no other."""
         return self.path / "report.html"
 
-    def recorded_ids(self, besides: Container[str] = ()) -> list[str]:
+    def recorded_ids(self, among: Iterable[str] | None = None) -> list[str]:
         """Return the names of the folders that have a record, sorted: ids of trials, as a rule.
 
-        Those of trials that are no longer asked for are among them. In the folders of `besides`
-        none is looked for.
+        Those of trials that are no longer asked for are among them. `among` are the names of the
+        folders that are looked at, by default of all.
         """
-        return self._folders_with(TrialFolder(Path()).record_path, besides)
+        names = self.subfolders() if among is None else among
+        return self._folders_with(TrialFolder(Path()).record_path, names)
 
     def exported_ids(self) -> list[str]:
         """Return the ids of the trials that `harness export` was used on, sorted."""
-        return self._folders_with(TrialFolder(Path()).export_path)
+        return self._folders_with(TrialFolder(Path()).export_path, self.subfolders())
 
     def subfolders(self) -> list[str]:
         """Return the names of the folders in this one: ids of trials, as a rule."""
@@ -279,12 +280,8 @@ class SweepFolder:
             return [entry.name for entry in entries if entry.is_dir()]
         return []
 
-    def _folders_with(self, file: Path, besides: Container[str] = ()) -> list[str]:
-        """Return the names of the folders that have a file, whose path is relative to them, sorted.
-
-        Those of `besides` are left out.
-        """
-        names = [name for name in self.subfolders() if name not in besides]
+    def _folders_with(self, file: Path, names: Iterable[str]) -> list[str]:
+        """Return which of the folders have a file, whose path is relative to them, sorted."""
         # Not by pathlib, which takes several times as long.
         folder, relative = os.fspath(self.path), os.fspath(file)
         present = [name for name in names if os.path.exists(f"{folder}/{name}/{relative}")]  # noqa: PTH110

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -177,30 +177,6 @@ def start_session(
             stderr=output,
             start_new_session=True,
         )
-
-
-def wait_for_exit(
-    name: str,
-    poll: Callable[[], int | None],
-    wait_for_news: Callable[[float | None], object],
-    timeout: float | None,
-) -> int:
-    """Return the exit status of a process that only its messages tell of, once `poll` has it.
-
-    `wait_for_news` waits until one arrives, for at most the seconds that it is given. Raises
-    subprocess.TimeoutExpired with `name` after `timeout` seconds.
-    """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        exit_code = poll()
-        if exit_code is not None:
-            return exit_code
-        remaining = None
-        if deadline is not None and timeout is not None:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise subprocess.TimeoutExpired(name, timeout)
-        wait_for_news(remaining)
 
 
 def end_process_group(process: Process) -> None:

@@ -9,7 +9,7 @@ as `SLURM_MEM_PER_CPU`, as options again. See "INPUT ENVIRONMENT VARIABLES" in t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 OPTION_PREFIXES = (
@@ -47,37 +47,36 @@ def own_job_id() -> str:
     return f"{array_id}_{os.environ['SLURM_ARRAY_TASK_ID']}"
 
 
-def client_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def client_variables() -> dict[str, str]:
     """Return the variables for a program that asks Slurm or controls a job, without its options.
 
-    `environment` is this process's own by default. A job's own variables stay.
+    A job's own variables stay.
     """
     variables = {}
-    for name, value in (os.environ if environment is None else environment).items():
+    for name, value in os.environ.items():
         if not name.startswith(OPTION_PREFIXES):
             variables[name] = value
     return variables
 
 
-def submission_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def submission_variables() -> dict[str, str]:
     """Return the variables for sbatch, without options and without those of a job around us."""
     variables = {}
-    for name, value in client_variables(environment).items():
+    for name, value in client_variables().items():
         if name in CONNECTION or not name.startswith(JOB_PREFIXES):
             variables[name] = value
     return variables
 
 
-def ignored_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+def ignored_variables() -> list[str]:
     """Return the names of the shell's variables that would have changed a submission, sorted.
 
     Inside a job, the variables that Slurm itself has set are not the user's and left out.
     """
-    variables = os.environ if environment is None else environment
     prefixes = ["SBATCH_"]
-    if "SLURM_JOB_ID" not in variables:
+    if "SLURM_JOB_ID" not in os.environ:
         prefixes += JOB_PREFIXES
-    names = [name for name in variables if name.startswith(tuple(prefixes))]
+    names = [name for name in os.environ if name.startswith(tuple(prefixes))]
     return sorted(set(names) - CONNECTION)
 
 
@@ -88,8 +87,9 @@ def submission_environment(umask: int) -> Iterator[None]:
     `umask` is that of the job, which sbatch would otherwise take from this process.
     """
     previous = dict(os.environ)
+    variables = submission_variables()
     os.environ.clear()
-    os.environ.update(submission_variables(previous), SLURM_UMASK=f"{umask:04o}")
+    os.environ.update(variables, SLURM_UMASK=f"{umask:04o}")
     try:
         yield
     finally:

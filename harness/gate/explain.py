@@ -406,17 +406,23 @@ def _difference(
     """Return the difference of a part, with Student's interval over pairs."""
     estimate = paired([b.seconds - a.seconds for a, b in usages])
     low, high = estimate.interval(confidence)
+    a_usages = [a for a, _ in usages]
+    b_usages = [b for _, b in usages]
+    a_seconds = fmean(usage.seconds for usage in a_usages)
+    b_seconds = fmean(usage.seconds for usage in b_usages)
+    a_calls = fmean(usage.calls for usage in a_usages)
+    b_calls = fmean(usage.calls for usage in b_usages)
     return PartDifference(
         name=name,
-        kind=usages[0][0].kind,
-        a=fmean(a.seconds for a, _ in usages),
-        b=fmean(b.seconds for _, b in usages),
+        kind=a_usages[0].kind,
+        a=a_seconds,
+        b=b_seconds,
         low=low,
         high=high,
-        a_calls=fmean(a.calls for a, _ in usages),
-        b_calls=fmean(b.calls for _, b in usages),
-        a_shapes=_mean_shapes([a for a, _ in usages]),
-        b_shapes=_mean_shapes([b for _, b in usages]),
+        a_calls=a_calls,
+        b_calls=b_calls,
+        a_shapes=_mean_shapes(a_usages),
+        b_shapes=_mean_shapes(b_usages),
     )
 
 

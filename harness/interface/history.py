@@ -15,7 +15,7 @@ from harness.gate.bisect import BisectOptions, BisectOutcome
 from harness.housekeeping.archive import restore
 from harness.interface.gating import bisect_cell
 from harness.launch.race import SweepRace
-from harness.records.files import read_record
+from harness.records.files import CommonParts, read_record
 from harness.records.record import Record
 from harness.records.store import read_recorded_spec, read_spec, recorded_name
 from harness.render.bisect import BisectView
@@ -103,9 +103,10 @@ def _read_folder(results: Results, name: str) -> list[Night]:
     """Return what a results folder has of a sweep: one night, or none."""
     folder = results.sweep_folder(name)
     records, unreadable = [], []
+    common = CommonParts()
     for path in folder.record_paths():
         try:
-            records.append(read_record(path))
+            records.append(read_record(path, common))
         except BadInput as error:
             unreadable.append(str(error))
     if not records and not unreadable:

@@ -15,7 +15,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
-from harness.records.files import read_record
+from harness.records.files import CommonParts, read_record
 from harness.records.goodput import whole_seconds
 from harness.records.record import Record
 from harness.spec import cluster as clusters
@@ -178,9 +178,10 @@ def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
 
 def readable_records(paths: Iterable[Path]) -> Iterator[Record]:
     """Yield the records at these paths without damaged ones: the others will do for a plan."""
+    common = CommonParts()
     for path in paths:
         with suppress(BadInput):
-            yield read_record(path)
+            yield read_record(path, common)
 
 
 def _mean_seconds(record_paths: Sequence[Path]) -> float | None:

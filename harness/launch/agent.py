@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
-from harness.core.oom import oom_kills
+from harness.core.control_groups import oom_kills
 from harness.core.paths import write_atomically
 from harness.core.ports import LOOPBACK, listen
 from harness.launch.launcher import RENDEZVOUS

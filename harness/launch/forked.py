@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from harness.core.oom import oom_kills
+from harness.core.control_groups import oom_kills
 from harness.core.paths import write_atomically
 from harness.core.ports import LOOPBACK, listen
 from harness.core.processes import die_with_parent, end_process, ending_descendants

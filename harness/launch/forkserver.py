@@ -32,7 +32,6 @@ from harness.core.processes import (
     parent_variables,
     signal_group,
     start_session,
-    wait_for_exit,
 )
 from harness.core.scratch import ScratchFolder
 from harness.launch.abandoned import mark_variables
@@ -260,7 +259,17 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit code; raises TimeoutExpired if it still runs after `timeout` seconds."""
-        return wait_for_exit("a forked process", self.poll, self.server.receive, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            exit_code = self.poll()
+            if exit_code is not None:
+                return exit_code
+            remaining = None
+            if deadline is not None and timeout is not None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise subprocess.TimeoutExpired("a forked process", timeout)
+            self.server.receive(remaining)
 
     def send_signal(self, sig: int) -> None:
         """Send it a signal if it still runs."""

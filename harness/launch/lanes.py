@@ -15,6 +15,7 @@ Which trials did run at the same time is noted in an `Occupancy`.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -196,20 +197,11 @@ def physical_cores(cores: Iterable[int], topology: Topology) -> list[list[int]]:
 
 @dataclass
 class _Stay:
-    """The time for which the ranks of a trial ran, in seconds since the epoch."""
+    """The time for which the ranks of a trial ran, or a part of it, in seconds since the epoch."""
 
     trial: str
     start: float
-    end: float | None = None  # None: they still run
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Overlap:
-    """The part of another trial's stay that falls into a trial's own time."""
-
-    trial: str
-    start: float
-    end: float
+    end: float = math.inf  # infinity: they still run
 
 
 class Occupancy:
@@ -221,18 +213,18 @@ class Occupancy:
     @property
     def running(self) -> int:
         """The number of trials whose ranks run."""
-        return sum(stay.end is None for stay in self._stays)
+        return sum(stay.end == math.inf for stay in self._stays)
 
     def enter(self, trial: str, at: float) -> None:
         """Note that the ranks of a trial were started; forget those that no running trial has run with."""
-        oldest = min((stay.start for stay in self._stays if stay.end is None), default=at)
-        self._stays = [stay for stay in self._stays if stay.end is None or stay.end > oldest]
+        oldest = min((stay.start for stay in self._stays if stay.end == math.inf), default=at)
+        self._stays = [stay for stay in self._stays if stay.end > oldest]
         self._stays.append(_Stay(trial, at))
 
     def leave(self, trial: str, at: float) -> None:
         """Note that the ranks of a trial have ended."""
         for stay in self._stays:
-            if stay.trial == trial and stay.end is None:
+            if stay.trial == trial and stay.end == math.inf:
                 stay.end = at
 
     def company(self, trial: str, lane: Lane, start: float, end: float) -> Company | None:
@@ -248,18 +240,18 @@ class Occupancy:
         full = _seconds_with(lane.count - 1, overlaps) / seconds
         return Company(lane=lane, beside=beside, full=min(1.0, full))
 
-    def _overlaps(self, trial: str, start: float, end: float) -> list[_Overlap]:
+    def _overlaps(self, trial: str, start: float, end: float) -> list[_Stay]:
         """Return the parts of other trials' stays that fall between `start` and `end`."""
         overlaps = []
         for stay in self._stays:
             overlap_start = max(start, stay.start)
-            overlap_end = end if stay.end is None else min(end, stay.end)
+            overlap_end = min(end, stay.end)
             if stay.trial != trial and overlap_start < overlap_end:
-                overlaps.append(_Overlap(trial=stay.trial, start=overlap_start, end=overlap_end))
+                overlaps.append(_Stay(stay.trial, overlap_start, overlap_end))
         return overlaps
 
 
-def _seconds_with(neighbors: int, overlaps: Sequence[_Overlap]) -> float:
+def _seconds_with(neighbors: int, overlaps: Sequence[_Stay]) -> float:
     """Return for how many seconds at least `neighbors` other trials ran at the same time."""
     moments = sorted({moment for overlap in overlaps for moment in (overlap.start, overlap.end)})
     seconds = 0.0

@@ -10,7 +10,7 @@ from importlib import import_module
 
 # Not `harness.launch.forked` itself but what it imports, because Python warns of a program that has
 # been imported before it is run.
-import harness.core.oom
+import harness.core.control_groups
 import harness.launch.launcher
 import harness.measure.communication
 import harness.records.running

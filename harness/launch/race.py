@@ -21,7 +21,7 @@ import numpy as np
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder
 from harness.core.text import counted
-from harness.records.files import read_record_if_exists
+from harness.records.files import CommonParts, read_record_if_exists
 from harness.records.record import Record
 from harness.spec.cell import Cell, Trial
 from harness.spec.race import RaceMetric, RaceRules
@@ -89,6 +89,7 @@ class WorkloadRace:
             for seed in sweep.all_seeds
             if seed in self.seeds
         ]
+        self._block_numbers = {block: number for number, block in enumerate(self.blocks)}
         self.departures: dict[str, Departure] = {}  # by cell id
         self.judged = 0  # blocks
         self._race = Race(
@@ -182,9 +183,9 @@ class WorkloadRace:
 
     def reason_to_skip(self, trial: Trial) -> str | None:
         """Return why a trial of one of its cells is not needed, None if it is."""
-        if (trial.seed, trial.repeat) not in self.blocks:  # of an earlier version of the sweep
+        block = self._block_numbers.get((trial.seed, trial.repeat))
+        if block is None:  # of an earlier version of the sweep
             return None
-        block = self.blocks.index((trial.seed, trial.repeat))
         departure = self.departures.get(trial.cell.id)
         if departure is not None:
             return f"{departure}: {departure.cause}" if block >= departure.blocks else None
@@ -250,9 +251,11 @@ class SweepRace:
     def advance_by_folder(self, folder: SweepFolder) -> None:
         """Judge the blocks of which a sweep's folder has the records; one that is broken is missing."""
 
+        common = CommonParts()
+
         def read(trial: Trial) -> Record | None:
             with suppress(BadInput):
-                return read_record_if_exists(folder.trial_folder(trial.id).record_path)
+                return read_record_if_exists(folder.trial_folder(trial.id).record_path, common)
             return None
 
         self.advance(read)
@@ -261,11 +264,6 @@ class SweepRace:
     def is_decided(self) -> bool:
         """Whether the race of every workload is; True without a race."""
         return all(race.is_decided for race in self.races.values())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is a race that further trials change nothing of."""
-        return bool(self.races) and self.is_decided
 
     def records_in(self, records: Sequence[Record]) -> list[Record]:
         """Return the records of cells that have not left."""

@@ -23,8 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.core.control_groups import oom_kills
 from harness.core.errors import BadInput, HarnessError
-from harness.core.oom import oom_kills
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process
 from harness.core.redaction import redact_text, secret_values
@@ -47,7 +47,7 @@ from harness.records.files import (
     remove_unused_columns,
     write_record,
 )
-from harness.records.record import Failure, Record
+from harness.records.record import Failure, Record, RunSettings
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings, saves_at_intervals
 from harness.records.store import comparison_key
@@ -177,6 +177,12 @@ class Runner:
         profile, which adds to the variables of the ranks.
         """
         return secret_values(os.environ, self.profile.environment)
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """Return the settings that the records of all trials have."""
+        settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
+        return replace(settings, excluded_nodes=self.excluded_nodes)
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Give each trial's record once it is on disk and the listener has been called.
@@ -389,8 +395,6 @@ class Runner:
             peaks=self.peaks,
             company=company,
         )
-        settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
-        settings = replace(settings, excluded_nodes=self.excluded_nodes)
         continued = _continued_record(folder) if assignment.attempt > 1 else None
         first_started = None
         queued_seconds = self.queued_seconds.get(assignment.trial.id)
@@ -399,7 +403,7 @@ class Runner:
             queued_seconds = continued.queued_seconds
         return replace(
             _without_secrets(record, self.secrets),
-            settings=settings,
+            settings=self.settings,
             first_started=first_started,
             queued_seconds=queued_seconds,
         )

@@ -12,7 +12,6 @@ from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.core.scratch import ScratchFolder
 from harness.hardware import machine
 from harness.hardware.roofline import device_of
-from harness.launch import forkserver
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
@@ -28,7 +27,7 @@ from harness.launch.runner import (
 )
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
-from harness.records.files import read_record, read_record_if_exists
+from harness.records.files import CommonParts, read_record, read_record_if_exists
 from harness.records.record import Record, Status
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import comparison_key, lock, write_spec
@@ -74,9 +73,10 @@ def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
     finished = []
     resumed = []
     unreadable = []
+    common = CommonParts()
     for trial in sweep.trials():
         try:
-            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+            record = read_record_if_exists(folder.trial_folder(trial.id).record_path, common)
         except BadInput as error:
             unreadable.append(str(error))
             continue
@@ -108,9 +108,10 @@ def _is_finished(record: Record, folder: SweepFolder, redo: Redo) -> bool:
 def _records_left_out(sweep: Sweep, folder: SweepFolder) -> list[Record]:
     """Return the records of a sweep's trials that are not selected, as far as they can be read."""
     records = []
+    common = CommonParts()
     for trial in sweep.trials_left_out():
         with suppress(BadInput):
-            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+            record = read_record_if_exists(folder.trial_folder(trial.id).record_path, common)
             if record is not None:
                 records.append(record)
     return records
@@ -170,7 +171,6 @@ def run(
     KeyboardInterrupt is raised. After a second Ctrl-C, their processes are ended at once and they
     get no record.
     """
-    fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
     with ExitStack() as stack:
         stack.enter_context(lock(folder))
         check(folder)
@@ -201,7 +201,7 @@ def run(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=Torchrun(environment=profile.environment, fork=fork),
+            launcher=Torchrun.of(profile),
             listener=listener,
             peaks=machine.read_all(folder.results.peaks),
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),

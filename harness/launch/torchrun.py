@@ -32,6 +32,7 @@ from harness.launch.launcher import RENDEZVOUS, assign, exit_failure, signal_fai
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
+from harness.spec.cluster import Profile
 from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
 
@@ -41,8 +42,7 @@ class Torchrun:
     """Starts ranks in this process's environment, with `environment` on top.
 
     Forked ranks compute the same bits as those that torchrun starts, without loading torch again.
-    Only ranks on CPUs are forked: whoever makes the launcher decides that, as `sweep.run`,
-    `run_unmeasured` and `reproduce.rerun` do.
+    Only ranks on CPUs are forked.
     """
 
     environment: Mapping[str, str]  # variables of the cluster profile
@@ -50,6 +50,16 @@ class Torchrun:
     # PYTHONPATH of ranks that import another tree's harness than this process; they can't be forked.
     python_path: str | None = None
     stack: ReadyStack | None = None  # None: ranks run under this process's interpreter
+
+    @classmethod
+    def of(cls, profile: Profile, python_path: str | None = None) -> Self:
+        """Return the launcher of a profile's trials, which forks their ranks where that is possible."""
+        can_fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
+        return cls(
+            environment=profile.environment,
+            fork=can_fork and python_path is None,
+            python_path=python_path,
+        )
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, where torchrun runs too.

@@ -11,11 +11,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from harness.core.control_groups import oom_kills
 from harness.core.errors import HarnessError
-from harness.core.oom import oom_kills
 from harness.core.paths import TrialFolder
 from harness.core.redaction import secret_values
-from harness.launch import forkserver
 from harness.launch.assemble import first_cause, read_rank_files
 from harness.launch.launcher import describe_end
 from harness.launch.logs import scrub_logs
@@ -57,8 +56,7 @@ def run_unmeasured(
     if prepare is not None:
         prepare(folder)
     cell, axes = trial.cell, trial.cell.axes
-    fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-    launcher = Torchrun(environment=profile.environment, fork=fork)
+    launcher = Torchrun.of(profile)
     if cell.stack is not None:
         launcher = launcher.in_stack(ready_stack(cell, base_folder))
     run_task(

@@ -34,7 +34,8 @@ MARK = "harness: segment"  # a range of the trace that begins just before the se
 LOADER = "enumerate(DataLoader)"  # what torch's DataLoader calls the fetching of a batch
 # An operator or an event of a collective, or a kernel of NCCL such as `ncclDevKernel_AllReduce_Sum_f32`.
 COLLECTIVE = re.compile(
-    r"(?:c10d::|_c10d_functional::|gloo:|nccl:|ncclDevKernel_)(_?[A-Za-z_]+?)(?:_(?:Sum|Avg|RING|TREE).*)?$"
+    r"(?:c10d::|_c10d_functional::|gloo:|nccl:|ncclDevKernel_)(_?[A-Za-z_]+?)"
+    r"(?:_(?:Sum|Avg|RING|TREE|\d).*|\(.*)?$"
 )
 CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 HOST_EVENTS = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")  # categories of a trace
@@ -378,6 +379,16 @@ def _kernels(
     return kernels
 
 
+def _device_part(event: str) -> str:
+    """Return the part that a device's event belongs to.
+
+    A kernel that Inductor has made is a part by its own name: how many there are says nothing of how
+    many regions were compiled.
+    """
+    name = part_name(event)
+    return event if name == COMPILED else name
+
+
 def _divide_device(
     kernels: Sequence[tuple[float, float, str]],
     events: Sequence[Mapping[str, Any]],
@@ -403,12 +414,13 @@ def _divide_device(
         part: tuple[str, Kind] = (DEVICE_IDLE, "wait")
         if owner != NOBODY:
             name = kernels[owner][2]
-            part = (part_name(name), "collective" if COLLECTIVE.match(name) else "kernel")
+            part = (_device_part(name), "collective" if COLLECTIVE.match(name) else "kernel")
         seconds.setdefault(part, np.zeros(len(step_seconds)))[step] += duration
     calls: dict[str, Counter[str]] = defaultdict(Counter)
     for _, _, name in kernels:
-        calls[part_name(name)][""] += 1
+        calls[_device_part(name)][""] += 1
     for event in events:  # after which the device has nothing to do
-        if event.get("cat") == "cuda_runtime" and part_name(event["name"]) == SYNCHRONIZATION:
+        is_wait = part_name(event["name"]) == SYNCHRONIZATION and _counts(event["name"])
+        if event.get("cat") == "cuda_runtime" and is_wait:
             calls[DEVICE_IDLE][""] += 1
     return _assembled(seconds, calls, {})

@@ -55,15 +55,14 @@ def describe_code() -> Code:
 
     Files that git does not track make no checkout dirty: results are usually among them.
     """
-    checkout = Path(harness.__file__).parent.parent
     version, training = harness.__version__, training_digest()
-    if not (checkout / ".git").exists():
+    if not (ROOT / ".git").exists():
         return Code(version=version, training=training)
-    status = git_output(checkout, "status", "--porcelain", "--untracked-files=no")
+    status = git_output(ROOT, "status", "--porcelain", "--untracked-files=no")
     dirty = None  # git could not say
     if status is not None:
         dirty = bool(status)
-    commit = git_output(checkout, "rev-parse", "HEAD")
+    commit = git_output(ROOT, "rev-parse", "HEAD")
     return Code(version=version, commit=commit, dirty=dirty, training=training)
 
 

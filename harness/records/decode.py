@@ -127,18 +127,19 @@ def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> An
 def checked_content(content: Any, source: object, file_format: FileFormat) -> Any:
     """Return a file's JSON value without its seal once schema and seal have been checked.
 
-    It has our schema, as it would have if it were written again. Raises BadFile.
+    `content` itself is changed. It has our schema, as it would have if it were written again. Raises
+    BadFile.
     """
     if file_format.schema is not None:
         _check_schema(content, source, file_format)
     if not isinstance(content, dict):
         return content
     if file_format.is_sealed:
-        found, expected = content.get(seal.KEY), seal.digest_of(content)
+        found = content.pop(seal.KEY, None)
+        expected = seal.digest_of(content)
         if found != expected:
             problem = f"seal: found {shown(found)}; allowed: {expected[:12]}…, that of its content"
             raise file_format.error(source, f"{problem}: it was changed after it was written")
-        content = {key: value for key, value in content.items() if key != seal.KEY}
     if file_format.schema is not None:
         content["schema"] = file_format.schema
     return content

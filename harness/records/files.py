@@ -216,24 +216,12 @@ def _read_column(archive: zipfile.ZipFile, name: str, column: Column) -> Numbers
 
 def next_to(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) -> Opener:
     """Return what opens the files next to a header, reading `buffer_bytes` at once."""
-    return partial(_open_next_to, header_path, buffer_bytes)
-
-
-def _open_next_to(header_path: Path, buffer_bytes: int, name: str) -> BinaryIO:
-    """Open the file of that name next to a header."""
-    return header_path.with_name(name).open("rb", buffer_bytes)
+    return lambda name: header_path.with_name(name).open("rb", buffer_bytes)
 
 
 def in_memory(fetch: Callable[[str], bytes]) -> Opener:
     """Return what opens the files that `fetch` returns by their names."""
     return lambda name: io.BytesIO(fetch(name))
-
-
-def text_column(text: bytes) -> Numbers:
-    """Return the column of a text in UTF-8, shape (bytes,)."""
-    import numpy as np
-
-    return np.frombuffer(text, dtype=np.uint8)
 
 
 def take_series(results: Sequence[dict[str, Any]]) -> dict[str, list[Numbers]]:
@@ -329,7 +317,9 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
         results = [asdict(result) for result in record.ranks]
         columns.update(take_series(results))
         if results:
-            columns[RANKS] = text_column(seal.json_text(results))
+            import numpy as np
+
+            columns[RANKS] = np.frombuffer(seal.json_text(results), dtype=np.uint8)
     described = describe_columns(path, columns) if columns else None
     content["columns"] = None if described is None else asdict(described)
     header = seal.sealed_text(content)  # before anything is written: it may be refused

@@ -37,9 +37,12 @@ def speeds_by_trials(trials: Iterable[NodeTimes]) -> list[NodeSpeed]:
     The trials of a block are no independent measurements of their nodes, so a block has one value
     for a node: the mean over its trials there, of how the log speed differs from the cell's mean.
     """
+    listed = list(trials)
+    nodes_of_all = {node for trial in listed for node in trial.seconds}
+    if len(nodes_of_all) < 2:
+        return []
     by_cell: dict[str, list[float]] = {}
     by_block: dict[tuple[int, int], dict[str, list[float]]] = {}
-    listed = list(trials)
     for trial in listed:
         logs = [-math.log(seconds) for seconds in trial.seconds.values()]
         by_cell.setdefault(trial.cell, []).append(fmean(logs))

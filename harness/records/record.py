@@ -335,7 +335,7 @@ class Telemetry:
     It is of segments of nothing but training, after the warm-up. `sample_times` and `readings` are
     samples from within segments. `shares` come from counters that are read at both ends of every
     segment, and so cover all of it. Joules and `metered_steps` are of those segments that are long
-    enough for the GPU's energy counter (`harness.measure.telemetry.METERED`).
+    enough for the GPU's energy counter (`harness.measure.telemetry.MIN_METERED_SECONDS`).
     """
 
     seconds: Amount  # of the segments

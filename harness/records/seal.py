@@ -21,12 +21,11 @@ KEY = "seal"
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a JSON object in hexadecimal; its own seal does not count."""
-    unsealed = {key: value for key, value in content.items() if key != KEY}
+    """Return the SHA-256 of a JSON object without its seal, in hexadecimal."""
     try:
-        encoded = msgspec.msgpack.encode(unsealed, order="sorted")
+        encoded = msgspec.msgpack.encode(content, order="sorted")
     except OverflowError:  # MessagePack has no whole numbers beyond 64 bits
-        encoded = json.dumps(unsealed, sort_keys=True).encode()
+        encoded = json.dumps(content, sort_keys=True).encode()
     return hashlib.sha256(encoded).hexdigest()
 
 
@@ -38,6 +37,7 @@ def sealed_text(content: Mapping[str, Any]) -> str:
     """
     # What readers will get: keys of objects as text, and tuples as lists.
     plain = msgspec.json.decode(json_text(content))
+    plain.pop(KEY, None)  # of content that was read from a sealed file
     plain[KEY] = digest_of(plain)
     return json.dumps(plain, indent=1) + "\n"
 

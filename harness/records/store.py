@@ -7,7 +7,6 @@ command asked for; earlier commands may have asked for other seeds and repeats o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.core.errors import BadFile, BadInput, did_you_mean
-from harness.core.locks import lock_file
+from harness.core.locks import lock_file, share_file
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, checked_content, read_json
-from harness.records.files import CommonParts, read_record, read_record_if_exists
+from harness.records.files import CommonParts, read_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
@@ -249,13 +248,15 @@ def trials_of_other_code(
     """
     cells = list(cells)
     present_ids = {cell.id for cell in cells}
-    settings_ids = {cell.settings_id for cell in cells}
     paths_by_cell: dict[str, list[Path]] = {}
     for trial_id in recorded_ids:
         name = TRIAL_ID.fullmatch(trial_id)
         if name is not None and name["cell"] not in present_ids:
             path = folder.trial_folder(trial_id).record_path
             paths_by_cell.setdefault(name["cell"], []).append(path)
+    if not paths_by_cell:
+        return []
+    settings_ids = {cell.settings_id for cell in cells}
     others = []
     for paths in paths_by_cell.values():
         for path in paths:
@@ -276,24 +277,23 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
-    trials = {trial.id: trial for trial in sweep.trials()}
-    further_ids = folder.recorded_ids(besides=trials)
-    trials.update({trial.id: trial for trial in recorded_trials(further_ids, sweep.cells)})
-    # Most of the trials of a sweep that has just begun have no folder to look for a record in.
-    subfolders = set(folder.subfolders())
+    trial_ids = dict.fromkeys(trial.id for trial in sweep.trials())
+    subfolders = folder.subfolders()
+    further_ids = folder.recorded_ids([name for name in subfolders if name not in trial_ids])
+    trial_ids |= dict.fromkeys(trial.id for trial in recorded_trials(further_ids, sweep.cells))
+    present = set(subfolders)  # most trials of a sweep that has just begun have no folder
     records = []
     unreadable = []
     common = CommonParts()
-    for trial_id in trials:
-        if trial_id not in subfolders:
+    for trial_id in trial_ids:
+        if trial_id not in present:
             continue
+        path = folder.trial_folder(trial_id).record_path
         try:
-            record = read_record_if_exists(folder.trial_folder(trial_id).record_path, common)
+            records.append(read_record(path, common))
         except BadInput as error:
-            unreadable.append(str(error))
-        else:
-            if record is not None:
-                records.append(record)
+            if path.exists():  # else the trial has no record yet
+                unreadable.append(str(error))
     return RecordedSweep(
         sweep=sweep,
         records=records,
@@ -364,11 +364,8 @@ def is_locked(folder: SweepFolder) -> bool:
     """
     if not folder.lock_path.exists():
         return False
-    with folder.lock_path.open(encoding="utf-8") as file:
+    with folder.lock_path.open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not share_file(file.fileno(), timeout=0)
         except OSError:  # a file system without locks: `lock` refuses to run trials there
             return False
-    return False

@@ -15,7 +15,6 @@ from harness.render.format import si_prefixed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
 
 # The palette of Okabe and Ito, distinguishable for the color-blind too (Color Universal Design,
 # 2008). The last three are pale on white and so come last.
@@ -65,28 +64,22 @@ def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:
     return content.getvalue()
 
 
-def si_formatter() -> FuncFormatter:
-    """Return a formatter of tick labels with SI prefixes: `208 G`."""
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: si_prefixed(value).strip())
+def si_tick(value: float, _: float) -> str:
+    """Return a tick's label with an SI prefix: `208 G`."""
+    return si_prefixed(value).strip()
 
 
-def plain_formatter() -> FuncFormatter:
-    """Return a formatter of tick labels without powers of ten: `0.25`."""
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: f"{value:g}")
+def plain_tick(value: float, _: float) -> str:
+    """Return a tick's label without powers of ten: `0.25`."""
+    return f"{value:g}"
 
 
-def power_formatter() -> FuncFormatter:
-    """Return a formatter of tick labels that are powers of ten: `1e-7`.
+def power_tick(value: float, _: float) -> str:
+    """Return a tick's label as a power of ten: `1e-7`.
 
-    Matplotlib's own would write them as formulas, which texts here are not (`new_figure`).
+    Matplotlib's own would be a formula, which texts here are not (`new_figure`).
     """
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: f"1e{round(math.log10(value))}")
+    return f"1e{round(math.log10(value))}"
 
 
 def tint(color: str, strength: float) -> str:

@@ -98,16 +98,6 @@ def from_markup(markup: str) -> Text:
     return Text.from_markup(markup, emoji=False)
 
 
-def write_lines(console: TerminalConsole, lines: Iterable[str]) -> None:
-    """Print lines of plain text as they are, but for control characters.
-
-    Rich takes them apart and puts them together again, which takes as long as to make them.
-    """
-    for line in lines:
-        text = line if line.isprintable() else line.translate(_WITHOUT_CONTROL_CHARACTERS)
-        console.file.write(f"{text}\n")
-
-
 COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
 WIDEST_COMMAND = 60  # columns; what a longer command shows is not aligned with the others
 
@@ -138,7 +128,10 @@ def show_table(console: TerminalConsole, table: Table) -> None:
     Of a long one it takes a millisecond a row, so that those are laid out here, without colors.
     """
     if len(table.rows) > LONG:
-        write_lines(console, plain_lines(table))
+        for line in plain_lines(table):
+            # Not through `render`, which takes control characters out.
+            text = line if line.isprintable() else line.translate(_WITHOUT_CONTROL_CHARACTERS)
+            console.file.write(f"{text}\n")
         return
     drawn = as_rich(table)
     unlimited = console.options.update(max_width=WIDEST)

@@ -12,7 +12,7 @@ from harness.render.chart import (
     INK,
     MARKERS,
     new_figure,
-    plain_formatter,
+    plain_tick,
     style_axes,
 )
 from harness.render.console import TerminalConsole, print_json, show_table
@@ -225,12 +225,7 @@ def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
     """Print where two recorded trials diverge."""
     if as_json:
         print_json(_recorded_to_json(diff))
-    else:
-        _show(diff)
-
-
-def _show(diff: RecordedDiff) -> None:
-    """Print what is known of two recorded trials."""
+        return
     console = TerminalConsole()
     trials = (diff.a.record.trial, diff.b.record.trial)
     for line in [*heading(*trials), *_record_lines(diff)]:
@@ -346,7 +341,7 @@ def draw_divergence(course: Course, title: str, first_step: int | None) -> Figur
     upper.set_yscale("symlog", linthresh=SMALLEST_RELATIVE)
     lower.set_yscale("symlog", linthresh=SMALLEST_ULP)
     for axes, name in ((upper, "relative"), (lower, "ulp")):
-        axes.yaxis.set_major_formatter(plain_formatter())
+        axes.yaxis.set_major_formatter(plain_tick)
         _draw_distances(axes, course.losses, name, "loss", 0)
         _draw_distances(axes, course.parameters, name, "parameters", 1)
         axes.set_ylim(bottom=0)

@@ -16,7 +16,7 @@ from harness.analysis.compare import MetricRow
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted
-from harness.launch.race import SweepRace, WorkloadRace
+from harness.launch.race import WorkloadRace
 from harness.records.differences import shown
 from harness.records.record import Record
 from harness.render import format as fmt
@@ -118,13 +118,17 @@ def race_sentence(race: WorkloadRace, name: CellName) -> str:
     )
 
 
-def race_sentences(sweep: Sweep, records: Sequence[Record], name: CellName) -> list[str]:
+def race_sentences(
+    result: SweepResult, sweep: Sweep, records: Sequence[Record], name: CellName
+) -> list[str]:
     """Say what has become of each race, and how many trials it has saved, and about how much time.
 
-    A trial that was saved is taken to need what those of its cell did on average.
+    A trial that was saved is taken to need what those of its cell did on average. Without a race
+    there is nothing to say.
     """
-    race = SweepRace.of_records(sweep, records)
-    sentences = [race_sentence(part, name) for part in race.races.values()]
+    if not result.races:
+        return []
+    sentences = [race_sentence(race, name) for race in result.races.values()]
     seconds: dict[str, list[float]] = {}
     for record in records:
         seconds.setdefault(record.trial.cell.id, []).append(record.ended - record.started)
@@ -132,6 +136,7 @@ def race_sentences(sweep: Sweep, records: Sequence[Record], name: CellName) -> l
     trials = sweep.whole().trials()
     saved = []
     for trial in trials:
+        race = result.races[trial.cell.workload.label]
         if trial.id not in recorded and race.reason_to_skip(trial) is not None:
             saved.append(fmean(seconds[trial.cell.id]))
     if saved:

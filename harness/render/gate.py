@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from harness.core.text import counted
 from harness.gate.accuracy import AccuracyResult
-from harness.gate.against import CellOutcome, GateOptions, GateOutcome
+from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.explanation import Explanation
 from harness.gate.paired import PairedResult
 from harness.gate.sweep_changes import SweepChange
@@ -90,21 +90,19 @@ def _caption(outcome: GateOutcome) -> str:
     """Return what the numbers are, what they were measured on, and what the intervals mean."""
     conditions = outcome.conditions
     units = " or ".join(sorted({cell.measured.unit for cell in outcome.cells})) or "samples/s"
-    measured = "the cells' own stacks" if outcome.options.stack else "the working tree"
+    options = outcome.options
+    measured = "the cells' own stacks" if options.stack else "the working tree"
+    min_effect = f"{options.min_effect:.1%}"
+    if options.min_effect_source:  # a certificate
+        min_effect += f" ({options.min_effect_source})"
     return (
         f"{units} of {_describe_revision(outcome)} and of {measured},"
         f" measured in turn on {conditions.hardware} with torch {conditions.torch};"
-        f" smallest change that matters: {_min_effect(outcome.options)};"
+        f" smallest change that matters: {min_effect};"
         f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
         " however often they are looked at"
         f"{_whole_turns_caption(outcome)}"
     )
-
-
-def _min_effect(options: GateOptions) -> str:
-    """Return the smallest slowdown that matters, and where it comes from if that is a certificate."""
-    source = f" ({options.min_effect_source})" if options.min_effect_source else ""
-    return f"{options.min_effect:.1%}{source}"
 
 
 def _whole_turns_caption(outcome: GateOutcome) -> str:
@@ -351,21 +349,25 @@ def as_json(outcome: GateOutcome, explanations: Mapping[str, Explanation] | None
     """
     cells: list[dict[str, Any]] = []
     for cell_outcome in outcome.cells:
-        control, accuracy = cell_outcome.control, cell_outcome.accuracy
+        cell_json: dict[str, Any] = {
+            "cell": cell_outcome.cell.id,
+            "label": cell_outcome.cell.label,
+            "failed": outcome.has_failed(cell_outcome),
+            "summary": sentence(outcome, cell_outcome),
+            "interval": cell_outcome.measured.verdict_bounds,
+            "measured": asdict(cell_outcome.measured),
+            "control": None,
+            "accuracy": None,
+            "explanation": None,
+        }
+        if cell_outcome.control is not None:
+            cell_json["control"] = asdict(cell_outcome.control)
+        if cell_outcome.accuracy is not None:
+            cell_json["accuracy"] = asdict(cell_outcome.accuracy)
         explanation = (explanations or {}).get(cell_outcome.cell.id)
-        cells.append(
-            {
-                "cell": cell_outcome.cell.id,
-                "label": cell_outcome.cell.label,
-                "failed": outcome.has_failed(cell_outcome),
-                "summary": sentence(outcome, cell_outcome),
-                "interval": cell_outcome.measured.verdict_bounds,
-                "measured": asdict(cell_outcome.measured),
-                "control": None if control is None else asdict(control),
-                "accuracy": None if accuracy is None else asdict(accuracy),
-                "explanation": None if explanation is None else json_content(explanation),
-            }
-        )
+        if explanation is not None:
+            cell_json["explanation"] = json_content(explanation)
+        cells.append(cell_json)
     content = {
         "exit_code": outcome.exit_code,
         "commit": outcome.commit,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -191,17 +190,6 @@ def _is_power_of_two(size: int) -> bool:
     return size & (size - 1) == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Panel:
-    """The title of a panel, the labels of its axes, and its ticks: the sizes that were measured."""
-
-    title: str
-    x_label: str
-    y_label: str
-    sizes: Sequence[int]  # may have repetitions
-    size_label: Callable[[int], str]  # returns the label of a tick
-
-
 def draw(machine: Machine) -> Any:
     """Return a figure with panels of products, copies and all-reduces, each by size.
 
@@ -228,14 +216,14 @@ def _draw_matmuls(axes: Axes, machine: Machine) -> None:
         (point,) = [matmul for matmul in series if matmul.size == reached]
         flops_per_s = point.work / point.timing.best
         axes.plot([point.size], [flops_per_s], "*", color=chart.INK, markersize=9, zorder=5)
-    panel = _Panel(
+    _finish_panel(
+        axes,
         title="Matrix product",
         x_label=f"rows and columns (star: {SATURATION:.0%} of the peak)",
         y_label="FLOP/s",
         sizes=[matmul.size for matmul in matmuls if _is_power_of_two(matmul.size)],
         size_label=str,
     )
-    _finish_panel(axes, panel)
 
 
 def _draw_copies(axes: Axes, copies: Sequence[Copy], cache_bytes: int | None) -> None:
@@ -244,14 +232,14 @@ def _draw_copies(axes: Axes, copies: Sequence[Copy], cache_bytes: int | None) ->
     Arrays left of the line fit in the caches: their rates are not those of memory.
     """
     _draw_series(axes, _series_by_name(copies), lambda copy: copy.bytes)
-    panel = _Panel(
+    _finish_panel(
+        axes,
         title="Copy",
         x_label="bytes of the array",
         y_label="bytes/s",
         sizes=[copy.bytes for copy in copies],
         size_label=byte_size,
     )
-    _finish_panel(axes, panel)
     if not cache_bytes:
         return
     axes.axvline(cache_bytes, color=CACHE_LINE_COLOR, linewidth=1, linestyle=":")
@@ -335,14 +323,14 @@ def _draw_all_reduces(axes: Axes, all_reduces: Sequence[TimedAllReduce]) -> None
             marker=chart.MARKERS[number],
             markersize=5.5,
         )
-    panel = _Panel(
+    _finish_panel(
+        axes,
         title=f"All-reduce, {ranks} ranks",
         x_label="bytes at each rank",
         y_label="bytes/s",
         sizes=sizes,
         size_label=byte_size,
     )
-    _finish_panel(axes, panel)
     latency = all_reduces[0].timing.median * MICROSECONDS
     axes.text(
         0.97,
@@ -355,20 +343,31 @@ def _draw_all_reduces(axes: Axes, all_reduces: Sequence[TimedAllReduce]) -> None
     )
 
 
-def _finish_panel(axes: Axes, panel: _Panel) -> None:
-    """Set scales, titles and ticks, and place a legend clear of the lines."""
+def _finish_panel(
+    axes: Axes,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    sizes: Sequence[int],
+    size_label: Callable[[int], str],
+) -> None:
+    """Set scales, titles and ticks, and place a legend clear of the lines.
+
+    `sizes` are those that were measured, some maybe several times; `size_label` labels their ticks.
+    """
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom / 1.5, top * (top / bottom) ** LEGEND_ROOM)
-    chart.style_axes(axes, panel.title, panel.x_label, panel.y_label)
+    chart.style_axes(axes, title, x_label, y_label)
     # Ticks at the sizes that were measured, rather than at the powers that matplotlib would choose.
-    ticks = sorted(set(panel.sizes))
-    labels = [panel.size_label(tick) for tick in ticks]
+    ticks = sorted(set(sizes))
+    labels = [size_label(tick) for tick in ticks]
     if len(ticks) > MAX_LEVEL_TICKS:
         axes.set_xticks(ticks, labels, rotation=35, ha="right")
     else:
         axes.set_xticks(ticks, labels)
-    axes.yaxis.set_major_formatter(chart.si_formatter())
+    axes.yaxis.set_major_formatter(chart.si_tick)
     axes.minorticks_off()
     axes.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)

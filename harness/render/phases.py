@@ -96,6 +96,16 @@ def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
         console.print_prose(WHAT_IF_NOTE)
 
 
+def _done_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of the trials that are done, by cell id, of every cell of the sweep."""
+    by_cell = group_by_cell(SweepRace.of_records(sweep, records).records_in(records))
+    done = {}
+    for cell in sweep.cells:
+        of_cell = by_cell.get(cell.id, [])
+        done[cell.id] = [record for record in of_cell if record.status == "done"]
+    return done
+
+
 def what_if_table(answers: Mapping[str, Mapping[str, Interval]]) -> Table:
     """Return by how much each cell would be faster without one of its waits, by its name.
 
@@ -115,16 +125,6 @@ def what_if_table(answers: Mapping[str, Mapping[str, Interval]]) -> Table:
 def _matters(gain: Interval | None) -> bool:
     """Return whether a gain would not be printed as +0.0%."""
     return gain is not None and gain.mean > 1 + NEGLIGIBLE
-
-
-def _done_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records of the trials that are done, by cell id, of every cell of the sweep."""
-    by_cell = group_by_cell(SweepRace.of_records(sweep, records).records_in(records))
-    done = {}
-    for cell in sweep.cells:
-        of_cell = by_cell.get(cell.id, [])
-        done[cell.id] = [record for record in of_cell if record.status == "done"]
-    return done
 
 
 def _mean_shares(summaries: Sequence[Summary]) -> dict[str, float]:

@@ -13,7 +13,6 @@ from harness.analysis.cells import varying_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
-from harness.launch.race import SweepRace
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, show_table
@@ -38,9 +37,10 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     Raises BadInput for an axis in which the sweep's cells do not differ.
     """
     console = TerminalConsole()
-    show_table(console, pivot_table(sweep, records, across))
+    result = SweepResult.of_records(sweep, records)
+    show_table(console, pivot_table(sweep, result, across))
     console.print()
-    show_table(console, ratio_table(sweep, records, across))
+    show_table(console, ratio_table(sweep, result, across))
     done = [record for record in records if record.status == "done"]
     # Those of the last command, and of earlier ones.
     cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
@@ -48,13 +48,13 @@ def show_pivot(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -
     means = "one trial a cell"
     if max(Counter(cells_by_trial.values()).values()) > 1:
         means = "means over trials ± 95% intervals from 3 trials on (repeats of a seed count once)"
-    unit = fmt.common_unit(SweepResult.of_records(sweep, records).cells)
+    unit = fmt.common_unit(result.cells)
     trials = f"{len(done)} of {counted(len(cells_by_trial), 'trial')}"
     summary = f"{unit}, {means}, {trials}; {RATIO_NOTE}"
     console.print_text(f"\n{summary}")
 
 
-def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
+def pivot_table(sweep: Sweep, result: SweepResult, across: Sequence[str]) -> Table:
     """Return a table of throughput.
 
     It has a column for each combination of values of the axes `across`, and a row for each
@@ -63,7 +63,7 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     down = _axes_down(sweep, across)
     columns = _columns(sweep, across)
     rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for cell_result in SweepResult.of_records(sweep, records).cells:
+    for cell_result in result.cells:
         cell = cell_result.cell
         head = (cell.workload.label, *fmt.axis_texts(cell, down))
         column = _column(cell, across)
@@ -80,7 +80,7 @@ def pivot_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     return table
 
 
-def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) -> Table:
+def ratio_table(sweep: Sweep, result: SweepResult, across: Sequence[str]) -> Table:
     """Return a table of the throughput of the other columns relative to the first, by workload.
 
     Axes that are not across differ between the pairs of a ratio and not within one, so that the
@@ -90,8 +90,7 @@ def ratio_table(sweep: Sweep, records: Sequence[Record], across: Sequence[str]) 
     first_column, *other_columns = _columns(sweep, across)
     titles = [f"{column} : {first_column}" for column in other_columns]
     table = Table(["workload", *titles], titles)
-    in_race = SweepRace.of_records(sweep, records).records_in(records)
-    for workload, pairings in _paired_throughputs(in_race, across, down).items():
+    for workload, pairings in _paired_throughputs(result.all_records, across, down).items():
         pairs = list(pairings.values())
         texts = [workload]
         for column in other_columns:

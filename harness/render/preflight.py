@@ -111,7 +111,7 @@ def draw_rates(rates: CellRates, width: float, height: float) -> Figure:
             axes.axvline(spread.mean, color=color, linewidth=1.1 if number else 3.0)
             axes.axvspan(spread.low, spread.high, color=color, alpha=0.15, linewidth=0)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(chart.power_formatter())
+    axes.xaxis.set_major_formatter(chart.power_tick)
     chart.style_axes(axes, "", "learning rate", "training loss")
     return figure
 

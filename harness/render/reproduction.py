@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.analysis.evidence import Agreement, Fp64Problem, RerunDifference
+from harness.analysis.evidence import Fp64Problem
 from harness.analysis.rungs import Rung
 from harness.core.errors import one_line
 from harness.core.paths import Results
@@ -116,10 +116,16 @@ def conditions_text(verdict: ReproductionVerdict) -> str:
 
 
 def _first_text(trial: TrialVerdict) -> str:
-    """Return where a trial differs first, empty if nothing does."""
+    """Return where a trial differs first: `first in loss of rank 0 at step 3 (0.25, recorded 0.5)`.
+
+    Empty if nothing differs.
+    """
     if trial.agreement is None or trial.agreement.first_difference is None:
         return ""
-    return f"first in {first_text(trial.agreement.first_difference)}"
+    difference = trial.agreement.first_difference
+    moment = "" if difference.step is None else f" at step {difference.step}"
+    again, recorded = _short(difference.again), _short(difference.recorded)
+    return f"first in {difference.subject}{moment} ({again}, recorded {recorded})"
 
 
 def _fp64_text(trial: TrialVerdict) -> str:
@@ -131,13 +137,6 @@ def _fp64_text(trial: TrialVerdict) -> str:
     return FP64_PROBLEM_TEXTS[trial.agreement.fp64_problem]
 
 
-def first_text(difference: RerunDifference) -> str:
-    """Return the first difference: `loss of rank 0 at step 3 (0.25, recorded 0.5)`."""
-    moment = "" if difference.step is None else f" at step {difference.step}"
-    again, recorded = _short(difference.again), _short(difference.recorded)
-    return f"{difference.subject}{moment} ({again}, recorded {recorded})"
-
-
 def _short(value: str) -> str:
     """Return a number as it is, and the head of a digest."""
     if len(value) >= 32:
@@ -146,9 +145,11 @@ def _short(value: str) -> str:
 
 
 def _cause_text(trial: TrialVerdict) -> str:
-    """Return what most likely explains a difference."""
-    if trial.cause is not None:
-        return f"most likely because of {difference_text(trial.cause)}"
+    """Return what most likely explains a difference, such as `numpy (2.2.0, recorded 2.1.0)`."""
+    cause = trial.cause
+    if cause is not None:
+        here, recorded = shown(cause.b), shown(cause.a)
+        return f"most likely because of {cause.field} ({here}, recorded {recorded})"
     if trial.agreement is None or trial.agreement.fp64_problem == "not deterministic":
         return ""
     if trial.exact is not None and trial.rung is None:
@@ -159,11 +160,6 @@ def _cause_text(trial: TrialVerdict) -> str:
             " not recorded"
         )
     return ""
-
-
-def difference_text(entry: Difference) -> str:
-    """Return a difference of the conditions: `numpy (2.2.0, recorded 2.1.0)`."""
-    return f"{entry.field} ({shown(entry.b)}, recorded {shown(entry.a)})"
 
 
 def remedies(differences: Sequence[Difference]) -> list[str]:
@@ -220,12 +216,13 @@ ACM: Mapping[Outcome, str] = {
 
 
 def _conditions_section(verdict: ReproductionVerdict) -> list[str]:
-    """Return the conditions that differ, and how to bring them back."""
+    """Return which code ran again, the conditions that differ, and how to bring them back."""
+    code: dict[str, None] = {}  # each line once
+    for trial in verdict.trials:
+        for name, used in trial.code.items():
+            code[f"- {name}: {used.choice}, {used.reason}"] = None
+    lines = ["## Conditions", "", *code, ""]
     differences = unique_differences([trial.differences for trial in verdict.trials])
-    lines = ["## Conditions", ""]
-    for name, reason in code_lines(verdict.trials):
-        lines.append(f"- {name}: {reason}")
-    lines.append("")
     if not differences:
         return [*lines, "Nothing that was recorded differs.", ""]
     table = Table(["field", "recorded", "here"])
@@ -236,15 +233,6 @@ def _conditions_section(verdict: ReproductionVerdict) -> list[str]:
     if commands:
         lines += ["These commands bring some of it back:", "", "```console", *commands, "```", ""]
     return lines
-
-
-def code_lines(trials: Sequence[TrialVerdict]) -> list[tuple[str, str]]:
-    """Return which code ran again, each way once."""
-    lines: dict[tuple[str, str], None] = {}
-    for trial in trials:
-        for name, used in trial.code.items():
-            lines[name, f"{used.choice}, {used.reason}"] = None
-    return list(lines)
 
 
 def unique_differences(of_trials: Sequence[Sequence[Difference]]) -> list[Difference]:
@@ -267,9 +255,14 @@ def _trials_section(verdict: ReproductionVerdict) -> list[str]:
 
 def _trial_lines(trial: TrialVerdict) -> list[str]:
     """Return what is known of a trial as items of a list."""
-    if trial.agreement is None:
+    agreement = trial.agreement
+    if agreement is None:
         return ["", f"- {trial.failure}"]
-    lines = ["", f"- {rung_text(trial)}", f"- compared: {compared_text(trial.agreement)}"]
+    compared = ", ".join(agreement.compared)
+    differing = "nothing differs"
+    if agreement.differing:
+        differing = f"{', '.join(agreement.differing)} differ"
+    lines = ["", f"- {rung_text(trial)}", f"- compared: {compared}; {differing}"]
     for text in (_fp64_text(trial), _first_text(trial), _cause_text(trial)):
         if text:
             lines.append(f"- {text}")
@@ -277,14 +270,6 @@ def _trial_lines(trial: TrialVerdict) -> list[str]:
         lines.append(f"- it ran again as {trial.again}, because what its id hashes has changed")
     lines.append(f"- recorded: `{trial.source}`, again: `{trial.result}`")
     return lines
-
-
-def compared_text(agreement: Agreement) -> str:
-    """Return what was compared, and what of it differs."""
-    differing = "nothing differs"
-    if agreement.differing:
-        differing = f"{', '.join(agreement.differing)} differ"
-    return f"{', '.join(agreement.compared)}; {differing}"
 
 
 def seeds_text(entry: SeedVerdict) -> str:

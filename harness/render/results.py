@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from statistics import fmean
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.markup import escape
 
-from harness.analysis.cells import shown_seeds, summary_values, varying_axes
+from harness.analysis.cells import shown_seeds, varying_axes
 from harness.analysis.cost import currency, epoch_cost, stop_cost
 from harness.analysis.result import LEFT_RACE, CellResult
-from harness.analysis.stopping import summarize_stops
+from harness.analysis.scalars import of_summary
+from harness.analysis.stopping import mean_over, summarize_stops
 from harness.analysis.sweep_result import SweepResult
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.core.text import counted
-from harness.hardware.machine import Machine
-from harness.launch.race import SweepRace
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
 from harness.render import format as fmt
@@ -36,7 +33,7 @@ from harness.render.format import (
     stop_counts,
 )
 from harness.render.plan import QUIET_MACHINE
-from harness.render.roofline import needs_peaks, roofline_lines, with_measured_peaks
+from harness.render.roofline import roofline_lines, sweep_roofline, with_measured_peaks
 from harness.render.run import is_contended
 from harness.render.table import Content, Styled, Table
 from harness.spec.cell import Trial
@@ -51,30 +48,28 @@ VERDICT_NUMBERS = ["speed", "interval", "pairs"]
 # Of tables that would be wider than the terminal, in the order in which they are left out.
 OPTIONAL_COLUMNS = ["best at", "epochs", "MFU", "step ms", "MFU measured"]
 OPTIONAL_VERDICT_COLUMNS = ["against", "pairs"]
-MFU_COLUMNS = {  # column -> field of `Summary`; shown where a record has it
-    "MFU": "mfu",
-    "MFU measured": "mfu_measured",
+MFU_COLUMNS = {  # how each column is read from a record; shown where a record has it
+    "MFU": of_summary(lambda summary: summary.mfu),
+    "MFU measured": of_summary(lambda summary: summary.mfu_measured),
 }
 STATUS_LABELS = {"unrecorded": "missing"}  # as people call it; the others are called as they are
 CERTAIN = "★"  # marks the fastest cell of a workload, if every other one is slower for certain
 HIGHEST = "☆"  # marks the best mean of a workload: another cell may truly be as good
 
 
-def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -> Table:
+def result_table(sweep: Sweep, result: SweepResult) -> Table:
     """Return a table with one row a cell: means over its trials that are done.
 
-    A cell is identified by its id, its workload and its axes, or where the table `is_short` by its
-    workload and its name.
-
-    Means have their 95% interval where there are three or more independent values
-    (`harness.statistics.trials`). The highest means of each workload are marked, and the fastest
-    cell with another mark if that is certain. Model FLOPs utilization has a column where
-    any trial has one. Where workloads have different target metrics, each value has its metric's
-    name before it. Where trials have a rule for stopping, there are the mean epochs that they trained,
-    and those until their best evaluation. Where a cluster profile states a price, there is the cost of
-    an epoch, and of trials that reached the goal of such a rule that of the goal.
+    A cell is identified by its id, its workload and its axes. Means have their 95% interval where
+    there are three or more independent values (`harness.statistics.trials`). The highest means of
+    each workload are marked, and the fastest cell with another mark if that is certain. Model FLOPs
+    utilization has a column where any trial has one. Where workloads have different target metrics,
+    each value has its metric's name before it. Where trials have a rule for stopping, there are the
+    mean epochs that they trained, and those until their best evaluation. Where a cluster profile
+    states a price, there is the cost of an epoch, and of trials that reached the goal of such a rule
+    that of the goal.
     """
-    records = list(chain.from_iterable(result.records.values()))
+    records = result.all_records
     axes = varying_axes(sweep.cells)
     mfu_columns = _mfu_columns(records)
     targets = {record.rank0.target.name for record in records if record.rank0}
@@ -85,25 +80,20 @@ def result_table(sweep: Sweep, result: SweepResult, *, is_short: bool = False) -
     more_columns = _stop_columns(result) | _cost_columns(result)
     numbers = [unit, "step ms", *mfu_columns, metric_column, *more_columns]
     table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
-    if is_short:
-        table = Table(["workload", "cell", *numbers, "trials"], numbers, wrapped=["cell"])
-    names = fmt.cell_names(result.all_cells)
     throughput_marks, metric_marks = _marks(result)
     for cell_result in result.cells:
         cell = cell_result.cell
         done = result.done_records(cell)
-        step_seconds = _mean_summary(done, "step_p50")
+        step_seconds = mean_over(done, of_summary(lambda summary: summary.step_p50))
         metric = fmt.metric(cell_result.metric)
         if len(targets) > 1 and cell_result.metric and cell_result.target:
             metric = f"{cell_result.target.name} {metric}"
         throughput = fmt.in_column(fmt.throughput(cell_result.throughput), cell_result, unit)
         row: list[Content] = [cell.id, cell.workload.label, *fmt.axis_texts(cell, axes)]
-        if is_short:
-            row = [cell.workload.label, names[cell.id]]
         row.append(_marked(throughput, throughput_marks.get(cell.id)))
         row.append(fmt.milliseconds(step_seconds))
-        for field in mfu_columns.values():
-            utilization = _mean_summary(done, field)
+        for read in mfu_columns.values():
+            utilization = mean_over(done, read)
             # Three significant digits: on CPUs it can be a small fraction of a percent.
             row.append(fmt.MISSING if utilization is None else f"{utilization * 100:.3g}%")
         row.append(_marked(metric, metric_marks.get(cell.id)))
@@ -122,22 +112,25 @@ def _trial_counts(result: SweepResult, cell_result: CellResult) -> Styled:
     return Styled(text, STATUS_LOOKS[status])
 
 
-def narrow_table(sweep: Sweep, result: SweepResult) -> Table:
-    """Return the table of results for a terminal that is as wide as MAX_WIDTH.
+def narrow_table(table: Table, result: SweepResult, names: Mapping[str, str]) -> Table:
+    """Return the table of results with names of cells instead of ids and axes, at most MAX_WIDTH wide.
 
-    A cell has the name that tells it from the others of its workload instead of its id and its axes,
-    and the columns that matter least are left out.
+    The columns that matter least are left out. `names` are by the id of the cell.
     """
-    optional = [*OPTIONAL_COLUMNS, *_cost_columns(result)]
-    return narrowed(result_table(sweep, result, is_short=True), optional)
+    start = table.columns.index(fmt.common_unit(result.cells))
+    columns = ["workload", "cell", *table.columns[start:]]
+    narrow = Table(columns, table.numbers, wrapped=["cell"])
+    for cell, row in zip(result.all_cells, table.rows, strict=True):
+        narrow.add_row(cell.workload.label, names[cell.id], *row[start:])
+    return narrowed(narrow, [*OPTIONAL_COLUMNS, *_cost_columns(result)])
 
 
-def _mfu_columns(records: Sequence[Record]) -> dict[str, str]:
+def _mfu_columns(records: Sequence[Record]) -> dict[str, Callable[[Record], float | None]]:
     """Return those of MFU_COLUMNS that any record has a value for."""
     columns = {}
-    for title, field in MFU_COLUMNS.items():
-        if summary_values(records, field):
-            columns[title] = field
+    for title, read in MFU_COLUMNS.items():
+        if mean_over(records, read) is not None:
+            columns[title] = read
     return columns
 
 
@@ -175,12 +168,6 @@ def _cost_columns(result: SweepResult) -> dict[str, dict[str, str]]:
     return columns
 
 
-def _mean_summary(records: Sequence[Record], field: str) -> float | None:
-    """Return the mean of a field of `Summary` over the records that have it."""
-    values = summary_values(records, field)
-    return fmean(values) if values else None
-
-
 def _marks(result: SweepResult) -> tuple[dict[str, str], dict[str, str]]:
     """Return the marks of each workload's highest throughput and metric, by the id of their cell.
 
@@ -215,11 +202,13 @@ def marks_legend(sweep: Sweep) -> str:
     return f"{CERTAIN} certainly the fastest of its workload, {HIGHEST} the best mean; "
 
 
-def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) -> None:
+def show_verdicts(
+    console: TerminalConsole, result: SweepResult, names: Mapping[str, str], *, wide: bool
+) -> None:
     """Print a row for each cell that has a reference: its speed as a ratio, an interval, a verdict.
 
-    Prints nothing where no workload has two cells of several trials. Unless it is `wide`, the table has no more
-    columns than fit.
+    Prints nothing where no workload has two cells of several trials. `names` are by the id of the
+    cell. Unless it is `wide`, the table has no more columns than fit.
     """
     if result.comparison is None or not result.comparison.rows:
         return
@@ -227,7 +216,7 @@ def show_verdicts(console: TerminalConsole, result: SweepResult, *, wide: bool) 
     wrapped = [] if wide else ["cell"]
     table = Table([*VERDICT_COLUMNS, *metric_column], VERDICT_NUMBERS, wrapped=wrapped)
     for workload, cells in result.workloads.items():
-        _add_workload(table, result, workload, cells, has_metric=bool(metric_column))
+        _add_workload(table, result, workload, cells, names, has_metric=bool(metric_column))
     if not table.rows:
         return
     if not wide:
@@ -273,15 +262,15 @@ def _add_workload(
     result: SweepResult,
     workload: str,
     cells: Sequence[CellResult],
+    names: Mapping[str, str],
     *,
     has_metric: bool,
 ) -> None:
     """Add a row for each cell of a workload that is compared with its reference.
 
-    Cells are named by the axes in which those of the workload differ. `has_metric` says whether the
-    table has a column for the target metric.
+    `names` are by the id of the cell. `has_metric` says whether the table has a column for the
+    target metric.
     """
-    names = fmt.cell_names(cell_result.cell for cell_result in cells)
     for cell_result in cells:
         cell = cell_result.cell
         speed = result.throughput_row(cell)
@@ -323,34 +312,35 @@ def show_results(
     console = TerminalConsole()
     records, peaks = with_measured_peaks(records, results)
     result = SweepResult.of_records(sweep, records)
-    names = fmt.cell_names(result.all_cells, with_workload=True)
-    sentences = conclusions(result, lambda cell: names[cell.id])
-    if result.races:
-        sentences += race_sentences(sweep, records, lambda cell: names[cell.id])
+    names = fmt.cell_names(result.all_cells)
+    long_names = fmt.cell_names(result.all_cells, with_workload=True)
+    sentences = conclusions(result, lambda cell: long_names[cell.id])
+    sentences += race_sentences(result, sweep, records, lambda cell: long_names[cell.id])
     for sentence in sentences:
         console.print_prose(escape(sentence))
     if sentences:
         console.print()
     table = result_table(sweep, result)
     is_narrow = not wide and not fits(table)
-    show_table(console, narrow_table(sweep, result) if is_narrow else table)
-    folder = escape(str(results.sweep_folder(sweep.name).path))
+    show_table(console, narrow_table(table, result, names) if is_narrow else table)
+    folder = results.sweep_folder(sweep.name)
+    roofline = sweep_roofline(sweep, result.all_records, peaks)
     cells_by_trial = {trial.id: trial.cell.id for trial in sweep.trials()}
     for record in records:
         cells_by_trial[record.trial.id] = record.trial.cell.id
     has_intervals = max(Counter(cells_by_trial.values()).values()) > 1
     means = "means over trials ± 95% interval" if has_intervals else "means over trials"
     lines = [
-        f"\n{marks_legend(sweep)}{means}. Records: {folder}",
+        f"\n{marks_legend(sweep)}{means}. Records: {escape(str(folder.path))}",
         *too_few_notes(result.cells),
         *_stop_lines(records),
-        *roofline_lines(sweep, list(chain.from_iterable(result.records.values())), results, peaks),
+        *roofline_lines(roofline, folder.roofline_path),
     ]
     for line in lines + _earlier_lines(sweep, records):
         console.print_prose(line)
     if has_intervals:
-        show_verdicts(console, result, wide=wide)
-    _show_parity(console, sweep, records, results)
+        show_verdicts(console, result, names, wide=wide)
+    _show_parity(console, result, folder)
     remarks = _status_lines(records)
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
     remarks += _steady_state_lines(records, verbose=verbose)
@@ -361,26 +351,31 @@ def show_results(
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
     for line in remarks:
         console.print_prose(line)
-    commands = _next_commands(sweep, records, results, run_command, peaks, is_narrow=is_narrow)
+    commands = _next_commands(
+        sweep,
+        result,
+        records,
+        results,
+        run_command,
+        has_roofline=roofline is not None,
+        is_narrow=is_narrow,
+    )
     for line in next_lines(commands):
         console.print_markup(line)
 
 
-def _show_parity(
-    console: TerminalConsole, sweep: Sweep, records: Sequence[Record], results: Results
-) -> None:
+def _show_parity(console: TerminalConsole, result: SweepResult, folder: SweepFolder) -> None:
     """Print how alike the cells compute, if `harness diff parity` has measured it."""
     from harness.analysis.parity import read_parity, with_seeds
-    from harness.analysis.result import aggregate
 
-    parity = read_parity(results.sweep_folder(sweep.name))
+    parity = read_parity(folder)
     if parity is None:
         return
     # Only now, because it loads torch, which takes as long as many a sweep.
     from harness.render.parity import show_parity
 
     console.print()
-    show_parity(console, with_seeds(parity, aggregate(records)))
+    show_parity(console, with_seeds(parity, result.cells))
 
 
 def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
@@ -526,17 +521,18 @@ def _label_lines(records: Sequence[Record]) -> list[str]:
 
 def _next_commands(
     sweep: Sweep,
+    result: SweepResult,
     records: Sequence[Record],
     results: Results,
     run_command: str,
-    peaks: Mapping[str, Machine],
     *,
+    has_roofline: bool,
     is_narrow: bool,
 ) -> dict[str, str]:
     """Return the commands to try next with what each shows.
 
-    If no trial is done, they are about what went wrong. `is_narrow` says whether the tables lack
-    columns, and `peaks` are the measured machines.
+    If no trial is done, they are about what went wrong. `has_roofline` says whether the peaks of
+    the trials' machine are known, `is_narrow` whether the tables lack columns.
     """
     name = shlex.quote(sweep.name)
     if not any(record.status == "done" for record in records):
@@ -551,9 +547,9 @@ def _next_commands(
     }
     if is_narrow:
         purposes[f"harness show {name} --wide{results.flag}"] = "all columns, ids of cells included"
-    if needs_peaks(sweep, records, peaks):
+    if not has_roofline and result.records:  # not of a race that all cells have left
         purposes[f"harness machine peak{results.flag}"] = "MFU and a roofline for these cells"
-    if run_command and not SweepRace.of_records(sweep, records).is_over:
+    if run_command and not result.is_race_over:
         more = _with_more_trials(run_command, sweep, records)
         purposes[more] = "more trials; finished ones are not repeated"
     return purposes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import atan2, degrees
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class SweepRoofline:
 
     machine: Machine
     cells: Sequence[RooflineCell]
+    omitted: int  # further cells with done trials, whose traffic or roof is not known
 
 
 def with_measured_peaks(
@@ -70,16 +72,21 @@ def sweep_roofline(
     `measured` are the measured machines by key. A plot has the roofs of one machine, so that trials of
     other machines are left out.
     """
+    done_ids: set[str] = set()  # of cells
     records_by_key: dict[str, list[Record]] = {}
     for record in records:
+        if record.status != "done":
+            continue
+        done_ids.add(record.trial.cell.id)
         machine = machine_of(record, measured)
-        if record.status == "done" and machine is not None:
+        if machine is not None:
             records_by_key.setdefault(machine.key, []).append(record)
     if not records_by_key:
         return None
     key = max(records_by_key, key=lambda key: len(records_by_key[key]))
     machine = measured[key]
-    return SweepRoofline(machine=machine, cells=roofline_cells(sweep, records_by_key[key], machine))
+    cells = roofline_cells(sweep, records_by_key[key], machine)
+    return SweepRoofline(machine=machine, cells=cells, omitted=len(done_ids) - len(cells))
 
 
 def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) -> list[RooflineCell]:
@@ -143,8 +150,8 @@ def draw_roofline(name: str, cells: Sequence[RooflineCell], machine: Machine) ->
         "FLOP per byte, every operator's operands once",
         "FLOP/s of one rank",
     )
-    axes.yaxis.set_major_formatter(chart.si_formatter())
-    axes.xaxis.set_major_formatter(chart.plain_formatter())
+    axes.yaxis.set_major_formatter(chart.si_tick)
+    axes.xaxis.set_major_formatter(chart.plain_tick)
     axes.minorticks_off()
     axes.legend(
         title=f"{machine_title(machine)}\nshare of the roof",
@@ -303,27 +310,15 @@ def _threads(cell: RooflineCell, machine: Machine) -> int | None:
     return None if machine.device == "cuda" else cell.cell.axes.num_threads
 
 
-def needs_peaks(sweep: Sweep, records: Sequence[Record], measured: Mapping[str, Machine]) -> bool:
-    """Return whether there would be a roofline if the machine of the trials were measured."""
-    done = [record for record in records if record.status == "done"]
-    return bool(done) and sweep_roofline(sweep, done, measured) is None
-
-
-def roofline_lines(
-    sweep: Sweep, records: Sequence[Record], results: Results, measured: Mapping[str, Machine]
-) -> list[str]:
+def roofline_lines(roofline: SweepRoofline | None, path: Path) -> list[str]:
     """Return lines of markup that say how close to the roof cells came, and where the plot is.
 
-    `measured` are the measured machines by key.
+    There are none without a roofline, and where none of its cells has a place.
     """
-    done = [record for record in records if record.status == "done"]
-    roofline = sweep_roofline(sweep, done, measured) if done else None
     if roofline is None or not roofline.cells:
         return []
-    path = results.sweep_folder(sweep.name).roofline_path
     line = f"roofline: {escape(describe_shares(roofline.cells))}; {escape(str(path))}"
-    omitted = len({record.trial.cell.id for record in done}) - len(roofline.cells)
-    if omitted:
-        cells_omitted = counted(omitted, "cell")
-        line += f" [dim](not placed: {cells_omitted}, whose traffic or roof is not known)[/]"
+    if roofline.omitted:
+        cells = counted(roofline.omitted, "cell")
+        line += f" [dim](not placed: {cells}, whose traffic or roof is not known)[/]"
     return [line]

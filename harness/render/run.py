@@ -222,6 +222,8 @@ def other_code_lines(sweep: Sweep, other_code: Sequence[OtherCode]) -> list[str]
 
     It names the two ids, by which `harness compare` compares before with after.
     """
+    if not other_code:
+        return []
     cells = {cell.settings_id: cell for cell in sweep.cells}
     lines = []
     for other in other_code:

@@ -58,13 +58,16 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
     trial is printed with all that is known of it.
     """
     if as_json:
+        goodput = None
+        if status.goodput is not None:
+            goodput = asdict(status.goodput)
         content = {
             "sweep": status.sweep.name,
             "slurm_error": status.slurm_error,
             "bad_nodes": dict(status.bad_nodes),
-            "nodes": [asdict(speed) for speed in status.nodes],
-            "goodput": None if status.goodput is None else asdict(status.goodput),
-            "trials": [asdict(trial) for trial in status.trials],
+            "nodes": list(map(asdict, status.nodes)),
+            "goodput": goodput,
+            "trials": list(map(asdict, status.trials)),
         }
         print_json(content)
         return

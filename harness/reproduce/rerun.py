@@ -19,7 +19,6 @@ from harness.analysis.selection import Named
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.hardware.machine import Device
-from harness.launch import forkserver
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.provenance import Provenance, describe_launch
 from harness.launch.runner import COMPLETE, Runner, TrialListener
@@ -419,13 +418,7 @@ def _run_group(
     leader = group[0]
     settings, profile = leader.original.settings, leader.profile
     sweep = rebuild_sweep(trials, settings, leader.original.sweep, leader.checked_out.base_folder)
-    python_path = leader.checked_out.python_path
-    can_fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-    launcher = Torchrun(
-        environment=profile.environment,
-        fork=can_fork and python_path is None,
-        python_path=python_path,
-    )
+    launcher = Torchrun.of(profile, leader.checked_out.python_path)
     for uses in {trial.cell.workload.uses for trial in trials}:
         imported_distributions(
             uses, sweep.base_folder

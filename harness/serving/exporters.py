@@ -118,6 +118,11 @@ def _load_onnx(folder: Path, eager: nn.Module, threads: int) -> Served:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(folder / ONNX_FILE, options, providers=[provider])
+    if provider not in session.get_providers():  # it is there and can't be loaded
+        raise NotApplied(
+            f"onnxruntime runs on the CPU instead of its {provider}, which needs another CUDA or cuDNN"
+            " than this machine has; needed: those that onnxruntime-gpu is made for, or device: cpu"
+        )
     names = [node.name for node in session.get_inputs()]
 
     def run(*inputs: Tensor) -> list[Tensor]:

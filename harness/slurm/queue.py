@@ -21,7 +21,7 @@ from harness.launch import controller
 from harness.launch.runner import RETRIED_FAILURES, retried_kinds
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
-from harness.slurm.submission import Submission, SubmittedJob, read_all
+from harness.slurm.submission import Submission, read_all
 
 ANSWER_SECONDS = 30.0  # that the controller has to answer
 FIELDS = {  # of a line of squeue: man squeue, --format
@@ -225,27 +225,19 @@ def recover_job_ids(
     return recovered
 
 
-def queued_job(job: SubmittedJob, queue: Mapping[str, QueuedJob]) -> QueuedJob | None:
-    """Return a submitted job as the queue has it, None if it has ended.
+def live_jobs(
+    submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
+) -> dict[str, QueuedJob]:
+    """Return, by trial id, the job that has not ended and has the trial.
 
     Slurm counts ids from 1 again at some point, so a job with the same id and another name is
     somebody else's.
     """
-    candidate = queue.get(job.id or "")
-    if candidate is None or candidate.name != job.name:
-        return None
-    return candidate
-
-
-def live_jobs(
-    submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
-) -> dict[str, QueuedJob]:
-    """Return, by trial id, the job that has not ended and has the trial."""
     jobs: dict[str, QueuedJob] = {}
     for submission in recover_job_ids(submissions, queue):
         for submitted in submission.jobs():
-            queued = queued_job(submitted, queue)
-            if queued is not None:
+            queued = queue.get(submitted.id or "")
+            if queued is not None and queued.name == submitted.name:
                 jobs |= dict.fromkeys(submitted.trial_ids, queued)
     return jobs
 

@@ -42,10 +42,11 @@ class RecordHeader:
     detail: str  # why it failed or is invalid
     seconds: float = 0.0  # that the attempt took
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
-    retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures
+    retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures, where it failed
     goodput: Goodput | None = None  # None unless the trial has come to its end
     node_times: NodeTimes | None = None  # None unless it was measured
-    saved_at: float = 0.0  # when it was last saved at an interval, since the epoch; 0 if never
+    # When it was last saved at an interval, since the epoch, where it failed; 0 if never.
+    saved_at: float = 0.0
 
     def is_retried(self, first_attempt: int) -> bool:
         """Return whether the job that has the trial runs it again.
@@ -137,12 +138,7 @@ class Rule:
 
     state: State
     applies: Callable[[TrialFacts], bool]
-    detail: Callable[[TrialFacts], str]
-
-
-def _record_detail(facts: TrialFacts) -> str:
-    """Return the record's detail, the one that most rules show."""
-    return facts.detail
+    detail: Callable[[TrialFacts], str] = lambda facts: facts.detail  # the record's
 
 
 def _phase_detail(facts: TrialFacts) -> str:
@@ -179,10 +175,10 @@ RULES = (
         lambda facts: facts.is_retried and facts.job == "unknown",
         lambda facts: f"to run again if its job still exists: {facts.detail}",
     ),
-    Rule("done", lambda facts: facts.has_record("done"), _record_detail),
-    Rule("failed", lambda facts: facts.has_record("failed"), _record_detail),
-    Rule("invalid", lambda facts: facts.has_record("invalid"), _record_detail),
-    Rule("interrupted", TrialFacts.is_interrupted, _record_detail),
+    Rule("done", lambda facts: facts.has_record("done")),
+    Rule("failed", lambda facts: facts.has_record("failed")),
+    Rule("invalid", lambda facts: facts.has_record("invalid")),
+    Rule("interrupted", TrialFacts.is_interrupted),
     Rule("queued", lambda facts: facts.job == "pending", lambda facts: facts.pending_reason),
     Rule(
         "queued",
@@ -190,9 +186,9 @@ RULES = (
         lambda facts: "its job is running another trial, or starting this one",
     ),
     Rule("queued", lambda facts: facts.job == "ending", lambda facts: "its job is ending"),
-    Rule("queued", lambda facts: facts.runs_locally, _record_detail),
-    Rule("missing", lambda facts: not facts.is_submitted, _record_detail),
-    Rule("cancelled", lambda facts: facts.is_cancelled, _record_detail),
+    Rule("queued", lambda facts: facts.runs_locally),
+    Rule("missing", lambda facts: not facts.is_submitted),
+    Rule("cancelled", lambda facts: facts.is_cancelled),
     Rule(
         "queued",
         lambda facts: facts.job == "unknown",

@@ -10,11 +10,10 @@ was written, and only its header is kept.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -180,14 +179,15 @@ def trial_states(
     files: Mapping[str, TrialFiles],
     queue: Mapping[str, QueuedJob] | None,
     *,
-    runs_locally: bool = False,
+    local_run_since: float | None = None,
     sweep_folder: SweepFolder = SweepFolder(Path()),  # noqa: B008 - frozen
 ) -> list[TrialState]:
     """Return the state of every trial, in the order of `trials`.
 
     `submitted` are the sweep's submissions, oldest first, so that the last one that has a trial
     counts. `files` are by trial id. `queue` holds the jobs by id, and is None where Slurm does not
-    answer. `runs_locally` says that a `harness run` on this machine is going through what has no job.
+    answer. `local_run_since` says when a `harness run` on this machine began that is going through
+    what has no job, in seconds since the epoch; None without one.
 
     Pure, except that the log of a job that lost a trial is read, below `sweep_folder`.
     """
@@ -196,13 +196,15 @@ def trial_states(
         for job in submission.jobs():
             jobs |= dict.fromkeys(job.trial_ids, (submission, job))
     live_jobs = None if queue is None else queues.live_jobs(submitted, queue)
-    ids_of_jobs = _ids_of_jobs(submitted, queue, runs_locally=runs_locally)
+    ids_of_jobs: Container[str] = jobs
+    if local_run_since is not None and live_jobs is not None:
+        ids_of_jobs = live_jobs  # a `harness run` takes over what has no job any more
     last_line_of = cache(last_log_line)  # a job may have lost many trials
     states = []
     for trial in trials:
         trial_files = files.get(trial.id, TrialFiles())
         if trial.id not in ids_of_jobs:
-            states.append(_local_state(trial, trial_files, runs_locally))
+            states.append(_local_state(trial, trial_files, local_run_since))
             continue
         submission, job = jobs[trial.id]
         state = _submitted_state(trial, submission, job, trial_files, live_jobs)
@@ -214,19 +216,24 @@ def trial_states(
     return states
 
 
-def _local_state(trial: Trial, files: TrialFiles, runs_locally: bool) -> TrialState:
-    """Return the state of a trial that was not submitted."""
+def _local_state(trial: Trial, files: TrialFiles, run_since: float | None) -> TrialState:
+    """Return the state of a trial that was not submitted, or that has no job any more.
+
+    `run_since` says when the present run on this machine began, None without one.
+    """
+    phase = None
+    # A job's report of progress is judged by Slurm's word on the job. Here there is no such word:
+    # a report that is older than the present run was left by one that was killed.
+    if run_since is not None and files.begun_at is not None and files.begun_at >= run_since:
+        phase = _phase(files.progress) or "starting"
     facts = TrialFacts(
         record=files.record,
-        phase=_phase(files.progress),
+        phase=phase,
         is_submitted=False,
         unreadable=files.unreadable,
-        runs_locally=runs_locally,
+        runs_locally=run_since is not None,
     )
-    state = _trial_state(trial, facts, files)
-    if runs_locally and state.state in OPEN_STATES:
-        return replace(state, is_live=True)
-    return state
+    return _trial_state(trial, facts, files)
 
 
 def _submitted_state(
@@ -261,9 +268,7 @@ def _submitted_state(
         hold_remedy=queued.hold_remedy() if queued else None,
         is_retried=record is not None and record.is_retried(first_attempt),
     )
-    state = _trial_state(trial, facts, files)
-    nodes = queued.nodes if queued else ""
-    return replace(state, job=job.id, nodes=nodes, is_live=queued is not None)
+    return _trial_state(trial, facts, files, queued)
 
 
 def _job_state(queued: QueuedJob | None, *, slurm_answers: bool) -> JobState:
@@ -282,9 +287,14 @@ def _phase(progress: Mapping[str, Any] | None) -> str | None:
     return str(progress.get("phase", "train")) if progress else None
 
 
-def _trial_state(trial: Trial, facts: TrialFacts, files: TrialFiles) -> TrialState:
-    """Return the row of a trial, without what only its job tells."""
+def _trial_state(
+    trial: Trial, facts: TrialFacts, files: TrialFiles, queued: QueuedJob | None = None
+) -> TrialState:
+    """Return the row of a trial; `queued` is its job, None if it has none or that has ended."""
     state, detail = conclude(facts)
+    is_live = queued is not None
+    if facts.runs_locally:
+        is_live = state in OPEN_STATES
     duration = None
     if state == "done" and facts.record is not None:
         duration = facts.record.seconds
@@ -294,9 +304,12 @@ def _trial_state(trial: Trial, facts: TrialFacts, files: TrialFiles) -> TrialSta
         seed=trial.seed,
         repeat=trial.repeat,
         state=state,
+        job=facts.job_id,
+        nodes=queued.nodes if queued else "",
         throughput_unit=trial.cell.throughput_unit,
         duration=duration,
         detail=detail,
+        is_live=is_live,
     )
     if state != "running":
         return row
@@ -386,29 +399,26 @@ def _read_status(
     for version in [*(submission.sweep for submission in submitted), sweep]:
         for trial in version.trials():
             trials[trial.id] = trial
-    further_ids = sweep_folder.recorded_ids(besides=trials)
+    subfolders = sweep_folder.subfolders()
+    further_ids = sweep_folder.recorded_ids([name for name in subfolders if name not in trials])
     for trial in recorded_trials(further_ids, sweep.cells):  # of other seeds, or further repeats
         trials[trial.id] = trial
     files = {}
     common = CommonParts()
+    present = set(subfolders)  # most trials of a sweep that has just begun have no folder
     for trial_id, trial in trials.items():
-        trial_folder = sweep_folder.trial_folder(trial_id)
-        files[trial_id] = read_trial_files(trial_folder, trial, common)
-    # Whoever holds the lock on this machine is a `harness run`, and its file as old as the run.
-    runs_locally = is_locked(sweep_folder)
-    local_run_since = _modified_at(sweep_folder.lock_path) if runs_locally else math.inf
-    # A job's report of progress is judged by Slurm's word on the job. For a local trial there is
-    # no such word: its report counts only if the present run has begun the trial.
-    for trial_id in files.keys() - _ids_of_jobs(submitted, queue, runs_locally=runs_locally):
-        progress = _local_progress(files[trial_id], local_run_since)
-        if progress != files[trial_id].progress:
-            files[trial_id] = replace(files[trial_id], progress=progress)
+        if trial_id in present:
+            trial_folder = sweep_folder.trial_folder(trial_id)
+            files[trial_id] = read_trial_files(trial_folder, trial, common)
+    local_run_since = None
+    if is_locked(sweep_folder):  # by a `harness run`, and the file is as old as the run
+        local_run_since = _modified_at(sweep_folder.lock_path)
     rows = trial_states(
         list(trials.values()),
         submitted,
         files,
         queue,
-        runs_locally=runs_locally,
+        local_run_since=local_run_since,
         sweep_folder=sweep_folder,
     )
     if sweep.race is not None:
@@ -434,25 +444,6 @@ def _without_skipped(row: TrialState, reason: str | None) -> TrialState:
     if reason is None or row.state not in NOT_BEGUN:
         return row
     return replace(row, state="skipped", detail=reason, is_live=False)
-
-
-def _ids_of_jobs(
-    submitted: Sequence[Submission],
-    queue: Mapping[str, QueuedJob] | None,
-    *,
-    runs_locally: bool,
-) -> set[str]:
-    """Return the ids of the trials whose state is that of their job: of all that were submitted.
-
-    Once a `harness run` goes through the sweep, those are left whose job still exists.
-    """
-    if runs_locally and queue is not None:
-        return set(queues.live_jobs(submitted, queue))
-    ids: set[str] = set()
-    for submission in submitted:
-        for job in submission.jobs():
-            ids.update(job.trial_ids)
-    return ids
 
 
 def _count_bad_nodes(headers: Iterable[RecordHeader]) -> Counter[str]:
@@ -515,40 +506,34 @@ def _read_header(path: Path, stat: os.stat_result, common: CommonParts | None) -
         is_same_file = previous_stat.st_ino == stat.st_ino
         if is_same_file and previous_stat.st_ctime_ns == stat.st_ctime_ns:
             return header
-    header = _summary(read_record(path, common), TrialFolder(path.parent))
+    header = _summary(read_record(path, common), path)
     _headers_by_path[path] = (stat, header)
     return header
 
 
-def _summary(record: Record, folder: TrialFolder) -> RecordHeader:
-    """Return what counts of a record, in the folder of its trial, for the trial's status."""
+def _summary(record: Record, path: Path) -> RecordHeader:
+    """Return what counts of the record at `path` for the status of its trial."""
     failures = list(record.previous_failures)
     detail = "; ".join(record.violations)
     if record.failure is not None:
         failures.append(replace(record.failure, began_at=record.started))
         detail = str(record.failure)
-    return RecordHeader(
+    header = RecordHeader(
         status=record.status,
         attempt=record.attempt,
         detail=one_line(detail),
         failures=failures,
         seconds=whole_seconds(record),
-        retried_kinds=retried_kinds(record, RETRIED_FAILURES),
-        saved_at=last_saved_at(record, folder),
         goodput=goodput(record),
         node_times=node_times(record),
     )
-
-
-def _local_progress(files: TrialFiles, run_since: float) -> Mapping[str, Any] | None:
-    """Return the progress of a trial that the present run on this machine has begun.
-
-    None of any other trial: what is older than `run_since`, the time in seconds since the epoch at
-    which that run began, was left by a run that was killed.
-    """
-    if files.begun_at is None or files.begun_at < run_since:
-        return None
-    return files.progress or {"phase": "starting"}
+    if record.status != "failed":
+        return header
+    return replace(
+        header,
+        retried_kinds=retried_kinds(record, RETRIED_FAILURES),
+        saved_at=last_saved_at(record, TrialFolder(path.parent)),
+    )
 
 
 def _modified_at(path: Path | str) -> float:

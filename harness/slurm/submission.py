@@ -17,7 +17,6 @@ it, and so do `harness status`, `harness status cancel` and the next `harness su
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
 import socket
 import time
@@ -168,7 +167,7 @@ def new(
         id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
         created_at=time.time(),
         host=socket.gethostname(),
-        user=pwd.getpwuid(os.getuid()).pw_name,
+        user=user_name(os.getuid()),
         profile=profile,
         sweep=sweep,
         arrays=packing.arrays,

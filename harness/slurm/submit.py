@@ -100,6 +100,7 @@ class PreparedSubmission:
     finished_trials: int  # of the sweep, that will not run again
     live_trials: int  # of the sweep, that jobs of earlier submissions have
     remarks: Sequence[str]  # what the user should know, a sentence each
+    earlier: Sequence[Submission] = ()  # of the sweep, the oldest first
 
     @property
     def new_trials(self) -> int:
@@ -136,7 +137,7 @@ def submit(
         if not submission.arrays:
             return submission
         write_spec(sweep, sweep_folder)
-        settle_earlier(sweep_folder, on_wait)
+        settle_earlier(sweep_folder, prepared.earlier, on_wait)
         # Written before the first sbatch, and again after each. Should this process be killed in
         # between, the jobs are still recognized by their names.
         submissions.write(sweep_folder, submission)
@@ -152,15 +153,16 @@ def submit(
     return submission
 
 
-def settle_earlier(sweep_folder: SweepFolder, on_wait: Callable[[str], None]) -> None:
+def settle_earlier(
+    sweep_folder: SweepFolder, earlier: Sequence[Submission], on_wait: Callable[[str], None]
+) -> None:
     """Write down what became of earlier calls of sbatch that nobody saw return.
 
     Jobs that are in the queue get their ids. If there are none, Slurm may still be about to receive
     the call; as other jobs are going to have its trials, its jobs are to end at once.
     """
-    submitted = submissions.read_all(sweep_folder)
     unseen = []
-    for submission in submitted:
+    for submission in earlier:
         if any(array.slurm_id is None and not array.is_abandoned for array in submission.arrays):
             unseen.append(submission)
     queue = queues.query_submitters(unseen, on_wait=on_wait)
@@ -243,6 +245,7 @@ def prepare(
         finished_trials=len(todo.finished),
         live_trials=len(todo.pending) - len(new_ids),
         remarks=[*packing.remarks, *remarks, *todo.unreadable],
+        earlier=earlier,
     )
 
 

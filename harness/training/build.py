@@ -30,7 +30,7 @@ from harness.training.checkpoint import Checkpointer
 from harness.training.compiled_code import take_compiled_code
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
-from harness.training.execution import Compiler
+from harness.training.execution import Compiler, uses_cuda_graphs
 from harness.training.loader import Fetched, epoch_order, make_loader
 from harness.training.loss_weights import weights_of
 from harness.training.manifest import describe_origin
@@ -252,6 +252,7 @@ def build_step(
         "grad_accum_steps": axes.grad_accum_steps,
         "max_grad_norm": axes.max_grad_norm,
         "loss_weights": weights_of(workload, mesh, clock),
+        "copies_losses": uses_cuda_graphs(axes, mesh.device),
     }
     if type(workload).after_step is not Workload.after_step:
         step_parts["after_step"] = partial(workload.after_step, model)

@@ -302,12 +302,11 @@ class Checkpointer:
     def copy_model(self) -> ModelCopy:
         """Return a copy of what `restore_model` restores, for where no disk takes it."""
         with self.strategy.gathered(self.model):
-            return ModelCopy(
-                blocks={name: block.clone() for name, block, _ in self._parameter_blocks()},
-                buffers={name: buffer.clone() for name, buffer in self.model.named_buffers()},
-                modes={name: module.training for name, module in self.model.named_modules()},
-                workload=self.workload_state.save(),
-            )
+            blocks = {name: block.clone() for name, block, _ in self._parameter_blocks()}
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            modes = {name: module.training for name, module in self.model.named_modules()}
+            workload = self.workload_state.save()
+            return ModelCopy(blocks=blocks, buffers=buffers, modes=modes, workload=workload)
 
     def restore_copy(self, copy: ModelCopy) -> None:
         """Restore what `copy_model` has returned; do not train after it."""

@@ -27,6 +27,12 @@ from harness.training.state import TrainingState
 DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
 DISABLING_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
+CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
+
+
+def uses_cuda_graphs(axes: Axes, device: torch.device) -> bool:
+    """Return whether steps are replayed as CUDA graphs, whose outputs stay in the same memory."""
+    return device.type == "cuda" and axes.execution in CUDA_GRAPHS
 
 
 class Compiler:
@@ -134,6 +140,11 @@ class Compiler:
         breaks = {}
         for reason, count in counters["graph_break"].items():
             breaks[one_line(reason)] = int(count)
+        skipped = self._count("cudagraph_skips")
+        if skipped:
+            breaks["a graph is not replayed as a CUDA graph; the rank's log has torch's reason"] = (
+                skipped
+            )
         return Compiled(
             graphs=graphs,
             graph_breaks=breaks,

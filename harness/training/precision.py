@@ -132,6 +132,7 @@ class Scaler:
         self.is_scaling = axes.precision == "fp16"
         self.grad_scaler = torch.amp.GradScaler(device.type, enabled=self.is_scaling)
         self.skipped_steps = 0
+        self._scale: float | None = None  # of the loss, as the last step has left it
         self._clip_norm: Callable[..., object] = torch.nn.utils.clip_grad_norm_
         if axes.tensor_parallel_size > 1:
             self._clip_norm = clip_mixed_gradients
@@ -163,10 +164,12 @@ class Scaler:
         if not self.is_scaling:
             optimizer.step()
             return True
-        scale_before = self.grad_scaler.get_scale()  # waits for the device, as its step does too
+        # Each reading of the scale waits for the device, so that there is one a step.
+        scale_before = self.grad_scaler.get_scale() if self._scale is None else self._scale
         self.grad_scaler.step(optimizer)
         self.grad_scaler.update()
-        is_skipped = self.grad_scaler.get_scale() < scale_before
+        self._scale = self.grad_scaler.get_scale()
+        is_skipped = self._scale < scale_before
         self.skipped_steps += is_skipped
         return not is_skipped
 
@@ -191,5 +194,6 @@ class Scaler:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that `state` returned."""
         self.skipped_steps = state["skipped"]
+        self._scale = None
         if self.is_scaling:
             self.grad_scaler.load_state_dict(state["scaler"])

@@ -42,7 +42,7 @@ from harness.spec.axes import AXES
 from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
 from harness.training.binding import account_binding, bind_rank
-from harness.training.entry import cool_down, prepare_rank
+from harness.training.entry import cool_down, prepare_rank, read_initial_environment
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
 from harness.training.outcome import environment_of, pack_series
@@ -444,5 +444,17 @@ def _device_of(assignment: Assignment, ranks: Ranks) -> torch.device:
         os.environ[VISIBLE_GPUS] = ""
         return torch.device("cpu")
     if assignment.lane.gpus:
-        os.environ[VISIBLE_GPUS] = ",".join(map(str, assignment.lane.gpus))
+        os.environ[VISIBLE_GPUS] = ",".join(_entries_of(assignment.lane.gpus))
     return choose_device(assignment.device, ranks)
+
+
+def _entries_of(gpus: Sequence[int]) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES calls GPUs that are counted among those it names.
+
+    That is the variable that this process was started with: it may have been set since.
+    """
+    visible = (read_initial_environment() or {}).get(VISIBLE_GPUS)
+    if not visible:
+        return [str(gpu) for gpu in gpus]
+    entries = visible.split(",")
+    return [entries[gpu] for gpu in gpus]

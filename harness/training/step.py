@@ -77,6 +77,8 @@ class TrainStep:
     grad_accum_steps: int  # micro-steps of an optimizer step
     max_grad_norm: float | None  # of all gradients together; None for no limit
     loss_weights: LossWeights | None = None  # None: all micro-batches count the same
+    # Whether losses are copied, as CUDA graphs write the next one into the same memory.
+    copies_losses: bool = False
     after_step: Callable[[], None] | None = None  # the workload's own, after the optimizer
     observer: StepObserver | None = None  # None costs no time
     step: int = 0  # optimizer steps done; set at the start of each segment
@@ -163,7 +165,8 @@ class TrainStep:
         self.scaler.backward(loss if divisor == 1 else loss / divisor)
         if self.observer is not None:
             self.observer.after_backward(self.step, self.first_micro_step + number)
-        return loss.detach()
+        loss = loss.detach()
+        return loss.clone() if self.copies_losses else loss
 
 
 @dataclass(kw_only=True)

@@ -31,6 +31,7 @@ from harness.render.roofline import (
     draw_roofline,
     roofline_cells,
     roofline_lines,
+    sweep_roofline,
     with_measured_peaks,
 )
 from harness.spec.validity import ValidityRules
@@ -228,10 +229,11 @@ class TestPlot:
         assert cell.point.flops_per_s == pytest.approx(20e9)
 
     def test_counts_cells_that_have_no_place(self, tmp_path: Path) -> None:
-        sweep, results = load(tmp_path, matrix={"batch_size": [32, 64]}), Results(tmp_path)
+        sweep = load(tmp_path, matrix={"batch_size": [32, 64]})
         first, second = sweep.cells
         records = [with_cell(measured(), first), with_cell(measured(moved=None), second)]
-        (line,) = roofline_lines(sweep, records, results, known(make_machine()))
+        roofline = sweep_roofline(sweep, records, known(make_machine()))
+        (line,) = roofline_lines(roofline, tmp_path / "roofline.png")
         assert "not placed: 1 cell," in line
 
     def test_of_many_cells_names_workloads(self, tmp_path: Path) -> None:

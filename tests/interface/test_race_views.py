@@ -78,7 +78,7 @@ def test_who_has_left_has_no_numbers(decided: tuple[Sweep, list[Record]]) -> Non
     assert rows[0][-1] == str(departure)
     assert rows[0][-2].strip() == "–"
     assert rows[1][-1] == f"{len(fast.trials)}/{len(fast.trials)} done"  # it needs no more
-    assert texts(ratio_table(sweep, records, ["batch_size"]).rows[0])[1:] == ["–", "–"]
+    assert texts(ratio_table(sweep, result, ["batch_size"]).rows[0])[1:] == ["–", "–"]
 
 
 def test_what_was_decided_is_said(decided: tuple[Sweep, list[Record]]) -> None:
@@ -86,7 +86,7 @@ def test_what_was_decided_is_said(decided: tuple[Sweep, list[Record]]) -> None:
     result = SweepResult.of_records(sweep, records)
     blocks = result.races["mlp"].judged
     assert conclusions(result, name)[0].startswith("b64 is left, with ")
-    decided_line, saved_line = race_sentences(sweep, records, name)
+    decided_line, saved_line = race_sentences(result, sweep, records, name)
     assert decided_line == (
         f"The race of mlp was decided after {blocks} blocks: b64 is the fastest, certain at 95%;"
         " 2 of 3 cells have left."
@@ -100,7 +100,7 @@ def test_what_is_not_decided_is_said(tmp_path: Path) -> None:
     sweep, records = raced(tmp_path, {16: 1000.0, 64: 5000.0, 256: 5000.0})
     result = SweepResult.of_records(sweep, records)
     assert not result.is_winner_certain("mlp")
-    line, _ = race_sentences(sweep, records, name)
+    line, _ = race_sentences(result, sweep, records, name)
     assert line == (
         "The race of mlp is not decided after 8 blocks: 1 of 3 cells have left, and b64, b256 may be"
         " the fastest."

@@ -142,13 +142,16 @@ def test_a_device_counts_by_its_kernels() -> None:
             event("gemm", 1.0, 3.0, cat="kernel", tid=7),
             event(nccl, 2.0, 4.0, cat="kernel", tid=8),
             event("cudaStreamSynchronize", 4.0, 4.5, cat="cuda_runtime"),
+            event("cudaEventQuery", 4.5, 4.6, cat="cuda_runtime"),
             event("gemm", 6.0, 7.0, cat="kernel", tid=7),
+            event("triton_poi_fused_relu_0", 7.0, 7.5, cat="kernel", tid=7),
         ],
         times,
     )
+    assert milliseconds(parts["triton_poi_fused_relu_0"]) == pytest.approx([0.0, 0.5])
     assert milliseconds(parts["gemm"]) == pytest.approx([2.0, 1.0])
     assert milliseconds(parts["all_reduce"]) == pytest.approx([1.0, 0.0])
-    assert milliseconds(parts[DEVICE_IDLE]) == pytest.approx([2.0, 4.0])
+    assert milliseconds(parts[DEVICE_IDLE]) == pytest.approx([2.0, 3.5])
     assert parts[DEVICE_IDLE].calls == 1
 
 
@@ -164,6 +167,8 @@ def test_a_device_counts_by_its_kernels() -> None:
         ("aten::topk", "aten::topk"),
         ("c10d::_allgather_base_", "all_gather"),
         ("nccl:reduce_scatter", "reduce_scatter"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "send_recv"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "generic"),
     ],
 )
 def test_events_have_parts(name: str, part: str) -> None:

@@ -72,7 +72,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__init__.py").write_text("", encoding="utf-8")
-    monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness" / "__init__.py"))
+    code.training_digest()  # it is remembered, and stays that of the harness that runs
+    monkeypatch.setattr(code, "ROOT", tmp_path)
     return tmp_path
 
 

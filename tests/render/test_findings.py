@@ -9,7 +9,7 @@ import pytest
 from harness.analysis.sweep_result import SweepResult
 from harness.render.console import TerminalConsole
 from harness.render.findings import WorkloadFinding, conclusions, findings, too_few_notes
-from harness.render.format import effect_interval
+from harness.render.format import cell_names, effect_interval
 from harness.render.results import show_verdicts
 from harness.spec.cell import Cell
 from tests.factories import make_cell
@@ -131,7 +131,8 @@ def test_the_verdict_table_has_the_intervals_of_the_report(
         for key in speeds:
             cells.append(make_result([100.0], cell=make_cell(label, precision=key)))
     result = SweepResult(name="demo", cells=cells)
-    show_verdicts(TerminalConsole(width=200), result, wide=True)
+    names = cell_names(result.all_cells)
+    show_verdicts(TerminalConsole(width=200), result, names, wide=True)
     row = result.throughput_row(cells[1].cell)
     assert row is not None
     printed = capsys.readouterr().out

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.records.record import Record
 from harness.render.console import as_rich
@@ -18,8 +19,9 @@ from tests.support.sweeps import load
 
 def lines(sweep: Sweep, records: list[Record], across: list[str]) -> list[str]:
     console = Console(width=200)
+    result = SweepResult.of_records(sweep, records)
     with console.capture() as captured:
-        console.print(as_rich(pivot_table(sweep, records, across)))
+        console.print(as_rich(pivot_table(sweep, result, across)))
     return [" ".join(line.split()) for line in captured.get().splitlines()]
 
 
@@ -91,8 +93,9 @@ def test_ratios_are_of_trials_that_differ_in_nothing_else(tmp_path: Path) -> Non
         for seed, step in seconds.items()
     ]
     console = Console(width=200)
+    result = SweepResult.of_records(sweep, records)
     with console.capture() as captured:
-        console.print(as_rich(ratio_table(sweep, records, ["precision"])))
+        console.print(as_rich(ratio_table(sweep, result, ["precision"])))
     # The mean of -1, -2 and -3 octaves is a quarter; Student's half width 4.303 / sqrt(3) octaves.
     low, high = 0.25 * 2 ** (-4.3027 / 3**0.5), 0.25 * 2 ** (4.3027 / 3**0.5)
     assert (

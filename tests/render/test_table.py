@@ -12,6 +12,7 @@ from rich.console import Console
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
 from harness.render.console import TerminalConsole, as_rich, fits, narrowed, show_table
+from harness.render.format import cell_names
 from harness.render.results import narrow_table, result_table
 from harness.render.table import Table
 from harness.spec.sweep import Sweep
@@ -56,8 +57,9 @@ def test_a_wide_table_names_cells_instead_of_their_ids_and_axes(tmp_path: Path) 
     }
     sweep = load(tmp_path, length={"steps": 100}, warmup=2, matrix=matrix)
     result = SweepResult.of_records(sweep, [make_record(cell) for cell in sweep.cells])
-    assert not fits(result_table(sweep, result))
-    table = narrow_table(sweep, result)
+    whole = result_table(sweep, result)
+    assert not fits(whole)
+    table = narrow_table(whole, result, cell_names(sweep.cells))
     assert table.columns[:2] == ["workload", "cell"]
     console = TerminalConsole(width=200)
     with console.capture() as captured:

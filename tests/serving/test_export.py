@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
+from harness.core.errors import NotApplied
 from harness.core.paths import Results, TrialFolder
 from harness.records.assignment import Assignment
 from harness.render.serving import serving_lines
@@ -306,3 +309,17 @@ def test_a_model_of_a_gpu_is_served_there(name: FormatName, line: str) -> None:
     )
     assert any(shown.startswith(line) for shown in serving_lines(model, "x", "cuda"))
     assert not any("cuda" in shown.lower() for shown in serving_lines(model, "x", "cpu"))
+
+
+def test_a_graph_that_would_run_on_the_cpu_instead_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where onnxruntime-gpu is made for another CUDA: it falls back, and says so in a log."""
+    runtime = Mock()
+    runtime.get_available_providers.return_value = ["CUDAExecutionProvider"]
+    runtime.InferenceSession.return_value.get_providers.return_value = ["CPUExecutionProvider"]
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    eager = Mock()
+    eager.parameters.return_value = iter([Mock(device=torch.device("cuda"))])
+    with pytest.raises(NotApplied, match="on the CPU instead of its CUDAExecutionProvider"):
+        EXPORTERS["onnx"].load(tmp_path, eager, 1)

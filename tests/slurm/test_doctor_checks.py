@@ -252,7 +252,7 @@ class TestNode:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "harness").mkdir()
-        monkeypatch.setattr("harness.__file__", str(tmp_path / "harness" / "__init__.py"))
+        monkeypatch.setattr(node, "ROOT", tmp_path)
         versions = set()
         for text in ("a = 1\n", "a = 2\n"):
             (tmp_path / "harness" / "x.py").write_text(text)

@@ -50,7 +50,7 @@ SQUEUE = """\
 slurm_load_jobs: Socket timed out on send/recv operation
 """
 PROGRESS = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1, "at": 0.0}
-RUNNING = TrialFiles(progress=PROGRESS)
+RUNNING = TrialFiles(progress=PROGRESS, begun_at=1.0)
 
 
 @pytest.fixture
@@ -95,7 +95,8 @@ def local_states(
     """Return the states of the same trials if they were never submitted."""
     trials = submission.sweep.trials()
     files = {trials[seed].id: trial_files for seed, trial_files in files_by_seed.items()}
-    return trial_states(trials, [], files, {}, runs_locally=runs_locally)
+    run_since = 0.0 if runs_locally else None
+    return trial_states(trials, [], files, {}, local_run_since=run_since)
 
 
 def names(rows: Sequence[TrialState]) -> list[State]:
@@ -261,7 +262,7 @@ class TestOfSubmittedTrials:
 class TestOfTrialsThatWereNotSubmitted:
     def test_what_has_no_record_is_missing(self, submission: Submission) -> None:
         rows = local_states(submission, {0: RUNNING, 1: recorded()}, runs_locally=False)
-        assert names(rows)[:3] == ["running", "done", "missing"]
+        assert names(rows)[:3] == ["missing", "done", "missing"]
 
     def test_a_local_run_will_get_to_what_remains(self, submission: Submission) -> None:
         files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
@@ -276,10 +277,10 @@ class TestOfTrialsThatWereNotSubmitted:
         trials = submission.sweep.trials()
         queue = queues.parse_squeue(SQUEUE.replace("NAME", submission.job_name(0)))
         files = {trials[6].id: RUNNING}
-        rows = trial_states(trials, [submission], files, queue, runs_locally=True)
+        rows = trial_states(trials, [submission], files, queue, local_run_since=0.0)
         assert (rows[6].state, rows[6].is_live) == ("running", True)
         assert rows[0].job == "7_0"
-        ended = trial_states(trials, [submission], files, {}, runs_locally=True)
+        ended = trial_states(trials, [submission], files, {}, local_run_since=0.0)
         assert names(ended) == ["queued"] * 6 + ["running"]
         assert names(trial_states(trials, [submission], files, {})) == ["lost"] * 7
 
@@ -359,9 +360,9 @@ class TestEstimatedSecondsLeft:
 
     def test_are_divided_by_the_trials_that_run_side_by_side(self, submission: Submission) -> None:
         done = TrialFiles(record=RecordHeader(status="done", attempt=1, detail="", seconds=60.0))
-        starting = TrialFiles(progress={"phase": "starting"})
+        starting = TrialFiles(begun_at=1.0)
         files = {0: done, 1: starting, 2: starting}
-        rows = local_states(submission, files, runs_locally=False)[:3]
+        rows = local_states(submission, files, runs_locally=True)[:3]
         assert status_of(submission, rows).estimated_seconds_left() == pytest.approx(60.0)
 
     def test_are_unknown_before_anything_is_done(self, submission: Submission) -> None:

@@ -15,8 +15,9 @@ from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
 from harness.spec.cell import MAX_STEPS, Length
+from harness.training import build
 from harness.training.build import build_step, count_steps
-from harness.training.execution import Compiler
+from harness.training.execution import CUDA_GRAPHS, Compiler, uses_cuda_graphs
 from harness.training.loader import make_loader
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, place_batch
@@ -25,7 +26,7 @@ from harness.training.precision import Scaler, autocast
 from harness.training.profiler import trace_steps
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
-from harness.training.step import TrainStep
+from harness.training.step import StepObserver, TrainStep
 from harness.training.strategies import strategy_class
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
@@ -160,6 +161,33 @@ def test_resident_samples_must_be_movable() -> None:
         NotApplied, match=r"input=resident is unavailable: Immovable has no method to\(device\)"
     ):
         make_loader(Immovable(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("execution", ["eager", "compile", *CUDA_GRAPHS])
+def test_losses_of_cuda_graphs_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, execution: str
+) -> None:
+    """A replay writes its loss into the memory of the last one."""
+    gpu = torch.device("cuda", 0)
+    replays = execution in CUDA_GRAPHS
+    settings: dict[str, Any] = {"batch_size": 4, "execution": execution}
+    axes = Axes(**settings)
+    assert uses_cuda_graphs(axes, gpu) == replays
+    assert not uses_cuda_graphs(axes, CPU)
+    monkeypatch.setattr(build, "uses_cuda_graphs", lambda *_: replays)
+    trainer = make_trainer(make_assignment(steps=2), line_fit(), tmp_path)
+    kept: list[Tensor] = []
+
+    class Keeper(StepObserver):
+        def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
+            kept.append(loss)
+
+    train_step = trainer.parts.train_step
+    train_step.observer = Keeper()
+    _, _, batch = next(iter(trainer.parts.loader))
+    loss = train_step.run(batch)
+    assert loss == kept[0]
+    assert (loss.data_ptr() == kept[0].data_ptr()) != replays
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import harness
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
+from harness.records.company import Lane
 from harness.spec.cell import Length, ReportedTarget
 from harness.training import script
 from harness.training.script import ScriptObserver, StepReports, observe
@@ -164,6 +166,23 @@ def test_placeholders_get_their_values(tmp_path: Path) -> None:
     assignment = watched_cell(EPOCH)
     arguments = script.script_arguments(assignment, TrialFolder(tmp_path))
     assert arguments == ["--seed", "0", f"--to={tmp_path}", "4", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "entries"), [("", "1,2"), ("4,5,6,7", "5,6"), ("GPU-a,MIG-b,GPU-c", "MIG-b,GPU-c")]
+)
+def test_gpus_of_a_lane_are_among_those_that_were_visible(
+    monkeypatch: pytest.MonkeyPatch, visible: str, entries: str
+) -> None:
+    """Also the second time, when the variable has been set already."""
+    variables = {script.VISIBLE_GPUS: visible} if visible else {}
+    monkeypatch.setattr(script, "read_initial_environment", lambda: variables)
+    monkeypatch.setattr(script, "choose_device", lambda *_: torch.device("cpu"))
+    lane = Lane(number=1, count=2, cores=(), gpus=(1, 2))
+    assignment = replace(watched_cell(EPOCH), device="cuda", lane=lane)
+    for _ in range(2):
+        script._device_of(assignment, SINGLE_RANK)
+        assert os.environ[script.VISIBLE_GPUS] == entries
 
 
 def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:

@@ -27,12 +27,13 @@ RATIO_DIGITS = 2  # of ratios in a drawing, where more would not be visible
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio to draw, of throughputs or of steps."""
+    """A ratio to draw, of throughputs, steps or costs."""
 
     label: str
     value: float
     bounds: Bounds | None  # None where too few values give no interval
-    badge: Styled
+    badge: Styled = NO_BADGE
+    text: str = ""  # instead of the ratio and its interval
 
 
 def speedups(report: Report) -> list[RowGroup]:
@@ -122,10 +123,12 @@ def _ratio_group(title: str, ratios: Sequence[Ratio], note: str) -> RowGroup:
     scale = RatioScale([ratio.value for ratio in ratios], bounds)
     rows = []
     for ratio in ratios:
-        text = fmt.ratio(ratio.value, RATIO_DIGITS)
-        if ratio.bounds is not None:
-            low, high = ratio.bounds
-            text += f" ({fmt.bounds(low, high, RATIO_DIGITS)})"
+        text = ratio.text
+        if not text:
+            text = fmt.ratio(ratio.value, RATIO_DIGITS)
+            if ratio.bounds is not None:
+                low, high = ratio.bounds
+                text += f" ({fmt.bounds(low, high, RATIO_DIGITS)})"
         rows.append(scale.span(ratio.label, ratio.value, ratio.bounds, text, ratio.badge))
     return RowGroup(
         title=title, rows=rows, ticks=scale.ticks(), mark=scale.position(1.0), note=note
@@ -146,9 +149,7 @@ def what_ifs(report: Report) -> list[RowGroup]:
                 if question in answer:
                     factor = answer[question]
                     bounds = fmt.shown_bounds(factor)
-                    ratios.append(
-                        Ratio(label=name, value=factor.mean, bounds=bounds, badge=NO_BADGE)
-                    )
+                    ratios.append(Ratio(label=name, value=factor.mean, bounds=bounds))
             if any(round(ratio.value, RATIO_DIGITS) > 1 for ratio in ratios):
                 groups.append(_ratio_group(f"{workload}: {question}", ratios, "1× is as measured"))
     return groups
@@ -242,22 +243,14 @@ def _cost_groups(title: str, costs: Sequence[tuple[ReportCell, Interval | None]]
     if not known:
         return []
     first_cell, first_cost = known[0]
-    ratios: list[tuple[float, Bounds | None]] = []
-    bounds: list[float] = []
-    for _, cost in known:
-        shown = fmt.shown_bounds(cost)
-        relative = None
-        if shown is not None:
-            relative = shown[0] / first_cost.mean, shown[1] / first_cost.mean
-        ratios.append((cost.mean / first_cost.mean, relative))
-        bounds += relative or ()
-    scale = RatioScale([ratio for ratio, _ in ratios], bounds)
-    rows = []
-    for (cell, cost), (ratio, relative) in zip(known, ratios, strict=True):
-        rows.append(scale.span(cell.name, ratio, relative, fmt.cost(cost)))
-    note = f"1× is {first_cell.name}"
-    mark = scale.position(1.0)
-    return [RowGroup(title=title, rows=rows, ticks=scale.ticks(), mark=mark, note=note)]
+    ratios = []
+    for cell, cost in known:
+        bounds = fmt.shown_bounds(cost)
+        if bounds is not None:
+            bounds = bounds[0] / first_cost.mean, bounds[1] / first_cost.mean
+        value = cost.mean / first_cost.mean
+        ratios.append(Ratio(label=cell.name, value=value, bounds=bounds, text=fmt.cost(cost)))
+    return [_ratio_group(title, ratios, f"1× is {first_cell.name}")]
 
 
 def _metric_group(

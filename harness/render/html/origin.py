@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.cells import missing_trials, shown_seeds
+from harness.analysis.cells import shown_seeds
 from harness.core.logs import open_below, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
@@ -67,11 +67,6 @@ def troubles(report: Report) -> Troubles:
             troubled_records.append(record)
     trials = [_trouble(record, report.folder) for record in troubled_records[:MAX_TROUBLES]]
     return Troubles(trials=trials, omitted=len(troubled_records) - len(trials))
-
-
-def count_unrecorded(report: Report) -> int:
-    """Return the number of trials that are planned and have no record."""
-    return missing_trials(report.sweep, report.records).total()
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from harness.analysis.cells import shown_seeds
 from harness.analysis.compare import CellComparison
+from harness.analysis.result import UNRECORDED
 from harness.core.text import counted
 from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
@@ -86,7 +87,7 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     # A dict keeps the order in which the machines were used.
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]
-    race = race_sentences(report.sweep, report.records, report.name)
+    race = race_sentences(report.result, report.sweep, report.records, report.name)
     return [
         ("cells", _cell_counts(report, workloads)),
         ("trials", _trial_counts(report)),
@@ -111,7 +112,7 @@ def _cell_counts(report: Report, workloads: str) -> str:
 def _trial_counts(report: Report) -> str:
     """Return how many trials have which status: `10 done, 1 failed, 1 not run`."""
     counts = fmt.counts(record.status for record in report.records)
-    unrecorded = origin.count_unrecorded(report)
+    unrecorded = sum(cell.left_out.get(UNRECORDED, 0) for cell in report.result.cells)
     if unrecorded:
         counts += f", {unrecorded} not run"
     if report.unreadable_count:

@@ -187,7 +187,7 @@ def _distinct_curves(
     Equal means equal bytes: a difference in the last bit gives two curves.
     """
     curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
-    for cell in sorted(cells, key=lambda cell: cell.mean_throughput, reverse=True):
+    for cell in sorted(cells, key=lambda cell: cell.result.mean_throughput, reverse=True):
         trials = [read(record) for record in cell.done]
         if not trials:
             continue

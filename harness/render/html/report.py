@@ -69,11 +69,6 @@ class ReportCell:
                 return status
         return "not measured"
 
-    @property
-    def mean_throughput(self) -> float:
-        """The mean samples/s, 0 where it was not measured."""
-        return self.result.throughput.mean if self.result.throughput else 0.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -206,7 +201,7 @@ def _shown_cells(cells: Sequence[ReportCell]) -> list[ReportCell]:
     """
     if len(cells) <= MAX_CELLS:
         return list(cells)
-    fastest = sorted(cells, key=lambda cell: cell.mean_throughput, reverse=True)
+    fastest = sorted(cells, key=lambda cell: cell.result.mean_throughput, reverse=True)
     chosen = {cell.number for cell in fastest[:FASTEST]}
     for cell in cells:
         if cell.result.throughput is not None:

@@ -21,8 +21,6 @@ RATIO_TICKS = (
 TICK_STEPS = (1, 2, 5, 10, 20)  # tenths of the power of ten that a linear scale spans
 MAX_TICKS = 6
 MIN_TICK_DISTANCE = 100 / MAX_TICKS / 2  # percent between the ticks of a scale of ratios
-LINEAR_MIN_WIDTH = 1e-3  # of a scale of values that are all alike
-LOG_MIN_WIDTH = 0.02  # the same of ratios, in natural logarithms: 2%
 PADDING = 0.05  # of a scale beyond its outermost values, as a share of its width
 
 
@@ -82,7 +80,7 @@ class Scale:
     """
 
     REACH = 6.0  # how far intervals may reach beyond all values, in widths of the values' range
-    MIN_WIDTH = LINEAR_MIN_WIDTH
+    MIN_WIDTH = 1e-3  # of a scale of values that are all alike
 
     def __init__(self, values: Sequence[float], bounds: Sequence[float] = ()) -> None:
         """Fit the scale to values and to the ends of their intervals.
@@ -159,7 +157,7 @@ class RatioScale(Scale):
     """
 
     REACH = 2.0
-    MIN_WIDTH = LOG_MIN_WIDTH
+    MIN_WIDTH = 0.02  # in natural logarithms: 2%
 
     def __init__(self, ratios: Sequence[float], bounds: Sequence[float] = ()) -> None:
         logs = [0.0]  # of 1
@@ -202,7 +200,7 @@ def _log(ratio: float) -> float:
     return math.log(ratio)
 
 
-def bars(values: Sequence[tuple[str, float, str]], color: str = COLORS[0]) -> list[Bar]:
+def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:
     """Return a bar for each label, value and text; the largest takes all the space.
 
     Values are not negative. The order of the bars is that of the values.
@@ -210,7 +208,7 @@ def bars(values: Sequence[tuple[str, float, str]], color: str = COLORS[0]) -> li
     largest = max(value for _, value, _ in values) or 1.0
     rows = []
     for label, value, text in values:
-        part = Part(width=100 * value / largest, color=color, name="")
+        part = Part(width=100 * value / largest, color=COLORS[0], name="")
         rows.append(Bar(label=label, parts=[part], text=text))
     return rows
 

@@ -157,10 +157,10 @@ def parse_reports(
                 if re.search(rf"\b{re.escape(name)}\b", line):  # n2 is not in `n22`
                     last_mention[name] = line
             continue
-        report = _parse_report(labeled["text"])
-        if report is not None:
+        try:
+            report = decode_text(NodeReport, labeled["text"], "a node", NODE_REPORT_FORMAT)
             reports[report.node] = report
-        else:
+        except BadInput:  # no report, or that of another version of the harness
             last_written[nodes[int(labeled["task"])]] = labeled["text"]
     silent_nodes = {}
     for name in nodes:
@@ -168,17 +168,6 @@ def parse_reports(
             mention = last_mention.get(name, "it wrote nothing")
             silent_nodes[name] = last_written.get(name, mention)
     return [reports[name] for name in nodes if name in reports], silent_nodes
-
-
-def _parse_report(text: str) -> NodeReport | None:
-    """Return the report that a line holds.
-
-    None if it holds none, or that of another version of the harness.
-    """
-    try:
-        return decode_text(NodeReport, text, "a node", NODE_REPORT_FORMAT)
-    except BadInput:
-        return None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Slurm answers, the job runs, and the job has seen no problem.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import secrets
 import shlex
@@ -23,6 +22,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import module_command
 from harness.core.logs import last_log_line
 from harness.core.paths import Results
+from harness.core.private import user_name
 from harness.launch.controller import run_client
 from harness.launch.probe import make_folder
 from harness.slurm import queue as queues
@@ -205,7 +205,7 @@ def _wait(
 
     A job that is pending for longer than `queue_seconds` is cancelled.
     """
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = user_name(os.getuid())
     submitted_at = time.monotonic()
     pending_seconds: float | None = None
     while not allocation.report_path(folder.path).exists():

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import harness
 from harness.core.errors import StorageError, one_line
+from harness.core.import_path import ROOT
 from harness.core.paths import write_atomically
 from harness.slurm.doctor.clock import clock_offset
 
@@ -52,11 +53,10 @@ def installed_software() -> NodeSoftware:
     The digest covers every Python file of the harness and of the workloads, by its path in the
     tree, so that a copy of the same code elsewhere has the same digest.
     """
-    root = Path(harness.__file__).parent.parent
-    sources = [*(root / "harness").rglob("*.py"), *(root / "workloads").rglob("*.py")]
+    sources = [*(ROOT / "harness").rglob("*.py"), *(ROOT / "workloads").rglob("*.py")]
     digest = hashlib.sha256()
     for path in sorted(sources):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     try:
         torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:

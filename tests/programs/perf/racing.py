@@ -97,7 +97,8 @@ def compare_with_full(folder: Path, steps: int, repeats: int) -> None:
     race = SweepRace.of_records(raced.sweep, raced.records)
     of_race = [record for record in raced.records if race.reason_to_skip(record.trial) is None]
     names = cell_names(raced.sweep.cells)
-    for sentence in race_sentences(raced.sweep, of_race, lambda cell: names[cell.id]):
+    raced_result = SweepResult.of_records(raced.sweep, of_race)
+    for sentence in race_sentences(raced_result, raced.sweep, of_race, lambda cell: names[cell.id]):
         print(sentence, flush=True)
     full = run(folder, steps, repeats, MATRIX, race=False)
     result = SweepResult.of_records(full.sweep, full.records)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core import control_groups, oom
+from harness.core import control_groups
 
 
 @pytest.fixture
@@ -33,16 +33,16 @@ def write(path: Path, text: str) -> None:
 )
 def test_kills_are_counted(mount: Path, groups: str, file: str, content: str) -> None:
     write(mount / "groups", groups)
-    assert oom.oom_kills() == 0
+    assert control_groups.oom_kills() == 0
     write(mount / file, content)
-    assert oom.oom_kills() == 3
+    assert control_groups.oom_kills() == 3
 
 
 def test_what_cannot_be_read_counts_nothing(mount: Path) -> None:
-    assert oom.oom_kills() == 0
+    assert control_groups.oom_kills() == 0
     write(mount / "groups", "0::/")
     write(mount / "memory.events", "oom_kill many\n")
-    assert oom.oom_kills() == 0
+    assert control_groups.oom_kills() == 0
 
 
 @pytest.mark.parametrize(
