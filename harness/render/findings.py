@@ -136,8 +136,10 @@ def race_sentences(
     trials = sweep.whole().trials()
     saved = []
     for trial in trials:
-        race = result.races[trial.cell.workload.label]
-        if trial.id not in recorded and race.reason_to_skip(trial) is not None:
+        race = result.races.get(trial.cell.workload.label)
+        if race is None or trial.id in recorded:
+            continue
+        if race.reason_to_skip(trial) is not None:
             saved.append(fmean(seconds[trial.cell.id]))
     if saved:
         whole = sum(saved) + sum(map(sum, seconds.values()))
