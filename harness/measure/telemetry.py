@@ -3,7 +3,7 @@
 Only what happens during segments of training counts. The training loop says where a segment begins
 and ends. During segments the thread takes a sample every SAMPLE_INTERVAL seconds; a sample during
 which a segment ends is dropped. What accumulates (energy, CPU time) is read by the training loop at
-both ends of a segment, outside its timed region.
+both ends of a segment, outside its timed region; energy only of segments that are likely long enough.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from harness.training.state import TrainingState
 DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
 DISABLING_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
+# Torch logs the reason where TORCH_LOGS asks for it alone, under either name by its version.
+SKIPPED_CUDA_GRAPH = "not replayed as a CUDA graph; TORCH_LOGS=perf_hints,cudagraphs says why"
 CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
 
 
@@ -142,9 +144,7 @@ class Compiler:
             breaks[one_line(reason)] = int(count)
         skipped = self._count("cudagraph_skips")
         if skipped:
-            breaks["a graph is not replayed as a CUDA graph; the rank's log has torch's reason"] = (
-                skipped
-            )
+            breaks[SKIPPED_CUDA_GRAPH] = skipped
         return Compiled(
             graphs=graphs,
             graph_breaks=breaks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from harness.spec.axes import Axes
 from harness.spec.cell import MAX_STEPS, Length
 from harness.training import build
 from harness.training.build import build_step, count_steps
-from harness.training.execution import CUDA_GRAPHS, Compiler, uses_cuda_graphs
+from harness.training.execution import (
+    CUDA_GRAPHS,
+    SKIPPED_CUDA_GRAPH,
+    Compiler,
+    uses_cuda_graphs,
+)
 from harness.training.loader import make_loader
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, place_batch
@@ -188,6 +194,25 @@ def test_losses_of_cuda_graphs_are_copied(
     loss = train_step.run(batch)
     assert loss == kept[0]
     assert (loss.data_ptr() == kept[0].data_ptr()) != replays
+
+
+def test_graphs_that_torch_does_not_replay_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch itself says so in a log that is off, and trains as without CUDA graphs."""
+    counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    counters["stats"]["unique_graphs"] = 2
+    monkeypatch.setattr("torch._dynamo.utils.counters", counters)
+    axes = Axes(batch_size=4)
+    compiler = Compiler(axes, tmp_path, workload="mlp", device=CPU, state=TrainingState())
+    monkeypatch.setattr(compiler, "_is_eager", False)
+    compiled = compiler.account()
+    assert compiled is not None
+    assert compiled.graph_breaks == {}
+    counters["inductor"]["cudagraph_skips"] = 3
+    compiled = compiler.account()
+    assert compiled is not None
+    assert compiled.graph_breaks == {SKIPPED_CUDA_GRAPH: 3}
 
 
 @pytest.mark.parametrize(
