@@ -43,11 +43,11 @@ ENVIRONMENT = Environment(
 )
 
 CONFUSIONS = Confusions(
-    classes=["cat", "dog", "eel"],
-    support=[10, 20, 30],
-    predicted=[12, 19, 29],
-    correct=[9, 18, 29],
-    mistakes=[[1, 0, 2], [0, 1, 1], [2, 0, 1]],
+    classes=("cat", "dog", "eel"),
+    support=(10, 20, 30),
+    predicted=(12, 19, 29),
+    correct=(9, 18, 29),
+    mistakes=((1, 0, 2), (0, 1, 1), (2, 0, 1)),
 )
 
 
@@ -123,7 +123,7 @@ def make_record(
         started=started,
         ended=started + 5.0 + step_seconds * _trained_steps(cell),
         failure=failure,
-        violations=invalid,
+        violations=tuple(invalid),
         previous_failures=(),
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
@@ -261,7 +261,7 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
         steps_per_epoch=10,
         parameter_count=235_146,
         flops_per_sample=1_007_104.0,
-        evaluations=evaluations,
+        evaluations=tuple(evaluations),
         parameter_digest=f"{seed:064x}",
         environment=ENVIRONMENT,
         began_at=started + 2.0,

@@ -86,14 +86,14 @@ def join_confusions(records: Sequence[Record]) -> Confusions | None:
         support=support,
         predicted=predictions,
         correct=correct,
-        mistakes=mistakes,
+        mistakes=tuple(mistakes),
         omitted=sum(part.omitted for part in parts),
     )
 
 
-def _sums(rows: Sequence[Sequence[int]]) -> list[int]:
+def _sums(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the sum of each column."""
-    return [sum(column) for column in zip(*rows, strict=True)]
+    return tuple(sum(column) for column in zip(*rows, strict=True))
 
 
 def _ratio(part: int, whole: int) -> float | None:

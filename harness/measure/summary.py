@@ -67,7 +67,7 @@ def summarize(
         step_p99=None,
         shares={},
         slowest=None,
-        batch_seconds=[],
+        batch_seconds=(),
         throughput_unit=unit,
         samples_per_step=reported_samples(ranks),
         final_loss=final_loss,
@@ -109,7 +109,7 @@ def _with_window(
             ranks, rank_seconds, phases.get("communication"), int(mask.sum())
         ),
         relative_error=relative_error(slowest_seconds),
-        batch_seconds=list(trial_batches(slowest_seconds)),
+        batch_seconds=tuple(trial_batches(slowest_seconds)),
         mean_doubt=doubt_about_mean(slowest_seconds),
     )
 

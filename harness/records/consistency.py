@@ -240,7 +240,9 @@ def _confusion_problem(record: Record) -> str | None:
     wrong = confusions.omitted
     for index, mistake in enumerate(confusions.mistakes):
         if len(mistake) != 3 or max(mistake[:2]) >= size:
-            return f"{key}.mistakes[{index}]: found {mistake}; allowed: two classes and a count"
+            return (
+                f"{key}.mistakes[{index}]: found {list(mistake)}; allowed: two classes and a count"
+            )
         wrong += mistake[2]
     samples = sum(confusions.support)
     if sum(confusions.predicted) != samples or sum(confusions.correct) + wrong != samples:

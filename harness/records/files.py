@@ -22,9 +22,8 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 
@@ -86,9 +85,12 @@ RANKS = "ranks"  # the JSON of the results of all ranks, with the number of valu
 Opener = Callable[[str], BinaryIO]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """What a header says of one column."""
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """What a header says of one column.
+
+    It is most of what there is in a header, and Python's collector leaves a Struct of texts and
+    numbers alone.
+    """
 
     dtype: DType
     count: Annotated[int, Meta(ge=0, le=MAX_VALUES)]  # of values, over all ranks
@@ -219,11 +221,6 @@ def next_to(header_path: Path, *, buffer_bytes: int = io.DEFAULT_BUFFER_SIZE) ->
     return lambda name: header_path.with_name(name).open("rb", buffer_bytes)
 
 
-def in_memory(fetch: Callable[[str], bytes]) -> Opener:
-    """Return what opens the files that `fetch` returns by their names."""
-    return lambda name: io.BytesIO(fetch(name))
-
-
 def take_series(results: Sequence[dict[str, Any]]) -> dict[str, list[Numbers]]:
     """Take the series out of the results of ranks, in the order of the ranks.
 
@@ -321,7 +318,7 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
 
             columns[RANKS] = np.frombuffer(seal.json_text(results), dtype=np.uint8)
     described = describe_columns(path, columns) if columns else None
-    content["columns"] = None if described is None else asdict(described)
+    content["columns"] = msgspec.to_builtins(described)
     header = seal.sealed_text(content)  # before anything is written: it may be refused
     if described is not None:
         columns_path = path.with_name(described.file)
@@ -349,15 +346,25 @@ class CommonParts:
         )
         for holder, key, kind in parts:
             if isinstance(holder, dict) and isinstance(holder.get(key), dict):
-                # An invalid part stays, for the error of the whole header: it says where the part is.
-                with suppress(ValueError):
-                    holder[key] = self._decode(kind, holder[key])
+                holder[key] = self._decode(kind, holder[key])
 
-    def _decode(self, kind: type, part: dict[str, Any]) -> Any:
-        """Return what a part decodes to; raises ValueError."""
+    def decode_cells(self, cells: Any) -> Any:
+        """Return the cells in the content of a sweep's file as what they decode to."""
+        if not isinstance(cells, list):
+            return cells
+        return [self._decode(Cell, cell) for cell in cells]
+
+    def _decode(self, kind: type, part: Any) -> Any:
+        """Return what a part decodes to.
+
+        An invalid one is returned as it is, for the error of the whole: it says where the part is.
+        """
         key = (kind, msgspec.msgpack.encode(part))
         if key not in self._decoded:
-            self._decoded[key] = decode_value(kind, part)
+            try:
+                self._decoded[key] = decode_value(kind, part)
+            except ValueError:
+                return part
         return self._decoded[key]
 
 
@@ -377,7 +384,7 @@ def read_record(path: Path, common: CommonParts | None = None) -> Record:
         header: StoredHeader = decode_value(StoredHeader, content)
     except ValueError as error:
         raise RECORD_FORMAT.invalid(path, error) from None
-    return _record_of(header, path, next_to(path))
+    return _record_of(header, path)
 
 
 def read_record_if_exists(path: Path, common: CommonParts | None = None) -> Record | None:
@@ -394,17 +401,19 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     name, when the columns are needed; it may raise OSError.
     """
     header = decode_text(StoredHeader, text, source, RECORD_FORMAT)
-    return _record_of(header, source, in_memory(fetch))
+    return _record_of(header, source, fetch)
 
 
-def _record_of(header: StoredHeader, source: Path | str, open_file: Opener) -> Record:
+def _record_of(
+    header: StoredHeader, source: Path | str, fetch: Callable[[str], bytes] | None = None
+) -> Record:
     """Return a record whose ranks and losses are read from its columns when they are needed.
 
     Raises BadFile unless it agrees with itself and with its folder.
     """
-    columns = _Columns(header, source, open_file)
+    columns = _Columns(header, source, fetch)
     of_trial = {name: getattr(header, name) for name in HEADER_FIELDS}
-    ranks = RankResults(partial(_ranks_of, columns), header.ranks)
+    ranks = RankResults(columns.ranks, header.ranks)
     record = Record(**of_trial, ranks=ranks, loss=columns.mean_loss())
     problem = header_problem(record) or _misplacement(record.trial, source)
     if problem is not None:
@@ -425,17 +434,28 @@ class _Columns:
     would wait for Python's collector.
     """
 
-    def __init__(self, header: StoredHeader, source: Path | str, open_file: Opener) -> None:
+    __slots__ = ("_fetch", "header", "source")
+
+    def __init__(
+        self, header: StoredHeader, source: Path | str, fetch: Callable[[str], bytes] | None
+    ) -> None:
         self.header = header
         self.source = source
-        self.open_file = open_file
+        self._fetch = fetch  # None: the columns are next to the header, which is a file
+
+    def _open(self, name: str) -> BinaryIO:
+        """Open the file of columns of that name; raises OSError."""
+        if self._fetch is not None:
+            return io.BytesIO(self._fetch(name))
+        assert isinstance(self.source, Path)
+        return self.source.with_name(name).open("rb")
 
     def read(self, names: Collection[str]) -> dict[str, Numbers]:
         """Return some columns; raises BadFile."""
         described = self.header.columns
         assert described is not None
         try:
-            return read_columns(self.open_file, described, names)
+            return read_columns(self._open, described, names)
         except OSError as error:
             raise RECORD_FORMAT.unavailable(_location(self.source, described), error) from None
         except ValueError as error:
@@ -452,6 +472,10 @@ class _Columns:
     def _read_mean_loss(self) -> Numbers:
         """Return the mean loss over ranks at each step, shape (steps,); raises BadFile."""
         return self.read([MEAN_LOSS])[MEAN_LOSS]
+
+    def ranks(self) -> list[RankResult]:
+        """Return the results of all ranks, which stay in memory for the last few records only."""
+        return _ranks_of(self)
 
     def rank_results(self) -> list[RankResult]:
         """Return the results of all ranks, which are those of the record; raises BadFile."""

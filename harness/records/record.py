@@ -205,12 +205,12 @@ class Confusions:
     stays small however many classes there are.
     """
 
-    classes: Sequence[str]  # names, by number
-    support: Sequence[Number]  # samples of each class
-    predicted: Sequence[Number]  # samples that were taken for each class
-    correct: Sequence[Number]  # samples of each class that were taken for it
+    classes: tuple[str, ...]  # names, by number
+    support: tuple[Number, ...]  # samples of each class
+    predicted: tuple[Number, ...]  # samples that were taken for each class
+    correct: tuple[Number, ...]  # samples of each class that were taken for it
     # Label, predicted class and number of samples, the most frequent first.
-    mistakes: Sequence[Sequence[Number]]
+    mistakes: tuple[tuple[Number, ...], ...]
     omitted: Number = 0  # mistakes, counted in samples, that are not listed
 
 
@@ -238,7 +238,7 @@ class Rank0Report:
     parameter_count: Number  # of the whole model, also where ranks hold shards
     # Of forward and backward, as the workload states them or torch counts them; None where neither can.
     flops_per_sample: Amount | None
-    evaluations: Sequence[Evaluation]  # in their order
+    evaluations: tuple[Evaluation, ...]  # in their order
     parameter_digest: str  # of the parameters at the end
     environment: Environment
     # Of the best evaluation; path relative to the trial's folder. None where none was saved.
@@ -477,9 +477,9 @@ class AcrossRanks:
     training_bytes: int | None  # None unless it is known of every rank
     compiled: Compiled | None  # each number of the rank with most; None for eager
     loss_scale: LossScale | None  # which all ranks share
-    may_vary: Sequence[str]  # what torch said of operations in deterministic mode, each text once
-    interruptions: Sequence[Interruption]  # of rank 0: all ranks stop after the same step
-    refused_checkpoints: Sequence[str]  # of rank 0
+    may_vary: tuple[str, ...]  # what torch said of operations in deterministic mode, each text once
+    interruptions: tuple[Interruption, ...]  # of rank 0: all ranks stop after the same step
+    refused_checkpoints: tuple[str, ...]  # of rank 0
     saves: Saves | None = None  # of rank 0; None without checkpoints at intervals and failed saves
     telemetry: TelemetryAcross | None  # None unless every rank has some
     # Of memory on other NUMA nodes than a bound rank's own, at the rank with the largest; None where
@@ -568,7 +568,7 @@ class Summary:
     # Of the measured steps of the rank that took longest: the standard error of their mean over that
     # mean, and the means of consecutive equal batches of them, seconds. None before schema 6.0.
     relative_error: Amount | None = None
-    batch_seconds: Sequence[Amount] | None = None
+    batch_seconds: tuple[Amount, ...] | None = None
     # Why the mean of those steps can't be known from them, as in `4 stragglers carry 30% of the time`;
     # None if nothing in them says so, and before schema 6.10.
     mean_doubt: str | None = None
@@ -617,8 +617,8 @@ class Header:
     started: Moment  # seconds since the epoch
     ended: Moment  # seconds since the epoch
     failure: Failure | None
-    violations: Sequence[str]  # the validity rules that it broke, and by how much
-    previous_failures: Sequence[Failure]  # of the attempts before this one
+    violations: tuple[str, ...]  # the validity rules that it broke, and by how much
+    previous_failures: tuple[Failure, ...]  # of the attempts before this one
     summary: Summary | None
     order_digest: str | None  # of the samples that all ranks saw, in their order; None of a script
     rank0: Rank0Report | None

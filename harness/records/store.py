@@ -149,8 +149,10 @@ def latest_sweep_name(results: Results) -> str | None:
     return name
 
 
-def read_recorded_spec(results: Results, name: str) -> Sweep:
+def read_recorded_spec(results: Results, name: str, common: CommonParts | None = None) -> Sweep:
     """Read the sweep of that name as it was asked for when it ran.
+
+    Its cells are the objects of the records that are read with the same `common`.
 
     Raises BadInput, which lists the recorded sweeps, if there is none of that name.
     """
@@ -162,12 +164,14 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
         else:
             hint = "there are none; --results or HARNESS_RESULTS says where"
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {hint}")
-    return read_spec_in_place(results, folder)
+    return read_spec_in_place(results, folder, common)
 
 
-def read_spec(folder: SweepFolder) -> Sweep:
+def read_spec(folder: SweepFolder, common: CommonParts | None = None) -> Sweep:
     """Read the sweep in a folder, wherever that is; raises BadFile."""
     content = read_spec_content(folder.spec_path)
+    if common is not None:
+        content["cells"] = common.decode_cells(content.get("cells"))
     try:
         sweep: Sweep = decode_value(Sweep, content)
     except ValueError as error:
@@ -175,9 +179,11 @@ def read_spec(folder: SweepFolder) -> Sweep:
     return sweep
 
 
-def read_spec_in_place(results: Results, folder: SweepFolder) -> Sweep:
+def read_spec_in_place(
+    results: Results, folder: SweepFolder, common: CommonParts | None = None
+) -> Sweep:
     """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
-    sweep = read_spec(folder)
+    sweep = read_spec(folder, common)
     if results.sweep_folder(sweep.name) != folder:
         problem = f"name: found {sweep.name!r}; allowed: that of the folder it is in"
         raise SWEEP_FORMAT.invalid(folder.spec_path, problem)
@@ -275,7 +281,8 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     First those that the last command asked for, in the order in which they run. Records that can't
     be read are left out and named. Raises BadInput for the sweep itself.
     """
-    sweep = read_recorded_spec(results, name)
+    common = CommonParts()
+    sweep = read_recorded_spec(results, name, common)
     folder = results.sweep_folder(name)
     trial_ids = dict.fromkeys(trial.id for trial in sweep.trials())
     subfolders = folder.subfolders()
@@ -284,7 +291,6 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     present = set(subfolders)  # most trials of a sweep that has just begun have no folder
     records = []
     unreadable = []
-    common = CommonParts()
     for trial_id in trial_ids:
         if trial_id not in present:
             continue

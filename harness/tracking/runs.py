@@ -365,7 +365,7 @@ class SweepRuns:
         if confusions is None:
             return
         names = [self._clean(name) for name in confusions.classes]
-        cleaned = replace(confusions, classes=names)
+        cleaned = replace(confusions, classes=tuple(names))
         title = f"{self._clean(outlines[0].cell.label)}, {counted(len(outlines), 'trial')}"
 
         def draw(folder: Path) -> None:

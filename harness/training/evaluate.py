@@ -174,11 +174,12 @@ def count_confusions(workload: Workload, rows: torch.Tensor) -> Confusions | Non
     )
     by_frequency = np.argsort(-counts, kind="stable")  # equal counts stay in the order of classes
     listed = by_frequency[:MOST_MISTAKES]
+    mistakes = np.column_stack([*pairs[:, listed], counts[listed]])
     return Confusions(
-        classes=names,
-        support=np.bincount(labels, minlength=len(names)).tolist(),
-        predicted=np.bincount(predicted, minlength=len(names)).tolist(),
-        correct=np.bincount(labels[~is_wrong], minlength=len(names)).tolist(),
-        mistakes=np.column_stack([*pairs[:, listed], counts[listed]]).tolist(),
+        classes=tuple(names),
+        support=tuple(np.bincount(labels, minlength=len(names)).tolist()),
+        predicted=tuple(np.bincount(predicted, minlength=len(names)).tolist()),
+        correct=tuple(np.bincount(labels[~is_wrong], minlength=len(names)).tolist()),
+        mistakes=tuple(map(tuple, mistakes.tolist())),
         omitted=int(counts.sum() - counts[listed].sum()),
     )

@@ -350,7 +350,7 @@ class ScriptObserver:
             steps_per_epoch=steps,
             parameter_count=sum(parameter.numel() for parameter in self._parameters()),
             flops_per_sample=None,
-            evaluations=evaluations,
+            evaluations=tuple(evaluations),
             parameter_digest=self.digest_parameters(),
             environment=environment_of(self.assignment),
             began_at=self.state.began_at,

@@ -237,7 +237,7 @@ def _rank0_report(
         parameter_count=parts.parameter_count,
         flops_per_sample=_flops_per_sample(parts),
         tokens_per_sample=parts.workload.tokens_per_sample(),
-        evaluations=trainer.state.evaluations,
+        evaluations=tuple(trainer.state.evaluations),
         parameter_digest=parameter_digest,
         environment=environment_of(parts.assignment),
         checkpoint=checkpoint_path,

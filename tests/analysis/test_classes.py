@@ -72,5 +72,5 @@ def test_trials_are_counted_together(sklearn_metrics: Any) -> None:
     assert matrix(joined) == sklearn_metrics.confusion_matrix(*both).tolist()
     counts = [mistake.count for mistake in mistakes(joined)]
     assert counts == sorted(counts, reverse=True)
-    other = replace(count(1), classes=list("abcdef"))
+    other = replace(count(1), classes=tuple("abcdef"))
     assert join_confusions([record_of(count(0)), record_of(other)]) is None

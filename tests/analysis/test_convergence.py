@@ -114,7 +114,7 @@ def test_a_records_improvements_hold_every_goals_first_evaluation() -> None:
         Evaluation(step=10 * number, epoch=1.0, metrics={"accuracy": value}, seconds=0.1)
         for number, value in enumerate(values, start=1)
     ]
-    record = replace(record, rank0=replace(record.rank0, evaluations=evaluations))
+    record = replace(record, rank0=replace(record.rank0, evaluations=tuple(evaluations)))
     (trial,) = of_trial(record).trials
     assert [(point.step, point.value) for point in trial.improvements] == [
         (10, 0.5),

@@ -38,7 +38,7 @@ def priced(
     evaluations = []
     for number, evaluation in enumerate(record.rank0.evaluations, start=1):
         evaluations.append(replace(evaluation, started_at=BEGUN + number - 0.25, seconds=0.25))
-    report = replace(record.rank0, training_began_at=BEGUN, evaluations=evaluations)
+    report = replace(record.rank0, training_began_at=BEGUN, evaluations=tuple(evaluations))
     settings = run_settings(load(folder), Profile(price_per_hour=price))
     return replace(record, rank0=report, settings=settings)
 
@@ -78,7 +78,7 @@ def test_a_goal_costs_the_time_until_the_evaluation_that_shows_it_has_ended(tmp_
 def test_what_an_interruption_cost_is_not_guessed(tmp_path: Path) -> None:
     record = priced(tmp_path)
     pause = Interruption(step=3, at=BEGUN + 1, signal="SIGUSR2", lost_seconds=9.0)
-    across = replace(record.ranks.across, interruptions=[pause])
+    across = replace(record.ranks.across, interruptions=(pause,))
     record.ranks.across = across
     cell = cell_result(record)
     assert cell.trials[0].improvements[0].seconds is None

@@ -88,7 +88,7 @@ def test_a_plain_script_counts_steps(records: dict[str, Record], tmp_path: Path)
     assert all(math.isnan(loss) for loss in record.loss.unpack())
     assert record.rank0 is not None
     assert record.rank0.parameter_count == 8 * 32 + 32 + 32 + 1
-    assert record.rank0.evaluations == []
+    assert record.rank0.evaluations == ()
 
 
 def test_the_seed_is_the_trial_s(records: dict[str, Record]) -> None:

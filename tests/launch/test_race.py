@@ -149,7 +149,7 @@ def test_a_block_is_judged_when_its_invalid_trials_have_run_again(
     def disturb(record: Record) -> Record:
         is_first = [trial.id for trial in trials.ran].count(record.trial.id) == 1
         if record.trial.cell == slow and record.trial.repeat == blocks - 1 and is_first:
-            return replace(record, status="invalid", violations=["other programs took the cores"])
+            return replace(record, status="invalid", violations=("other programs took the cores",))
         return record
 
     trials.change = disturb

@@ -18,7 +18,7 @@ from tests.factories import make_record
 def test_the_best_model_of_a_lost_attempt_stays(tmp_path: Path, begun: int, stays: bool) -> None:
     """An invalid attempt has finished. One after it, which left no record, may be gone on with."""
     folder = TrialFolder(tmp_path)
-    record = replace(make_record(), status="invalid", attempt=1, violations=["contention"])
+    record = replace(make_record(), status="invalid", attempt=1, violations=("contention",))
     write_record(folder.record_path, record)
     assignment = Assignment(trial=record.trial, base_folder=".", attempt=begun)
     write_assignment(folder.assignment_path, assignment)

@@ -59,7 +59,7 @@ def test_deaths_cost_work_and_waiting() -> None:
         replace(
             record,
             first_started=900.0,
-            previous_failures=deaths,
+            previous_failures=tuple(deaths),
             ranks=in_memory_ranks(ranks),
             rank0=replace(record.rank0, began_at=901.0),
         )
@@ -78,7 +78,7 @@ def test_what_was_lost_before_the_first_save_was_done_twice() -> None:
         replace(
             record,
             first_started=900.0,
-            previous_failures=[Failure(kind="Killed", message="ended by SIGKILL", at=960.0)],
+            previous_failures=(Failure(kind="Killed", message="ended by SIGKILL", at=960.0),),
             rank0=replace(record.rank0, began_at=1002.0),
         )
     )
@@ -93,7 +93,7 @@ def test_the_wait_for_an_attempt_is_no_work() -> None:
         Failure(kind="Killed", message="ended by SIGKILL", at=960.0, began_at=900.0),
         Failure(kind="Killed", message="ended by SIGKILL", at=998.0, began_at=990.0),
     ]
-    spent = goodput(replace(record, first_started=900.0, previous_failures=deaths))
+    spent = goodput(replace(record, first_started=900.0, previous_failures=tuple(deaths)))
     assert spent is not None
     assert spent.again == 68.0
 
@@ -108,7 +108,7 @@ def test_a_save_after_the_last_sign_of_life_counts() -> None:
         replace(
             record,
             first_started=900.0,
-            previous_failures=[death],
+            previous_failures=(death,),
             ranks=in_memory_ranks(ranks),
         )
     )
@@ -120,7 +120,7 @@ def test_attempts_before_the_trial_began_anew_do_not_count() -> None:
     """An invalid attempt is measured again from its beginning."""
     record = undisturbed()
     invalid = Failure(kind="Invalid", message="contention", at=990.0, began_at=900.0)
-    spent = goodput(replace(record, previous_failures=[invalid]))
+    spent = goodput(replace(record, previous_failures=(invalid,)))
     assert spent is not None
     assert spent == goodput(record)
 

@@ -139,9 +139,9 @@ SHORT = Series.pack(np.zeros(3))
 STOPPED = make_record(replace(make_cell(steps=40), stop=StopRule(patience=1)))
 assert STOPPED.rank0 is not None
 assert STOPPED.rank0.stop is not None
-UNCOUNTED = replace(CONFUSIONS, correct=[10, 18, 29])
-UNNAMED = replace(CONFUSIONS, classes=["cat", "dog"])
-UNKNOWN = replace(CONFUSIONS, mistakes=[[1, 3, 4]])
+UNCOUNTED = replace(CONFUSIONS, correct=(10, 18, 29))
+UNNAMED = replace(CONFUSIONS, classes=("cat", "dog"))
+UNKNOWN = replace(CONFUSIONS, mistakes=((1, 3, 4),))
 LENGTH = replace(STOPPED.rank0.stop, reason="length")
 UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 
@@ -158,7 +158,7 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
         (replace(DDP, summary=replace(DDP.summary, window_steps=9)), "summary.window_steps: found"),
         (replace(DDP, summary=replace(DDP.summary, shares={})), "summary.shares: found"),
         (
-            replace(DDP, summary=replace(DDP.summary, batch_seconds=[9.0])),
+            replace(DDP, summary=replace(DDP.summary, batch_seconds=(9.0,))),
             "summary.batch_seconds: found other means than those of its batches of steps",
         ),
         (replace(DDP, loss=SHORT), "loss: found 3 steps; allowed: the 20"),
@@ -188,7 +188,7 @@ UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
             "rank0.stop.step: found 20 by length; the length is 40",
         ),
         (
-            replace(STOPPED, rank0=replace(STOPPED.rank0, evaluations=[UNDECIDED])),
+            replace(STOPPED, rank0=replace(STOPPED.rank0, evaluations=(UNDECIDED,))),
             r"rank0.evaluations\[0\]: found no loss, by which the best is chosen",
         ),
         (

@@ -17,13 +17,13 @@ LONG_NAME = "balance_not_updated_after_cheque_or_cash_deposit"
 
 def make_confusions(count: int, *, omitted: int = 0) -> Confusions:
     """Make ten samples of each class, two of which are taken for the next one."""
-    mistakes = [[label, (label + 1) % count, 2] for label in range(count)]
+    mistakes = [(label, (label + 1) % count, 2) for label in range(count)]
     return Confusions(
-        classes=[f"{LONG_NAME} {number}" for number in range(count)],
-        support=[10] * count,
-        predicted=[10] * count,
-        correct=[8] * count,
-        mistakes=mistakes,
+        classes=tuple(f"{LONG_NAME} {number}" for number in range(count)),
+        support=(10,) * count,
+        predicted=(10,) * count,
+        correct=(8,) * count,
+        mistakes=tuple(mistakes),
         omitted=omitted,
     )
 

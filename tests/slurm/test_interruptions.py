@@ -109,7 +109,7 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     records = wait_for_records(results, undisturbed)
     running, waiting = (records[row["trial"]] for row in trial_rows(results))
     assert [failure.kind for failure in running.previous_failures] == ["Interrupted"] * 2
-    assert waiting.previous_failures == []
+    assert waiting.previous_failures == ()
 
     checkpoints = trial_folder(limited, 0).resume_checkpoints
     wait_until(lambda: any(checkpoints.glob("*")))

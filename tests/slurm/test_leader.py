@@ -84,7 +84,7 @@ def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
 
 def fail_again(runner: Runner, record: Record, failure: Failure) -> Record:
     """Leave the record of one more attempt of a trial, after one that has failed."""
-    failures = [*record.previous_failures, failure]
+    failures = (*record.previous_failures, failure)
     record = replace(record, attempt=record.attempt + 1, previous_failures=failures)
     write_trial(runner.folder, record)
     return record
@@ -166,7 +166,7 @@ def test_bad_nodes_are_those_of_all_attempts(runner: Runner) -> None:
     """The host of a rank that was killed is no bad node."""
     lost = [Failure(kind="NodeFailure", message="", host=host) for host in ("n2", "n3", "n2")]
     record = leave_record(runner, 0, status="failed", failure=lost[0])
-    write_trial(runner.folder, replace(record, previous_failures=lost[1:]))
+    write_trial(runner.folder, replace(record, previous_failures=tuple(lost[1:])))
     killed = Failure(kind="Killed", message="", host="n4")
     leave_record(runner, 1, status="failed", failure=killed)
     assert leader.bad_nodes(runner, runner.sweep.trials()) == {"n2", "n3"}

@@ -541,7 +541,7 @@ class TestANodeWithWhichATrialWasLost:
         (cell,) = load(tmp_path).cells
         failure = Failure(kind="ValueError", message="no")
         record = make_record(cell, status="failed", attempt=2, failure=failure)
-        record = replace(record, previous_failures=[NODE_LOST])
+        record = replace(record, previous_failures=(NODE_LOST,))
         write_trial(results.sweep_folder("demo"), record)
 
     def test_is_excluded(self, slurm: FakeSlurm, results: Results, tmp_path: Path) -> None:

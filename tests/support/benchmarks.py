@@ -126,7 +126,7 @@ def _record(
     metrics = {"accuracy": accuracy + 0.001 * seed}
     rank0 = replace(
         record.rank0,
-        evaluations=[Evaluation(step=60, epoch=6, metrics=metrics, seconds=0.1)],
+        evaluations=(Evaluation(step=60, epoch=6, metrics=metrics, seconds=0.1),),
         environment=environment,
         parameter_digest=record.rank0.parameter_digest + bits,
     )

@@ -78,7 +78,7 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
     evaluation = Evaluation(
         step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1
     )
-    record = replace(record, rank0=replace(record.rank0, evaluations=[evaluation]))
+    record = replace(record, rank0=replace(record.rank0, evaluations=(evaluation,)))
     values = {point.key: point.value for point in curves(record) if point.step == 20}
     assert values["test_loss"] == 1.0
     assert values["loss"] != 1.0

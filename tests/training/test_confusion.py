@@ -33,13 +33,13 @@ def test_counts_and_mistakes_by_name() -> None:
     rows = rows_of(labels=[0, 0, 0, 1, 1, 1], predicted=[0, 1, 1, 1, 1, 0])
     counted = count_confusions(Named(MLPOptions(), Digits()), rows)
     assert counted is not None
-    assert counted.classes == ["cat", "dog", "eel"]
+    assert counted.classes == ("cat", "dog", "eel")
     assert (counted.support, counted.predicted, counted.correct) == (
-        [3, 3, 0],
-        [2, 4, 0],
-        [1, 2, 0],
+        (3, 3, 0),
+        (2, 4, 0),
+        (1, 2, 0),
     )
-    assert counted.mistakes == [[0, 1, 2], [1, 0, 1]]
+    assert counted.mistakes == ((0, 1, 2), (1, 0, 1))
     assert counted.omitted == 0
 
 
@@ -51,7 +51,7 @@ def test_the_most_frequent_mistakes_are_listed(monkeypatch: pytest.MonkeyPatch) 
         MLP(MLPOptions(), Digits()), rows_of(labels.tolist(), predicted.tolist())
     )
     assert counted is not None
-    assert counted.classes == [str(number) for number in range(77)]
+    assert counted.classes == tuple(str(number) for number in range(77))
     counts = [count for _, _, count in counted.mistakes]
     assert len(counts) == 10
     assert counts == sorted(counts, reverse=True)

@@ -467,7 +467,7 @@ def _classes(workload: str, cell: ReportCell, confusions: Confusions) -> Classes
     # The page removes secrets from its texts; in the drawing, a name that is cut would hide one.
     secrets = secret_values()
     names = [redact_text(name, secrets) for name in confusions.classes]
-    drawing = draw_confusions(replace(confusions, classes=names))
+    drawing = draw_confusions(replace(confusions, classes=tuple(names)))
     return Classes(
         title=workload,
         note=note,
