@@ -123,7 +123,11 @@ def read(path: Path) -> CellResult:
     cell_id = content.get("id")
     try:
         result: CellResult = decode_value(CellResult, content)
-        _check_numbers(result)
+        for trial in result.trials:  # JSON lets NaN and infinity through, which no trial can have
+            if trial.throughput is not None and not 0 < trial.throughput < math.inf:
+                raise ValueError(f"throughput: found {trial.throughput}")
+            if trial.metric is not None and not math.isfinite(trial.metric):
+                raise ValueError(f"metric: found {trial.metric}")
     except ValueError as error:
         raise BASELINE_FORMAT.error(path, f"not a valid baseline: {error}") from None
     if result.cell.settings_id != cell_id:
@@ -132,15 +136,6 @@ def read(path: Path) -> CellResult:
             " save it again"
         )
     return result
-
-
-def _check_numbers(result: CellResult) -> None:
-    """Raise ValueError for numbers that no trial can have; JSON lets NaN and infinity through."""
-    for trial in result.trials:
-        if trial.throughput is not None and not 0 < trial.throughput < math.inf:
-            raise ValueError(f"throughput: found {trial.throughput}")
-        if trial.metric is not None and not math.isfinite(trial.metric):
-            raise ValueError(f"metric: found {trial.metric}")
 
 
 def files(results: Results, hardware: str | None = None) -> list[Path]:

@@ -211,7 +211,12 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
     Code and software may differ and are then named in `CellComparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
-    check_across(rules.across, _names_of_differences([a, *other_sides]))
+    sides = [a, *other_sides]
+    names = dict.fromkeys([*DIFFERENCES, *_axes_of(sides)])  # an ordered set
+    for side in sides:
+        for result in side.cells:
+            names.update(dict.fromkeys(identity_settings(result.cell)))
+    check_across(rules.across, list(names))
     matches, missing, differences = [], [], []
     for b in other_sides:
         alike, unmatched = match_cells(a, b, rules.across)
@@ -229,7 +234,11 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     under the same `zip`. Raises BadInput for a name that is no axis, and if no group has two cells.
     """
     check_across(axes, _axes_of([side]), "--by")
-    together = [*axes, *_following_axes(side, axes)]
+    cells = [result.cell for result in side.cells]
+    together = list(axes)
+    for axis in varying_axes(cells):
+        if axis not in axes and _follows(cells, axis, axes):
+            together.append(axis)
     comparison = _compare_groups(_alike_but_for(side, together), side.name, rules)
     if comparison is None:
         allowed = " or ".join(_comparable_axes(side)) or "nothing: its cells differ in no axis"
@@ -238,13 +247,6 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
             f" allowed: {allowed}"
         )
     return comparison
-
-
-def _following_axes(side: Side, axes: Sequence[str]) -> list[str]:
-    """Return the other axes whose values follow from those of some axes, in each workload."""
-    cells = [result.cell for result in side.cells]
-    others = [axis for axis in varying_axes(cells) if axis not in axes]
-    return [axis for axis in others if _follows(cells, axis, axes)]
 
 
 def _follows(cells: Sequence[Cell], axis: str, axes: Sequence[str]) -> bool:
@@ -303,15 +305,6 @@ def _comparable_axes(side: Side) -> list[str]:
     return sorted(options)
 
 
-def _names_of_differences(sides: Iterable[Side]) -> list[str]:
-    """Return the values of --across for these sides, with the settings of their workloads."""
-    names = dict.fromkeys([*DIFFERENCES, *_axes_of(sides)])  # an ordered set
-    for side in sides:
-        for result in side.cells:
-            names.update(dict.fromkeys(identity_settings(result.cell)))
-    return list(names)
-
-
 def _axes_of(sides: Iterable[Side]) -> list[str]:
     """Return the names of all axes of the sides' cells."""
     cells = []
@@ -325,7 +318,7 @@ def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[s
     return frozenset(axis for axis in axes if cell.level(axis) != other.level(axis))
 
 
-def against_first(side: Side, goal: float | None = None) -> CellComparison | None:
+def against_first(side: Side, goal: float | None) -> CellComparison | None:
     """Compare each cell of a sweep with the first measured one of its workload.
 
     With a goal of the target metric, the steps to reach it are compared too. This is the comparison
@@ -407,9 +400,21 @@ def match_cells(
     for key, cell in cells_b.items():
         if key not in cells_a:
             unmatched.append(f"{cell.cell.label}: only in {b.name}")
-    if not matched:
-        raise BadInput(_no_match(a, b, across))
-    return matched, unmatched
+    if matched:
+        return matched, unmatched
+    # The error names the differences of the two cells that have the fewest.
+    pairs = itertools.product(a.cells, b.cells)
+    differences = (
+        setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
+    )
+    fewest = min(differences, key=len)
+    listed = []
+    for name, (value_a, value_b) in fewest.items():
+        listed.append(f"{name}: {_shortened(value_a)} and {_shortened(value_b)}")
+    raise BadInput(
+        f"{a.name} and {b.name} have no cell in common; the nearest differ in {'; '.join(listed)};"
+        f" if that is the question: --across {','.join([*across, *fewest])}"
+    )
 
 
 def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
@@ -424,22 +429,6 @@ def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
                 " within one sweep with --by"
             )
     return by_key
-
-
-def _no_match(a: Side, b: Side, across: Sequence[str]) -> str:
-    """Return an error that names the differences of the two cells that have the fewest."""
-    pairs = itertools.product(a.cells, b.cells)
-    differences = (
-        setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
-    )
-    fewest = min(differences, key=len)
-    listed = []
-    for name, (value_a, value_b) in fewest.items():
-        listed.append(f"{name}: {_shortened(value_a)} and {_shortened(value_b)}")
-    return (
-        f"{a.name} and {b.name} have no cell in common; the nearest differ in {'; '.join(listed)};"
-        f" if that is the question: --across {','.join([*across, *fewest])}"
-    )
 
 
 def setting_differences(
@@ -501,7 +490,12 @@ def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult
     table_a, table_b = _code_and_environment(a), _code_and_environment(b)
     if table_a == table_b:
         return []
-    fields_of_axes = _fields_of_differing_axes(a.cell, b.cell)
+    fields_of_axes: set[str] = set()  # which follow from axes in which the cells differ
+    for axis in _differing_axes(a.cell, b.cell, axis_names([a.cell, b.cell])):
+        fields_of_axes.update(FIELDS_OF_AXES.get(axis, ()))
+        variable = variable_of(axis)
+        if variable is not None:
+            fields_of_axes.add(f"variables.{variable}")
     has_other_stack = a.cell.axes.stack != b.cell.axes.stack
     lines = []
     for difference in differences(table_a, table_b):
@@ -523,17 +517,6 @@ def _code_and_environment(cell: CellResult) -> dict[str, str]:
     for name, values in cell.environment.items():
         table[name] = values[0] if len(values) == 1 else " and ".join(sorted(values))
     return table
-
-
-def _fields_of_differing_axes(a: Cell, b: Cell) -> set[str]:
-    """Return the fields of an environment that follow from axes in which two cells differ."""
-    fields: set[str] = set()
-    for axis in _differing_axes(a, b, axis_names([a, b])):
-        fields.update(FIELDS_OF_AXES.get(axis, ()))
-        variable = variable_of(axis)
-        if variable is not None:
-            fields.add(f"variables.{variable}")
-    return fields
 
 
 def _condition(cell: CellResult, kind: str) -> str:

@@ -119,17 +119,14 @@ def obstacles(a: CellResult, b: CellResult, goal: float) -> list[str]:
     remarks = []
     for letter, cell, steps in (("A", a, steps_a), ("B", b, steps_b)):
         censored = [seed for seed, count in steps.items() if count is None]
-        if censored:
-            remarks.append(f"steps to {name}: {_never_reached(cell, censored, letter)}")
+        if not censored:
+            continue
+        trials = [trial for trial in cell.trials if trial.seed in censored and trial.improvements]
+        best = [trial.improvements[-1].value for trial in trials]
+        nearest = max(best) if a.target.higher_is_better else min(best)
+        noun = "seed" if len(censored) == 1 else "seeds"
+        remarks.append(
+            f"steps to {name}: {noun} {', '.join(map(str, censored))} of {letter} never reached it"
+            f" (the best had {nearest:g})"
+        )
     return remarks
-
-
-def _never_reached(cell: CellResult, seeds: Sequence[int], letter: str) -> str:
-    """Return which seeds of a side never reached the goal, and how near they came."""
-    trials = [trial for trial in cell.trials if trial.seed in seeds and trial.improvements]
-    best = [trial.improvements[-1].value for trial in trials]
-    assert cell.target is not None
-    nearest = max(best) if cell.target.higher_is_better else min(best)
-    listed = ", ".join(map(str, seeds))
-    noun = "seed" if len(seeds) == 1 else "seeds"
-    return f"{noun} {listed} of {letter} never reached it (the best had {nearest:g})"

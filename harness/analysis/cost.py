@@ -73,7 +73,6 @@ def cost_to_goal(cell: CellResult, goal: float) -> Interval | None:
 
     That is where a trial never reached the goal, was interrupted, or ran at no stated price.
     """
-
     costs: dict[tuple[int, int], float | None] = {}
     for trial in cell.trials:
         point = first_at_goal(cell, trial, goal)

@@ -198,17 +198,7 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
     doi:10.1080/00401706.1982.10487790). Tests for "different" are corrected for their number.
     """
     by_cell = {result.cell.id: result for result in results}
-    verdicts = _verdicts(parity, by_cell)
-    cells = []
-    for cell in parity.cells:
-        verdict = verdicts.get(cell.cell.id)
-        cells.append(replace(cell, seeds=_seed_evidence(verdict, parity.margin)))
-    return replace(parity, cells=cells)
-
-
-def _verdicts(parity: SweepParity, by_cell: Mapping[str, CellResult]) -> dict[str, MetricVerdict]:
-    """Return the verdict on the target metric of each cell that seeds decide, by its id."""
-    questions = {}
+    questions = {}  # by the id of a cell that seeds decide
     for cell in parity.cells:
         result, reference = by_cell.get(cell.cell.id), by_cell.get(cell.reference)
         if cell.tensor_rung is not None or not cell.is_compared:
@@ -218,7 +208,12 @@ def _verdicts(parity: SweepParity, by_cell: Mapping[str, CellResult]) -> dict[st
         difference = metric_difference(reference, result, parity.margin)
         if difference is not None and difference.question.estimate.paired:
             questions[cell.cell.id] = difference.question
-    return dict(zip(questions, judge(list(questions.values())), strict=True))
+    verdicts = dict(zip(questions, judge(list(questions.values())), strict=True))
+    cells = []
+    for cell in parity.cells:
+        verdict = verdicts.get(cell.cell.id)
+        cells.append(replace(cell, seeds=_seed_evidence(verdict, parity.margin)))
+    return replace(parity, cells=cells)
 
 
 def _seed_evidence(verdict: MetricVerdict | None, margin: float) -> SeedEvidence | None:

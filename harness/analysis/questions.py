@@ -16,7 +16,6 @@ from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.records.company import BLOCKS_PER_LANE
-from harness.records.record import TargetMetric
 from harness.statistics.estimate import Drift, Estimate, paired, unpaired
 from harness.statistics.verdict import Metric, Question
 
@@ -162,23 +161,19 @@ def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDiff
     if a.target is None or a.target != b.target or not seeds_a or not seeds_b:
         return None
     common = [seed for seed in seeds_a if seed in seeds_b]
-    estimate = _metric_estimate(a, b, common)
-    return MetricDifference(
-        question=Question(metric=_target_metric(a.target, margin), estimate=estimate),
-        mean_a=fmean(seeds_a[seed] for seed in common or seeds_a),
-        mean_b=fmean(seeds_b[seed] for seed in common or seeds_b),
-    )
-
-
-def _target_metric(target: TargetMetric, margin: float) -> Metric:
-    """Return the target metric of a workload, with the difference that matters."""
-    return Metric(
-        name=target.name,
-        higher_is_better=target.higher_is_better,
+    name = a.target.name
+    metric = Metric(
+        name=name,
+        higher_is_better=a.target.higher_is_better,
         relative=False,
         min_effect=margin,
-        better=f"better {target.name}",
-        worse=f"worse {target.name}",
+        better=f"better {name}",
+        worse=f"worse {name}",
+    )
+    return MetricDifference(
+        question=Question(metric=metric, estimate=_metric_estimate(a, b, common)),
+        mean_a=fmean(seeds_a[seed] for seed in common or seeds_a),
+        mean_b=fmean(seeds_b[seed] for seed in common or seeds_b),
     )
 
 
@@ -197,8 +192,12 @@ def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Est
         estimate = paired([seeds_b[seed] - seeds_a[seed] for seed in common])
     else:
         estimate = unpaired(list(seeds_a.values()), list(seeds_b.values()))
+    # The step by which a metric moves that is counted over test samples; None if unknown.
+    counts = [trial.test_samples for trial in (*a.trials, *b.trials)]
+    known_counts = [count for count in counts if count]
+    resolution = 1 / min(known_counts) if len(known_counts) == len(counts) else None
     values = [*seeds_a.values(), *seeds_b.values()]
-    return with_smallest_step(estimate, values, _resolution((*a.trials, *b.trials)))
+    return with_smallest_step(estimate, values, resolution)
 
 
 def are_identical(a: CellResult, b: CellResult) -> bool:
@@ -214,13 +213,6 @@ def are_identical(a: CellResult, b: CellResult) -> bool:
         if trial_a.metric != trial_b.metric:
             return False
     return same_bits(pairs) == len(pairs)
-
-
-def _resolution(trials: Sequence[TrialResult]) -> float | None:
-    """Return the step by which a metric moves that is counted over test samples, None if unknown."""
-    counts = [trial.test_samples for trial in trials]
-    known = [count for count in counts if count]
-    return 1 / min(known) if len(known) == len(counts) else None
 
 
 def with_smallest_step(

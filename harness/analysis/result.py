@@ -20,7 +20,6 @@ from harness.hardware.roofline import device_of
 from harness.launch.race import SweepRace
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
-from harness.records.code import Code
 from harness.records.company import ALONE
 from harness.records.cost import TrialCost, seconds_until, trial_cost
 from harness.records.differences import as_text, environment_fields
@@ -370,11 +369,17 @@ def _conditions_by_device(
     Hardware by its key, which names the CPU or GPUs and not the host: nodes of one kind are alike.
     Trials of an environment share the tables.
     """
+    version = UNKNOWN  # or as in `0.1.0 c0ffeec0ffee with changes`
+    code = environment.code
+    if code is not None:
+        commit = (code.commit or "")[:12]
+        changes = "with changes" if code.dirty else ""
+        version = " ".join(filter(None, [code.version, commit, changes]))
     conditions = {}
     for device in get_args(Device):
         conditions[device] = {
             "hardware": [machine_key(environment.hardware, device)],
-            "code": [_code_version(environment.code)],
+            "code": [version],
             "software": [_software_versions(environment.software)],
         }
     return conditions
@@ -398,15 +403,6 @@ def compared_fields(environment: Environment) -> dict[str, str]:
         if not UNCOMPARED.fullmatch(name) and "/" not in text:
             texts[name] = text
     return texts
-
-
-def _code_version(code: Code | None) -> str:
-    """Return the harness's version and commit: `0.1.0 c0ffeec0ffee with changes`."""
-    if code is None:
-        return UNKNOWN
-    commit = (code.commit or "")[:12]
-    changes = "with changes" if code.dirty else ""
-    return " ".join(filter(None, [code.version, commit, changes]))
 
 
 def _software_versions(software: Software) -> str:

@@ -79,14 +79,12 @@ class Named:
         """
         if self.baselines:
             return list(self.baselines)
-        if self.sweep is None:
-            return self._with_departures(aggregate(self.records))
-        return list(SweepResult.of_records(self.sweep, self.records).cells)
-
-    def _with_departures(self, results: Sequence[CellResult]) -> list[CellResult]:
-        """Return the results of a part of a sweep, of cells that have left its race without numbers."""
+        if self.sweep is not None:
+            return list(SweepResult.of_records(self.sweep, self.records).cells)
+        results = aggregate(self.records)
         if self.folder is None or not SweepFolder(self.folder).spec_path.exists():
-            return list(results)
+            return results
+        # Of a part of a sweep: cells that have left its race have no numbers.
         folder = SweepFolder(self.folder)
         return with_departures(results, SweepRace.of_folder(read_spec(folder), folder))
 
@@ -136,7 +134,10 @@ def _records_of_cell(results: Results, name: str) -> Named:
     Raises BadInput if none of the sweeps that have run has it, or several have.
     """
     sweep_name, _, cell_name = name.rpartition("/")
-    cells_by_folder = _recorded_cells(results, sweep_name)
+    cells_by_folder = {}  # of all sweeps that have run, or of the one that is named
+    for spec_path in sorted(results.runs.glob("*/sweep.json")):
+        if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
+            cells_by_folder[spec_path.parent] = read_recorded_cells(SweepFolder(spec_path.parent))
     holders = _holders(cells_by_folder, cell_name) or _holders_of_other_code(
         cells_by_folder, cell_name
     )
@@ -147,7 +148,13 @@ def _records_of_cell(results: Results, name: str) -> Named:
         choices = " or ".join(f"{sweep}/{cell_name}" for sweep in sweeps)
         raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: {choices}")
     ((folder, cells),) = holders.items()
-    return Named(records=_read_records(folder, cells, cell_name), folder=folder)
+    records = []
+    for cell in cells:
+        for path in sorted(folder.glob(f"{cell.id}-s*/record.json")):
+            record = read_record(path)
+            if cell_name in (record.trial.id, cell.id, cell.label):
+                records.append(record)
+    return Named(records=records, folder=folder)
 
 
 def find_trial(
@@ -163,10 +170,20 @@ def find_trial(
     records = list(named.records)
     if cell:
         records = [record for record in records if is_named(record.trial.cell, cell)]
+    if not records:
+        labels = dict.fromkeys(record.trial.cell.label for record in named.records)
+        raise BadInput(
+            f"{name}: --cell names none of its cells;"
+            f" allowed: one of {', '.join(list(labels)[:10])}"
+        )
     if best:
         records = [best_record(records, name)]
-    if len(records) != 1:
-        raise BadInput(f"{name}: {_not_one(named.records, records)}")
+    if len(records) > 1:
+        ids = ", ".join(record.trial.id for record in records[:3])
+        raise BadInput(
+            f"{name}: found {len(records)} trials;"
+            f" allowed: one: --best, --cell CELL --best, or its id ({ids}, …)"
+        )
     (record,) = records
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
@@ -176,15 +193,6 @@ def find_trial(
     elif named.folder is not None and not folder.is_dir():
         folder = named.folder / record.trial.id
     return record, folder
-
-
-def _not_one(all_records: Sequence[Record], chosen: Sequence[Record]) -> str:
-    """Return an error on a name that stands for several trials, or of which a cell left none."""
-    if not chosen:
-        labels = dict.fromkeys(record.trial.cell.label for record in all_records)
-        return f"--cell names none of its cells; allowed: one of {', '.join(list(labels)[:10])}"
-    ids = ", ".join(record.trial.id for record in chosen[:3])
-    return f"found {len(chosen)} trials; allowed: one: --best, --cell CELL --best, or its id ({ids}, …)"
 
 
 def best_record(records: Sequence[Record], name: str) -> Record:
@@ -240,29 +248,6 @@ def _holders_of_other_code(
     return _holders(former, name)
 
 
-def _recorded_cells(results: Results, sweep_name: str) -> dict[Path, list[Cell]]:
-    """Return the cells of all sweeps that have run by the sweep's folder.
-
-    With the name of a sweep only that one's, if it has run.
-    """
-    cells_by_folder = {}
-    for spec_path in sorted(results.runs.glob("*/sweep.json")):
-        if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
-            cells_by_folder[spec_path.parent] = read_recorded_cells(SweepFolder(spec_path.parent))
-    return cells_by_folder
-
-
-def _read_records(folder: Path, cells: Sequence[Cell], name: str) -> list[Record]:
-    """Return the records in a sweep's folder of the cell or the trial with this name."""
-    records = []
-    for cell in cells:
-        for path in sorted(folder.glob(f"{cell.id}-s*/record.json")):
-            record = read_record(path)
-            if name in (record.trial.id, cell.id, cell.label):
-                records.append(record)
-    return records
-
-
 def _unknown_name(
     results: Results, name: str, cell_name: str, cells_by_folder: dict[Path, list[Cell]]
 ) -> str:
@@ -280,7 +265,7 @@ def _unknown_name(
     return f"{name}: nothing of that name in {results.runs}; {hint}; allowed: {FORMS}"
 
 
-def planned_cell(results: Results, name: str, option: str = "--cell") -> tuple[Sweep, Cell]:
+def planned_cell(results: Results, name: str, option: str) -> tuple[Sweep, Cell]:
     """Return the cell that `is_named` so, and the one recorded sweep that has it.
 
     `option` is where the name was given, for errors. Raises BadInput if there is none, or several.

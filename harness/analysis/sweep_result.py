@@ -62,7 +62,13 @@ class SweepResult:
         """
         by_cell = group_by_cell(records)
         race = SweepRace.of_records(sweep, records)
-        missing = _missing_trials(sweep, records, race)
+        recorded = {record.trial.id for record in records}
+        missing: Counter[str] = Counter()  # the trials that have no record, by the id of their cell
+        for trial in sweep.trials():
+            # Records that an earlier command asked for make up for none, and trials that the race
+            # does not need are not missing.
+            if trial.id not in recorded and race.reason_to_skip(trial) is None:
+                missing[trial.cell.id] += 1
         parts = []
         for cell in sweep.cells:
             parts += [of_trial(record) for record in by_cell.get(cell.id, [])]
@@ -298,20 +304,6 @@ class SweepResult:
         if len(self.ranking(workload)) < 2 or self.has_single_trials(workload):
             return False
         return not self.contenders(workload)
-
-
-def _missing_trials(sweep: Sweep, records: Sequence[Record], race: SweepRace) -> Counter[str]:
-    """Return the number of trials that the sweep asks for and that have no record, by cell id.
-
-    Records of trials that an earlier command asked for make up for none of them. Trials that the
-    race does not need are not missing.
-    """
-    recorded = {record.trial.id for record in records}
-    missing: Counter[str] = Counter()
-    for trial in sweep.trials():
-        if trial.id not in recorded and race.reason_to_skip(trial) is None:
-            missing[trial.cell.id] += 1
-    return missing
 
 
 def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellResult]:

@@ -140,7 +140,14 @@ def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> T
     leading = [*IDENTITY, *axes, *COURSE]
     last = [column for column in ORIGIN if column.name in present]
     labels = {column.name for column in (*leading, *last)}
-    numbers = _number_columns([name for name in present if name not in labels])
+    positions = {scalar.name: position for position, scalar in enumerate(SCALARS)}
+    names = [name for name in present if name not in labels]
+    numbers = []  # in the order of `SCALARS`
+    for name in sorted(names, key=lambda name: positions[row_of(name).name]):
+        scalar = row_of(name)
+        numbers.append(
+            TableColumn(name=name, kind="number", unit=scalar.unit, meaning=scalar.meaning)
+        )
     return TrialTable(columns=[*leading, *numbers, *last], rows=rows)
 
 
@@ -172,16 +179,6 @@ def _axis_meaning(axis: str) -> str:
     if setting is not None:
         return f"the workload's {setting.section} {setting.name}"
     return f"environment variable {variable_of(axis)}; none where it is unset"
-
-
-def _number_columns(names: Iterable[str]) -> list[TableColumn]:
-    """Return the columns of these numbers of `SCALARS`, in the order of that table."""
-    positions = {row.name: position for position, row in enumerate(SCALARS)}
-    columns = []
-    for name in sorted(names, key=lambda name: positions[row_of(name).name]):
-        row = row_of(name)
-        columns.append(TableColumn(name=name, kind="number", unit=row.unit, meaning=row.meaning))
-    return columns
 
 
 def headline_columns(table: TrialTable) -> list[str]:

@@ -1,11 +1,11 @@
-"""Declares the arguments and options that several commands share, and reads the sweep they name.
+"""Declares the arguments and options that several commands share, and checks and prints for them.
 
 An option is declared once, as an annotated type, so that its name, its help and its completion are
 the same at every command. Its default stands in the signature of the command, since typer takes it
 from there.
 
-Every command imports this module, `harness --help` included. What loads a sweep or a profile is
-therefore imported by the functions that need it.
+Every command imports this module, `harness --help` included. What loads a profile or draws a table
+is therefore imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from harness.core.errors import BadInput, did_you_mean
 if TYPE_CHECKING:
     from harness.core.paths import Results
     from harness.spec.cluster import Profile
-    from harness.spec.sweep import Sweep
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -226,25 +225,6 @@ def examples(*commands: str) -> str:
     return f"\b\nExamples:\n{lines}"  # \b keeps typer from joining the lines into a paragraph
 
 
-def load_sweep(
-    sweep: str,
-    settings: Sequence[str],
-    data: Sequence[str],
-    cluster: str,
-    *,
-    only: str = "",
-    cells: Sequence[str] = (),
-    timed: bool = True,
-    race: bool = False,
-) -> tuple[Sweep, Profile]:
-    """Return the sweep with its options applied, and the profile, as `load_planned` does."""
-    from harness.interface.planning import load_planned
-
-    return load_planned(
-        sweep, settings, data, cluster, only=only, cells=cells, timed=timed, race=race
-    )
-
-
 def with_flags(
     settings: Sequence[str], seeds: str | None, epochs: int | None, steps: int | None
 ) -> list[str]:
@@ -302,6 +282,17 @@ def print_collect(results: Results, sweep: str) -> None:
     print_next({command: "brings it to MLflow"})
 
 
+def write_output(content: bytes, output: Path | None) -> None:
+    """Print a table for other programs, or write it to a file and print the file's name."""
+    from harness.core.paths import write_atomically
+
+    if output is None:
+        print(content.decode(), end="")
+        return
+    write_atomically(output, content)
+    print(output)
+
+
 def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
     """Return the word of `allowed` that an option names; raises BadInput for any other."""
     for choice in allowed:
@@ -312,4 +303,5 @@ def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
 
 def split_commas(text: str) -> list[str]:
     """Return the parts of `a,b`, without blanks and empty parts."""
-    return [part for word in text.split(",") if (part := word.strip())]
+    parts = [part.strip() for part in text.split(",")]
+    return [part for part in parts if part]

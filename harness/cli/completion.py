@@ -51,7 +51,13 @@ def complete_set(incomplete: str) -> list[str]:
 
     axis, equals, values = incomplete.partition("=")
     if not equals and axis.startswith("env."):
-        return [f"{name}=" for name in _beginning_with(axis, _variable_axes())]
+        from harness.core.variables import PUBLIC_VARIABLES
+        from harness.spec.environment import PREFIX, problem_of_variable
+
+        # Not every well-known variable may be an axis.
+        variables = [name for name in sorted(PUBLIC_VARIABLES) if problem_of_variable(name) is None]
+        axes = _beginning_with(axis, [f"{PREFIX}{name}" for name in variables])
+        return [f"{name}=" for name in axes]
     if not equals:
         return [f"{name}=" for name in _beginning_with(axis, AXIS_TYPES)]
     finished, comma, value = values.rpartition(",")
@@ -74,15 +80,6 @@ def complete_only(incomplete: str) -> list[str]:
     else:
         candidates = _beginning_with(word, axis_choices(comparison[1]))
     return [f"{written}{candidate}" for candidate in candidates]
-
-
-def _variable_axes() -> list[str]:
-    """Return the axes of the well-known variables that may be one."""
-    from harness.core.variables import PUBLIC_VARIABLES
-    from harness.spec.environment import PREFIX, problem_of_variable
-
-    names = sorted(PUBLIC_VARIABLES)
-    return [f"{PREFIX}{name}" for name in names if problem_of_variable(name) is None]
 
 
 def complete_workloads(incomplete: str) -> list[str]:

@@ -14,7 +14,6 @@ from harness.cli.arguments import (
     SetOption,
     check_launcher,
     examples,
-    load_sweep,
     print_message,
 )
 from harness.cli.gate import OrderOption
@@ -97,6 +96,7 @@ def explain(
     from harness.gate.explain import ExplainOptions
     from harness.gate.explanation import write_explanation
     from harness.interface.gating import explain_arms, recorded_cell
+    from harness.interface.planning import load_planned
     from harness.render import explain as view
     from harness.render.console import spinner
     from harness.spec.cluster import load_profile
@@ -105,7 +105,7 @@ def explain(
     of_cells = arms == "cells"
     folder = None
     if sweep:
-        loaded, profile = load_sweep(sweep, settings, data, cluster)
+        loaded, profile = load_planned(sweep, settings, data, cluster)
     elif settings or data or not (cell or of_cells):
         raise BadInput("SWEEP: found none; allowed: a sweep, or a cell of a sweep that has run")
     else:

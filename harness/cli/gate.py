@@ -29,7 +29,6 @@ from harness.cli.arguments import (
     check_launcher,
     choose,
     examples,
-    load_sweep,
     print_message,
 )
 from harness.cli.completion import complete_sweeps
@@ -166,6 +165,7 @@ def gate(
     from harness.gate.against import MIN_EFFECT, GateOptions
     from harness.gate.limits import Policy
     from harness.interface.gating import explain_slower, gate_sweep
+    from harness.interface.planning import load_planned
     from harness.render import explain as explanation_view
     from harness.render import gate as view
     from harness.render.console import spinner
@@ -176,7 +176,7 @@ def gate(
             f"--against and --against-stack: found {found}; needed: one of them, as in"
             f" harness gate {sweep} --against main"
         )
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_planned(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
     options = GateOptions(
         revision=against,
@@ -297,13 +297,14 @@ def bisect(
     from harness.core.paths import Results
     from harness.gate.bisect import BisectOptions
     from harness.interface.gating import bisect_cell, choose_cell, recorded_cell
+    from harness.interface.planning import load_planned
     from harness.render import bisect as view
     from harness.spec.cluster import load_profile
 
     # The cell is one of a sweep file, or without SWEEP one that has run: then the recorded spec has
     # every setting, and --set and --data would make another cell of it.
     if sweep:
-        loaded, profile = load_sweep(sweep, settings, data, cluster)
+        loaded, profile = load_planned(sweep, settings, data, cluster)
         chosen = choose_cell(loaded, cell)
     else:
         if settings or data or not cell:
@@ -379,11 +380,12 @@ def certify(
     from harness.gate.certify import settings as certificate_settings
     from harness.hardware.certificate import certificate_path
     from harness.interface.gating import certify_machine
+    from harness.interface.planning import load_planned
     from harness.render.machine import certify_progress, show_certificate
 
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
-    loaded, profile = load_sweep(sweep, settings, data, cluster)
+    loaded, profile = load_planned(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
     request = certificate_settings(
         loaded.cells[0],

@@ -42,13 +42,30 @@ def guide(
     """
     pages = read_pages()
     if not topic:
-        _list_topics(pages)
+        # Summaries are below the titles: the topics' column is as wide as the longest of them.
+        width = max((len(page.topic) for page in pages), default=0)
+        for page in pages:
+            print(f"{page.topic:{width}}  {page.title}")
+            if page.summary:
+                print(f"{'':{width}}  {page.summary}")
+        print(
+            "\nShow a page with: harness guide TOPIC; look for a word with: harness guide search WORD"
+        )
         return
     for page in pages:
         if page.topic == topic:
             _show(page)
             return
-    _show_matches(topic, pages)
+    matches = search_pages(pages, topic)
+    if not matches:
+        topics = [page.topic for page in pages]
+        raise BadInput(f"guide {topic}: no such topic; {did_you_mean(topic, topics)}")
+    # One page treats a word if no other is as relevant (`harness.cli.pages.Relevance`): it is shown.
+    treating = [match for match in matches if match.relevance == matches[0].relevance]
+    if len(treating) == 1:
+        _show(treating[0].page)
+    else:
+        _list_matches(matches)
 
 
 @app.command(
@@ -70,22 +87,6 @@ def search(
     _list_matches(matches)
 
 
-def _show_matches(word: str, pages: list[Page]) -> None:
-    """Show the page that treats a word, or list the pages that have it; raises BadInput for none.
-
-    One page treats it if no other is as relevant (`harness.cli.pages.Relevance`).
-    """
-    matches = search_pages(pages, word)
-    if not matches:
-        topics = [page.topic for page in pages]
-        raise BadInput(f"guide {word}: no such topic; {did_you_mean(word, topics)}")
-    treating = [match for match in matches if match.relevance == matches[0].relevance]
-    if len(treating) == 1:
-        _show(treating[0].page)
-    else:
-        _list_matches(matches)
-
-
 def _list_matches(matches: list[PageMatch]) -> None:
     """Print for each page the command that shows it, its title, and its first lines that match."""
     commands = [f"harness guide {match.page.topic}" for match in matches]
@@ -97,21 +98,6 @@ def _list_matches(matches: list[PageMatch]) -> None:
         hidden = len(match.lines) - MOST_LINES
         if hidden > 0:
             print(f"{'':6}  and {counted(hidden, 'more line')}")
-
-
-def _list_topics(pages: list[Page]) -> None:
-    """Print a line for each topic, with its title, and its summary below.
-
-    The topics are in a column as wide as the longest; a page without a summary has a single line.
-    """
-    width = max((len(page.topic) for page in pages), default=0)
-    for page in pages:
-        print(f"{page.topic:{width}}  {page.title}")
-        if page.summary:
-            print(f"{'':{width}}  {page.summary}")
-    print(
-        "\nShow a page with: harness guide TOPIC; look for a word with: harness guide search WORD"
-    )
 
 
 def _show(page: Page) -> None:

@@ -32,7 +32,14 @@ def usage_hint(message: str, arguments: Sequence[str]) -> str:
     if match := NO_OPTION.search(message):
         return _instead_of_option(match["name"], arguments)
     if match := EXTRA.search(message):
-        return _instead_of_argument(match["word"], arguments)
+        # It was meant for `--set`: `precision=bf16`, or 3 after `--set seeds`.
+        word = match["word"]
+        if "=" in word:
+            return f"did you mean `--set {word}`?"
+        for option, name, value in zip(arguments, arguments[1:], arguments[2:], strict=False):
+            if option == "--set" and "=" not in name and value == word:
+                return f"did you mean `--set {name}={word}`?"
+        return ""
     if match := MISSING.search(message):
         meaning = WHAT_IS_MISSING.get(match["name"])
         return f"needed: {meaning}" if meaning else ""
@@ -55,13 +62,3 @@ def _instead_of_option(name: str, arguments: Sequence[str]) -> str:
         if option.lstrip("-") == name:
             value = text if equals else next(iter(arguments[number + 1 :]), value)
     return f"did you mean `--set {axis}={value}`?"
-
-
-def _instead_of_argument(word: str, arguments: Sequence[str]) -> str:
-    """Return the `--set` that an argument was meant for: `precision=bf16`, or 3 after `--set seeds`."""
-    if "=" in word:
-        return f"did you mean `--set {word}`?"
-    for option, name, value in zip(arguments, arguments[1:], arguments[2:], strict=False):
-        if option == "--set" and "=" not in name and value == word:
-            return f"did you mean `--set {name}={word}`?"
-    return ""

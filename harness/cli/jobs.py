@@ -31,7 +31,6 @@ from harness.cli.arguments import (
     UriOption,
     check_launcher,
     examples,
-    load_sweep,
     print_message,
     with_flags,
 )
@@ -91,12 +90,15 @@ def submit(
     """
     from harness.core.paths import Results
     from harness.interface import submitting
+    from harness.interface.planning import load_planned
     from harness.render import plan as view
     from harness.render.console import TerminalConsole
     from harness.spec.cluster import with_parallel
 
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells, race=race)
+    loaded, profile = load_planned(
+        sweep, settings, data, cluster, only=only, cells=cells, race=race
+    )
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     profile = with_parallel(profile, parallel)
     # There is no --force: finished trials are never queued again, only failed ones.
@@ -162,6 +164,8 @@ def status(
     from harness.records.store import read_recorded_spec, read_recorded_specs
     from harness.render import status as view
 
+    if watch and as_json:
+        raise BadInput("status: found --json with --watch; allowed: one of them")
     results_folder = Results(results)
     # The spec next to the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.

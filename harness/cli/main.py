@@ -126,7 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _fail(str(error), error.exit_code)
     except TyperException as error:
         message = error.format_message()
-        hint = usage_hint(message, arguments_or_help) or f"see {_command_path(error)} --help"
+        context = getattr(error, "ctx", None)  # only usage errors have one
+        # The default command of a group has no name, which leaves a blank at the end.
+        command = "harness" if context is None else str(context.command_path).strip()
+        hint = usage_hint(message, arguments_or_help) or f"see {command} --help"
         code = _fail(f"{message} ({hint})", BadInput.exit_code)
     except BrokenPipeError:  # what read our output is gone
         _drop_output()
@@ -163,13 +166,6 @@ def _fail_for_system(error: OSError) -> int:
 def _drop_output() -> None:
     """Send what is left of the output nowhere: Python would fail again when it flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _command_path(error: TyperException) -> str:
-    """Return the command that an error of the command line is about, as in `harness run`."""
-    context = getattr(error, "ctx", None)  # only usage errors have one
-    # The default command of a group has no name, which leaves a blank at the end.
-    return "harness" if context is None else str(context.command_path).strip()
 
 
 def _fail(message: str, code: int) -> int:

@@ -116,20 +116,17 @@ def search_pages(pages: list[Page], text: str) -> list[PageMatch]:
         for number, line in enumerate(page.text.splitlines(), start=1):
             if pattern.search(line):
                 lines.append((number, line.strip()))
-        if lines:
-            relevance = _relevance(page, pattern)
-            matches.append(PageMatch(page=page, lines=lines, relevance=relevance))
+        if not lines:
+            continue
+        relevance = Relevance.MENTIONED
+        for heading in page.headings:
+            match = pattern.search(heading)
+            if match is None:
+                continue
+            is_whole = match.start() == 0 and " " not in heading[match.end() :]
+            relevance = min(relevance, Relevance.TITLED if is_whole else Relevance.HEADED)
+        matches.append(PageMatch(page=page, lines=lines, relevance=relevance))
     return sorted(matches, key=lambda match: match.relevance)
-
-
-def _relevance(page: Page, pattern: re.Pattern[str]) -> Relevance:
-    """Return how much a page that has a word has to do with it; `pattern` finds its beginning."""
-    matches = [match for match in map(pattern.search, page.headings) if match]
-    for match in matches:
-        is_whole = match.start() == 0 and " " not in match.string[match.end() :]
-        if is_whole:
-            return Relevance.TITLED
-    return Relevance.HEADED if matches else Relevance.MENTIONED
 
 
 def name_commands(text: str) -> str:

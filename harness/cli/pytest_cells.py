@@ -179,7 +179,14 @@ class SweepFile(pytest.File):
             return
         reporter = TrialReporter(self.config)
         if which == "all":
-            _announce_replacement(sweep, self.results, reporter)
+            replaced = [sweep_folder.trial_folder(trial.id).record_path for trial in sweep.trials()]
+            count = sum(path.exists() for path in replaced)
+            if count:  # MLflow keeps the old ones
+                command = f"harness results collect {shlex.quote(sweep.name)}{self.results.flag}"
+                reporter.print_line(
+                    f"harness: {counted(count, 'record')} in {sweep_folder.path} will be replaced;"
+                    f" to deliver the new ones to MLflow: {command}"
+                )
         self.records = runner.run(
             sweep,
             self.profile,
@@ -210,9 +217,15 @@ class SweepFile(pytest.File):
         """
         try:
             reference = self._reference()
+            # By the cell's id: the smallest change of throughput that matters, as a fraction, and
+            # the accuracy margin in the unit of the target metric.
+            overrides: dict[str, tuple[float, float]] = {}
+            for cell in self.sweep.cells:
+                limits = self.gate.limits(cell)
+                overrides[cell.id] = (limits.min_effect, limits.accuracy_margin)
             rules = Rules(
                 across=self.gate.file.across,
-                overrides=self._overrides(),
+                overrides=overrides,
                 drift=certified_drifts(self.results, [self.measured, reference]),
             )
             return compare(reference, [self.measured], rules)
@@ -239,18 +252,6 @@ class SweepFile(pytest.File):
         # a message that names both, unless the gate has `across: [hardware]`.
         return Side(name="baseline", cells=of_hardware or of_cells)
 
-    def _overrides(self) -> dict[str, tuple[float, float]]:
-        """Return the limits of each cell by its id.
-
-        They are the smallest change of throughput that matters, as a fraction, and the accuracy
-        margin in the unit of the target metric.
-        """
-        overrides: dict[str, tuple[float, float]] = {}
-        for cell in self.sweep.cells:
-            limits = self.gate.limits(cell)
-            overrides[cell.id] = (limits.min_effect, limits.accuracy_margin)
-        return overrides
-
     def check(self, cell: Cell, benchmark: Any) -> None:
         """Test a cell: its steps go to the benchmark, whatever the verdict on them is.
 
@@ -258,9 +259,13 @@ class SweepFile(pytest.File):
         gate's answer is `fail`; an answer that only warns becomes a GateWarning. Failures have no
         traceback, which would lead into the harness and not to what is slower.
         """
-        item = self._item_of(cell)
+        cell_items = [item for item in self.session.items if isinstance(item, CellItem)]
+        item = next(item for item in cell_items if item.cell is cell)
         records = [record for record in self.records if record.trial.cell.id == cell.id]
-        seconds = _measured_seconds(records)
+        seconds: list[float] = []  # of all measured steps, trial after trial
+        for record in records:
+            if record.status == "done":
+                seconds += map(float, window_seconds(record))
         if not seconds:
             benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
             pytest.fail(f"not measured: {_describe_unmeasured(records)}", pytrace=False)
@@ -280,13 +285,6 @@ class SweepFile(pytest.File):
             pytest.fail(answer.text, pytrace=False)
         if answer.outcome == "warn":
             item.warn(GateWarning(f"{cell.label}: {'; '.join(answer.reasons)}"))
-
-    def _item_of(self, cell: Cell) -> CellItem:
-        """Return the item that tests a cell."""
-        for item in self.session.items:
-            if isinstance(item, CellItem) and item.cell is cell:
-                return item
-        raise AssertionError("only the items of this session are tested")
 
     def report_lost(self, cell: Cell, benchmark: Any) -> None:
         """Test a cell that the sweep has lost.
@@ -362,29 +360,6 @@ class TrialReporter:
             with self.capture.global_and_fixture_disabled():
                 self.terminal.ensure_newline()
                 self.terminal.write_line(text)
-
-
-def _announce_replacement(sweep: Sweep, results: Results, reporter: TrialReporter) -> None:
-    """Print how many records the trials will replace, as MLflow keeps the old ones."""
-    folder = results.sweep_folder(sweep.name)
-    command = f"harness results collect {shlex.quote(sweep.name)}{results.flag}"
-    count = 0
-    for trial in sweep.trials():
-        count += folder.trial_folder(trial.id).record_path.exists()
-    if count:
-        reporter.print_line(
-            f"harness: {counted(count, 'record')} in {folder.path} will be replaced;"
-            f" to deliver the new ones to MLflow: {command}"
-        )
-
-
-def _measured_seconds(records: Sequence[Record]) -> list[float]:
-    """Return the seconds of all measured steps, trial after trial, of the trials that are done."""
-    seconds: list[float] = []
-    for record in records:
-        if record.status == "done":
-            seconds += [float(step) for step in window_seconds(record)]
-    return seconds
 
 
 def _describe_unmeasured(records: Sequence[Record]) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-TRIALS = ("all", "missing", "recorded")  # the choices of --harness-trials
 SWEEP = pytest.StashKey[Path]()  # where the session keeps the absolute path of the sweep's file
 
 
@@ -43,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--harness-trials",
-        choices=TRIALS,
+        choices=("all", "missing", "recorded"),
         default="all",  # a record does not name the user's code that it was made with
         help="Which trials to run: all again, those that are not done, or none.",
     )
@@ -94,7 +93,16 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--harness-sweep: found with {cause}, which turns benchmarks off; allowed: without it"
         )
-    path = _find_sweep(str(sweep))
+    from harness.core.errors import BadInput
+
+    try:
+        # Fails where the project's tests have a package called `workloads`.
+        from harness.spec import sweep as spec
+
+        # Absolute, because pytest gives `pytest_collect_file` absolute paths to compare it with.
+        path = spec.find_sweep_file(str(sweep)).absolute()
+    except BadInput as error:
+        raise pytest.UsageError(f"--harness-sweep {error}") from None
     # Without paths on its command line pytest collects `testpaths`, or all tests below the current
     # folder: whoever asks for the sweep alone does not mean to run these.
     named_paths = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
@@ -115,22 +123,6 @@ def _cause_of_disabled_benchmarks(config: pytest.Config) -> str | None:
     if config.getoption("--benchmark-disable") and not config.getoption("--benchmark-enable"):
         return "--benchmark-disable"
     return None
-
-
-def _find_sweep(sweep: str) -> Path:
-    """Return the absolute path of a sweep's file; raises UsageError.
-
-    It is absolute because pytest gives `pytest_collect_file` absolute paths to compare it with.
-    """
-    from harness.core.errors import BadInput
-
-    try:
-        # Fails where the project's tests have a package called `workloads`.
-        from harness.spec import sweep as spec
-
-        return spec.find_sweep_file(sweep).absolute()
-    except BadInput as error:
-        raise pytest.UsageError(f"--harness-sweep {error}") from None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Any:

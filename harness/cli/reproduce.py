@@ -3,7 +3,6 @@
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -25,7 +24,6 @@ from harness.cli.arguments import (
     check_launcher,
     choose,
     examples,
-    load_sweep,
     print_collect,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
@@ -34,7 +32,6 @@ from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
-    from harness.reproduce.rerun import Original
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
@@ -101,26 +98,22 @@ def diff(
     Exit code 0 if all bits are the same, 1 if not.
     """
     from harness.core.paths import Results
+    from harness.interface.planning import load_planned
+    from harness.spec.sweep import ready_sweeps
 
-    if _are_trials(sweep, a, b):
+    # Two names of which the first is no sweep are those of trials on record.
+    is_sweep = sweep in ready_sweeps() or Path(sweep).suffix in (".yaml", ".yml")
+    if a and not b and not is_sweep:
         if settings or data or seed is not None:
             raise BadInput(
                 "--set, --data, --seed: found with trials on record; allowed: with a sweep"
             )
         is_same = _diff_recorded(Results(results), (sweep, a), cluster, plot, as_json=as_json)
     else:
-        planned = load_sweep(sweep, settings, data, cluster, timed=False)
+        planned = load_planned(sweep, settings, data, cluster, timed=False)
         is_same = _diff_cells(planned, (a, b), cluster, seed, plot, as_json=as_json)
     if not is_same:
         raise typer.Exit(1)
-
-
-def _are_trials(a: str, b: str, third: str) -> bool:
-    """Return whether the arguments name two trials on record rather than a sweep and its cells."""
-    from harness.spec.sweep import ready_sweeps
-
-    is_sweep = a in ready_sweeps() or Path(a).suffix in (".yaml", ".yml")
-    return bool(b) and not third and not is_sweep
 
 
 def _diff_cells(
@@ -236,13 +229,14 @@ def parity(
     """
     from harness.analysis.rungs import parse_rung
     from harness.core.paths import Results
+    from harness.interface.planning import load_planned
     from harness.interface.reproducing import sweep_parity
     from harness.render import parity as view
     from harness.render.console import TerminalConsole, print_json, spinner
     from harness.reproduce.parity import plan_parity, plan_resumes
 
     rung = parse_rung("--at-least", lowest)
-    loaded, profile = load_sweep(
+    loaded, profile = load_planned(
         sweep, settings, data, cluster, only=only, cells=cells, timed=False
     )
     check_launcher(cluster, profile, "torchrun")
@@ -318,12 +312,13 @@ def audit(
     """
     from harness.core.text import parse_duration
     from harness.interface import reproducing
+    from harness.interface.planning import load_planned
     from harness.render import audit as view
     from harness.render.console import TerminalConsole, print_json, spinner
     from harness.reproduce.audit import choose_workloads
 
     seconds = parse_duration(budget, "--budget")
-    loaded, profile = load_sweep(sweep, settings, data, cluster, timed=False)
+    loaded, profile = load_planned(sweep, settings, data, cluster, timed=False)
     check_launcher(cluster, profile, "torchrun")
     loaded = choose_workloads(loaded, workloads)
     if operations:
@@ -424,7 +419,7 @@ def reproduce(
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told, as over one seed.
     """
     from harness.analysis.rungs import RUNGS
-    from harness.core.paths import Results
+    from harness.core.paths import Results, safe_folder_name
     from harness.interface.reproducing import reproduce_trials, select_originals
     from harness.render import reproduction as view
     from harness.reproduce import bundle
@@ -444,7 +439,8 @@ def reproduce(
     )
     options = Options(code=whose_code, data=data, base=base)
     chosen = select_originals(Results(results), run, tracking_uri, seed, cell, best=best)
-    folder = output or Path(_bundle_name(run, chosen))
+    name = chosen[0].trial.id if len(chosen) == 1 else safe_folder_name(Path(run).name)
+    folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
     terminal = view.ReproductionView(folder, quiet=as_json)
@@ -457,11 +453,3 @@ def reproduce(
         terminal.show_verdict(verdict)
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
-
-
-def _bundle_name(run: str, chosen: "Sequence[Original]") -> str:
-    """Return the name of a new bundle: `reproduced-<trial or RUN>-<time>`."""
-    from harness.core.paths import safe_folder_name
-
-    name = chosen[0].trial.id if len(chosen) == 1 else safe_folder_name(Path(run).name)
-    return f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}"

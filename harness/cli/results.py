@@ -26,6 +26,7 @@ from harness.cli.arguments import (
     choose,
     examples,
     split_commas,
+    write_output,
 )
 from harness.cli.completion import complete_recorded_sweeps
 from harness.cli.run import VerboseOption, WideOption
@@ -116,7 +117,13 @@ def show(
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
     _print_left_out(recorded)
     if is_export:
-        _export(results_folder, recorded, table_format, split_commas(columns), output)
+        from harness.interface.data import SweepData
+        from harness.interface.export import choose_columns, choose_format, export
+
+        chosen = choose_format(table_format, output)
+        table = SweepData(results=results_folder, recorded=recorded).table
+        table = choose_columns(table, split_commas(columns), chosen)
+        write_output(export(table, chosen), output)
         return
     # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
     if phases:
@@ -142,28 +149,6 @@ def _check_export(table_format: str, columns: str, output: Path | None, *, is_vi
     if columns and not is_export:
         raise BadInput("--columns: found without --format; allowed: --format, or --output FILE")
     return is_export
-
-
-def _export(
-    results: "Results",
-    recorded: "RecordedSweep",
-    table_format: str,
-    columns: Sequence[str],
-    output: Path | None,
-) -> None:
-    """Print the table of trials, or write it to a file and print the file's name."""
-    from harness.core.paths import write_atomically
-    from harness.interface.data import SweepData
-    from harness.interface.export import choose_columns, choose_format, export
-
-    chosen = choose_format(table_format, output)
-    table = SweepData(results=results, recorded=recorded).table
-    content = export(choose_columns(table, columns, chosen), chosen)
-    if output is None:
-        print(content.decode(), end="")
-        return
-    write_atomically(output, content)
-    print(output)
 
 
 @app.command(

@@ -34,7 +34,6 @@ from harness.cli.arguments import (
     UriOption,
     check_launcher,
     examples,
-    load_sweep,
     with_flags,
 )
 from harness.cli.completion import complete_workloads
@@ -120,14 +119,14 @@ def plan(
     With --memory, it shows what a rank of each cell needs at its peak instead.
     """
     from harness.core.paths import Results
-    from harness.interface.planning import estimate_cells
+    from harness.interface.planning import estimate_cells, load_planned
     from harness.render.plan import show_plan
 
     limit = _memory_limit(fits, memory=memory)
-    # The profile counts only for its limits, which `load_sweep` checks. Its launcher does not: a
+    # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_sweep(
+    loaded, profile = load_planned(
         sweep, settings, data, cluster, only=only, cells=cells, timed=not memory, race=race
     )
     if memory:
@@ -328,6 +327,7 @@ def run(
     """
     from harness.analysis import adaptive
     from harness.core.paths import Results
+    from harness.interface.planning import load_planned
     from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
     from harness.launch.race import SweepRace
@@ -340,7 +340,9 @@ def run(
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells, race=race)
+    loaded, profile = load_planned(
+        sweep, settings, data, cluster, only=only, cells=cells, race=race
+    )
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
     results_folder = Results(results)
@@ -495,10 +497,11 @@ def check(
     """
     from harness.core.paths import Results
     from harness.interface.checking import check_sweep
+    from harness.interface.planning import load_planned
     from harness.render.console import spinner
     from harness.render.preflight import show_preflight
 
-    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
     chosen_seed = loaded.seeds[0] if seed is None else seed
     with spinner("checking") as on_progress:
@@ -551,6 +554,7 @@ def find_lr(
     from harness.core.errors import BadInput
     from harness.core.paths import Results
     from harness.interface.checking import search_rates
+    from harness.interface.planning import load_planned
     from harness.render.console import spinner
     from harness.render.preflight import show_rates
     from harness.spec.cell import Length
@@ -558,7 +562,7 @@ def find_lr(
     if steps is not None and epochs is not None:
         raise BadInput(f"--epochs: found {epochs} and --steps {steps}; allowed: one of them")
     length = Length(steps=steps or 200) if epochs is None else Length(epochs=epochs)
-    loaded, profile = load_sweep(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
     with spinner("training") as on_progress:
         search = search_rates(

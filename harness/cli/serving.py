@@ -17,6 +17,7 @@ from harness.cli.arguments import (
     print_collect,
     print_message,
     split_commas,
+    write_output,
 )
 from harness.cli.completion import complete_trials
 from harness.core.errors import BadInput
@@ -138,6 +139,8 @@ def export(
     from harness.analysis.selection import find_trial
     from harness.core.paths import Results, TrialFolder
     from harness.interface.export import choose_format
+    from harness.interface.export import export as export_table
+    from harness.render.serving import latency_table, show_export
     from harness.serving.formats import check_formats
 
     formats = split_commas(to)
@@ -169,8 +172,11 @@ def export(
             )
     else:
         exported = _recorded_export(trial, trial_folder)
-    _show(exported, trial_folder, table, output)
-    if formats and table is None:
+    if table is not None:
+        write_output(export_table(latency_table([exported]), table), output)
+        return
+    show_export(exported, str(trial_folder.export_folder))
+    if formats:
         print_collect(results_folder, record.sweep)
 
 
@@ -214,24 +220,3 @@ def _whole_numbers(option: str, text: str, highest: int) -> list[int]:
     if not numbers:
         raise BadInput(f"{option}: found none; allowed: whole numbers, as in 1,8")
     return list(dict.fromkeys(numbers))
-
-
-def _show(
-    export: "TrialExport", folder: "TrialFolder", table: str | None, output: Path | None
-) -> None:
-    """Print an export for people, or its latencies for other programs."""
-    if table is None:
-        from harness.render.serving import show_export
-
-        show_export(export, str(folder.export_folder))
-        return
-    from harness.core.paths import write_atomically
-    from harness.interface.export import export as export_table
-    from harness.render.serving import latency_table
-
-    content = export_table(latency_table([export]), table)
-    if output is None:
-        print(content.decode(), end="")
-        return
-    write_atomically(output, content)
-    print(output)

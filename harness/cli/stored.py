@@ -205,7 +205,7 @@ def archive(
             f"{f' and {len(links) - 1} more' if len(links) > 1 else ''}; allowed: a sweep without"
         )
     # Listed before the archive is written, so that what is added meanwhile is not removed.
-    removals = sweeps.removals(results_folder, sweep, whole=True) if remove else []
+    removals = [sweeps.whole_sweep(folder)] if remove else []
     manifest = archives.archive(folder, path)
     print(f"{path}: {counted(len(manifest.files), 'file')}, {byte_size(path.stat().st_size)}")
     if remove:

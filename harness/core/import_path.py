@@ -47,7 +47,13 @@ def bind_workloads() -> None:
     """
     imported = sys.modules.get(WORKLOADS)
     if imported is not None:
-        _check_is_ours(list(getattr(imported, "__path__", [])))
+        ours = ROOT / WORKLOADS
+        folders = list(getattr(imported, "__path__", []))
+        if ours.is_dir() and ours.resolve() not in [Path(folder).resolve() for folder in folders]:
+            raise BadInput(
+                f"found the package {WORKLOADS!r} of {', '.join(folders) or 'a single file'} imported;"
+                f" allowed: that of {ours}: import the harness before your own, or rename yours"
+            )
         return
     spec = PathFinder.find_spec(WORKLOADS, [str(ROOT)])
     if spec is None or spec.loader is None:
@@ -55,14 +61,3 @@ def bind_workloads() -> None:
     module = module_from_spec(spec)
     sys.modules[WORKLOADS] = module
     spec.loader.exec_module(module)
-
-
-def _check_is_ours(folders: list[str]) -> None:
-    """Raise BadInput unless the package's folder is the one next to the harness."""
-    ours = ROOT / WORKLOADS
-    if not ours.is_dir() or any(Path(folder).resolve() == ours.resolve() for folder in folders):
-        return
-    raise BadInput(
-        f"found the package {WORKLOADS!r} of {', '.join(folders) or 'a single file'} imported;"
-        f" allowed: that of {ours}: import the harness before your own, or rename yours"
-    )

@@ -417,7 +417,12 @@ def write_atomically_by(
     What is large need not be in memory at once.
     """
     with writing(path):
-        new_folders = _make_folders(path.parent)
+        changed_folders = [path.parent]  # whose lists of names are others afterwards
+        for folder in (path.parent, *path.parent.parents):
+            if folder.exists():
+                break
+            changed_folders.append(folder.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # mkstemp lets nobody but the owner read the file until it has its own permissions.
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -432,22 +437,8 @@ def write_atomically_by(
             Path(temporary).unlink(missing_ok=True)
             raise
         if durable:
-            for folder in (path.parent, *new_folders):
+            for folder in changed_folders:
                 fsync_folder(folder)
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those above it that are missing.
-
-    Returns the folders whose list of names has changed by that.
-    """
-    changed = []
-    for missing in (folder, *folder.parents):
-        if missing.exists():
-            break
-        changed.append(missing.parent)
-    folder.mkdir(parents=True, exist_ok=True)
-    return changed
 
 
 def fsync_folder(folder: Path) -> None:

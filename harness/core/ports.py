@@ -76,7 +76,15 @@ def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
     range, which `ephemeral_ports` names, if it has enough ports. Raises HarnessError if
     no port is free.
     """
-    for port in [*_candidates(ephemeral_ports), 0]:  # for port 0, the kernel chooses
+    candidates: list[int] = []
+    if ephemeral_ports.exists():
+        lowest_ephemeral, _highest_ephemeral = ephemeral_ports.read_text(encoding="ascii").split()
+        end = int(lowest_ephemeral)
+        if end - LOWEST_PORT > SMALLEST_RANGE:
+            # Drawn, because processes that look at the same moment should not find the same port.
+            # From the system's entropy, so that a trial's seed neither decides nor is disturbed by it.
+            candidates = random.SystemRandom().sample(range(LOWEST_PORT, end), CANDIDATES)
+    for port in [*candidates, 0]:  # for port 0, the kernel chooses
         # Bound, which fails if somebody listens there, and not listened on itself.
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
@@ -96,18 +104,3 @@ def unix_socket_path(path: Path) -> Iterator[Path]:
         return
     with ScratchFolder("socket", SHORT_FOLDER) as scratch:
         yield scratch.path / path.name
-
-
-def _candidates(ephemeral_ports: Path) -> list[int]:
-    """Draw ports between LOWEST_PORT and the kernel's ephemeral range; none if that range begins
-    too low.
-    """
-    if not ephemeral_ports.exists():
-        return []
-    lowest_ephemeral, _highest_ephemeral = ephemeral_ports.read_text(encoding="ascii").split()
-    end = int(lowest_ephemeral)
-    if end - LOWEST_PORT <= SMALLEST_RANGE:
-        return []
-    # Drawn, because processes that look at the same moment should not find the same port. From the
-    # system's entropy, so that a trial's seed neither decides nor is disturbed by it.
-    return random.SystemRandom().sample(range(LOWEST_PORT, end), CANDIDATES)

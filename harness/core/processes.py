@@ -106,8 +106,12 @@ def _kill_descendants() -> None:
     """Kill all descendants of this process, and wait until they are gone."""
     import psutil
 
-    if not _has_children():
-        return  # as usual: to look through all processes of a machine takes some 10 ms
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # As usual, there are no children, not even ended ones that were not waited for. To look
+        # through all processes of a machine takes some 10 ms.
+        return
     deadline = time.monotonic() + KILL_TIMEOUT
     # Again and again, because a process may fork while it is looked for.
     while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
@@ -115,15 +119,6 @@ def _kill_descendants() -> None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(children, timeout=0.1)
-
-
-def _has_children() -> bool:
-    """Return whether this process has children, ended ones that it has not waited for included."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def wait_for_idle_threads(timeout: float = 1.0) -> None:
@@ -259,9 +254,14 @@ def output_lines(
         output, _ = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         end_process_group(process)
-        output, _ = process.communicate()
+        try:
+            output, _ = process.communicate(timeout=KILL_TIMEOUT)
+        except subprocess.TimeoutExpired as error:  # what has left its group still has the streams
+            output = error.output or b""
         output += f"\nended after {timeout_seconds:g} s".encode()
     finally:
         end_process_group(process)
+        if process.stdout is not None:
+            process.stdout.close()
     lines = output.decode(errors="replace").splitlines()
     return [line for line in lines if line.strip()]

@@ -28,8 +28,13 @@ def storage_error(error: BaseException, path: Path) -> StorageError | None:
 
     None if it is not the disk's.
     """
-    number = _error_number(error)
-    if number not in DISK_ERRORS:
+    if isinstance(error, OSError):
+        number = error.errno
+    else:
+        # Libraries that are not written in Python, such as safetensors, have it in their text only.
+        named = [number for number in sorted(DISK_ERRORS) if os.strerror(number) in str(error)]
+        number = next(iter(named), None)
+    if number is None or number not in DISK_ERRORS:
         return None
     return StorageError(f"{path}: {os.strerror(number)}; {free_space(path)}")
 
@@ -61,16 +66,3 @@ def free_space(path: Path) -> str:
         return f"free: 0 of {disk.f_files} files"
     mebibytes = disk.f_frsize / 2**20
     return f"free: {disk.f_bavail * mebibytes:.1f} of {disk.f_blocks * mebibytes:.1f} MiB"
-
-
-def _error_number(error: BaseException) -> int:
-    """Return the `errno` of an error, 0 if it has none.
-
-    Libraries that are not written in Python, such as safetensors, have it in their text only.
-    """
-    if isinstance(error, OSError):
-        return error.errno or 0
-    for number in sorted(DISK_ERRORS):
-        if os.strerror(number) in str(error):
-            return number
-    return 0

@@ -110,7 +110,12 @@ def checked_out(
     """
     commit = resolve_commit(repository, revision, argument)
     context = f"{argument} {revision}"
-    _forget_abandoned(repository)
+    # Git forgets worktrees of processes that were killed, whose scratch folders are gone.
+    listed = run_git(repository, "worktree", "list", "--porcelain").stdout
+    for line in listed.splitlines():
+        path = Path(line.removeprefix("worktree "))
+        if line.startswith("worktree ") and is_removed_scratch(path.parent):
+            run_git(repository, "worktree", "remove", "--force", "--force", str(path))
     try:
         _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
         yield Tree(name=revision, top=repository, path=folder)
@@ -118,15 +123,6 @@ def checked_out(
         # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is
         # interrupted.
         run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
-
-
-def _forget_abandoned(repository: Path) -> None:
-    """Have git forget worktrees of processes that were killed, whose scratch folders are gone."""
-    listed = run_git(repository, "worktree", "list", "--porcelain").stdout
-    for line in listed.splitlines():
-        path = Path(line.removeprefix("worktree "))
-        if line.startswith("worktree ") and is_removed_scratch(path.parent):
-            run_git(repository, "worktree", "remove", "--force", "--force", str(path))
 
 
 def _git_output(folder: Path, *arguments: str, context: str) -> str:

@@ -133,7 +133,8 @@ class RevisionTrainer:
         )
         with ExitStack() as stack:
             server = server_of([tree], variables, self.profile)
-            self._wait(start_ranks(server, [(tree, request) for request in requests], stack))
+            processes = start_ranks(server, [(tree, request) for request in requests], stack)
+            is_in_time = self._wait(processes)
         results = []
         for rank in range(axes.world_size):
             with suppress(BadInput):  # a rank that was killed has no result
@@ -141,27 +142,35 @@ class RevisionTrainer:
         for result in results:
             if result.rank == 0 and result.rank0 is not None and result.rank0.evaluations:
                 return result
-        reason = self._describe_failure(results, folder)
+        reason = self._describe_failure(results, folder, is_in_time=is_in_time)
         raise HarnessError(f"{tree.name}: seed {trial.seed}: {reason}; log: {folder.launch_log}")
 
-    def _wait(self, processes: Sequence[Process]) -> None:
-        """Wait until all ranks have ended, one has failed, or the time is over."""
+    def _wait(self, processes: Sequence[Process]) -> bool:
+        """Wait until all ranks have ended or one has failed; return False if the time is over before."""
         deadline = time.monotonic() + self.timeout
         while time.monotonic() < deadline:
             exit_codes = [process.poll() for process in processes]
             if any(exit_codes) or None not in exit_codes:
-                return
+                return True
             with suppress(subprocess.TimeoutExpired):
                 processes[exit_codes.index(None)].wait(POLL)
+        return False
 
-    def _describe_failure(self, results: Sequence[RankResult], folder: TrialFolder) -> str:
+    def _describe_failure(
+        self, results: Sequence[RankResult], folder: TrialFolder, *, is_in_time: bool
+    ) -> str:
         """Return why a trial has failed: the failure that a rank reports, or the last log line."""
         for result in results:
             if result.failure is not None:
                 text = f"{result.failure.kind}: {result.failure.message}"
                 return one_line(redact_text(text, self.secrets))
         last_line = redact_text(last_log_line(folder.launch_log), self.secrets)
-        return f"it did not succeed within {self.timeout:g} s; its last output: {last_line}"
+        end = f"it did not end within {self.timeout:g} s"
+        if any(result.rank0 is not None for result in results):
+            end = "it ended without an evaluation"
+        elif is_in_time:
+            end = "a rank ended without a result"
+        return f"{end}; its last output: {last_line}"
 
 
 def _trial_result(result: RankResult, seed: int) -> TrialResult:

@@ -42,9 +42,8 @@ class GateOptions:
     revision: str = ""  # to measure against
     stack: str = ""  # to measure against instead, by its name in the sweep
     min_effect: float = MIN_EFFECT  # smallest slowdown that matters, a fraction of throughput
-    min_effect_source: str = (
-        ""  # where `min_effect` comes from, if not from the user or the default
-    )
+    # Where `min_effect` comes from, if not from the user or the default.
+    min_effect_source: str = ""
     budget_seconds: float = 30.0  # of measuring, for each cell
     compare_bits: bool = False  # whether other losses fail a cell
     control: bool = False  # whether the revision is measured against itself too

@@ -30,8 +30,8 @@ class Reason:
 class GateAnswer:
     """The result of a gate for one cell; its outcome is that of its most severe reason."""
 
-    outcome: Outcome = "pass"
-    reasons: Sequence[str] = ()  # why it does not pass
+    outcome: Outcome
+    reasons: Sequence[str]  # why it does not pass
     measured: Sequence[str] = ()  # measurements that pass
     rows: Sequence[MetricRow] = field(default=(), repr=False)
 

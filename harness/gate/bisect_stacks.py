@@ -12,12 +12,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.errors import BadInput
 from harness.gate.bisect import BisectOptions, compare_ends, finding_or_skip, make_judge
 from harness.gate.history import Mark
 from harness.gate.judge import BisectFinding, TrainingSetup
 from harness.gate.paired import FRESH_PAIRS_PER_BUDGET
-from harness.gate.stacks import changed_packages, stack_trees, under_stack
+from harness.gate.stacks import changed_packages, check_declared, stack_trees, under_stack
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -167,11 +167,9 @@ def bisect_stacks(
 
 def stacks_between(sweep: Sweep, good: str, bad: str) -> list[str]:
     """Return the names from GOOD to BAD in the order of the sweep; raises BadInput for other ends."""
+    check_declared(sweep, good, "GOOD")
+    check_declared(sweep, bad, "BAD")
     names = list(sweep.stacks)
-    for argument, name in (("GOOD", good), ("BAD", bad)):
-        if name not in names:
-            declared = did_you_mean(name, names) if names else "allowed: none is declared"
-            raise BadInput(f"{argument} {name}: found no such stack in {sweep.source}; {declared}")
     start, end = names.index(good), names.index(bad)
     if start >= end:
         raise BadInput(

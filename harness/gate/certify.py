@@ -14,7 +14,7 @@ import numpy as np
 from harness.core.paths import Results
 from harness.core.worktree import Tree
 from harness.gate.against import Conditions, GateOptions
-from harness.gate.paired import Budget, PairedResult, run_paired, visible_effect
+from harness.gate.paired import Budget, run_paired, visible_effect
 from harness.gate.pairs import PairStarter
 from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
@@ -149,25 +149,18 @@ def certify(
     with PairStarter(cell, sweep.seeds[0], trees, sweep.base_folder, profile) as starter:
         while len(certificate.comparisons) < count:
             measured = run_paired(cell, starter.pair, budget, rng)
-            comparisons = [*certificate.comparisons, _comparison(measured)]
-            certificate = replace(certificate, comparisons=comparisons)
+            comparison = SelfComparison(
+                verdict=measured.verdict,
+                log_ratio=float(np.mean(measured.log_ratios)),
+                # The mean of both arms, which run the same code, disturbances included: the trials
+                # that are compared by it were disturbed too.
+                rate=measured.mean_rate or 0.0,
+                pairs=measured.pairs,
+                seconds=measured.seconds,
+                ended=time.time(),
+                load=os.getloadavg()[0],  # how busy the machine was
+            )
+            certificate = replace(certificate, comparisons=[*certificate.comparisons, comparison])
             certificates.write(results, certificate)
             on_progress(certificate)
     return certificate
-
-
-def _comparison(measured: PairedResult) -> SelfComparison:
-    """Return the entry of a certificate for a measurement that has just ended.
-
-    The rate is the mean of both arms, which run the same code, disturbances included, because the
-    trials that are compared by it were disturbed too. The load shows how busy the machine was.
-    """
-    return SelfComparison(
-        verdict=measured.verdict,
-        log_ratio=float(np.mean(measured.log_ratios)),
-        rate=measured.mean_rate or 0.0,
-        pairs=measured.pairs,
-        seconds=measured.seconds,
-        ended=time.time(),
-        load=os.getloadavg()[0],
-    )

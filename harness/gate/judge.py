@@ -154,9 +154,16 @@ class SpeedJudge:
                 by_whole_turns=self.by_whole_turns,
                 on_progress=setup.on_progress,
             )
+        # The distances from the ends, as in `-0.3% from GOOD, +27.1% from BAD`.
+        description = (
+            f"{classification.against_good - 1:+.1%} from GOOD,"
+            f" {classification.against_bad - 1:+.1%} from BAD"
+        )
+        if not classification.is_certain:
+            description += f": the likelier, but not certain after {classification.seconds:.0f} s"
         return BisectFinding(
             mark="bad" if classification.is_bad else "good",
-            description=_describe_classification(classification),
+            description=description,
             is_certain=classification.is_certain,
         )
 
@@ -197,17 +204,6 @@ class SpeedJudge:
 def _signed_percent(ratio: float | None) -> str:
     """Return a bound of a ratio as a change, as in `-4.8%`."""
     return "anything" if ratio is None else f"{ratio - 1:+.1%}"
-
-
-def _describe_classification(classification: Classification) -> str:
-    """Return the distances of a commit from the ends: `-0.3% from GOOD, +27.1% from BAD`."""
-    text = (
-        f"{classification.against_good - 1:+.1%} from GOOD,"
-        f" {classification.against_bad - 1:+.1%} from BAD"
-    )
-    if classification.is_certain:
-        return text
-    return f"{text}: the likelier, but not certain after {classification.seconds:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -425,13 +425,17 @@ def find_misreports(
 
     Messages and the beginning of epochs take time that no rank reports, but in both arms.
     """
+    # By arm: the median seconds of a turn that the report of each rank leaves out.
+    usual: dict[str, list[float]] = {}
+    for key, of_arm in turns.items():
+        unreported = [np.subtract(turn.elapsed, turn.reported) - turn.delay for turn in of_arm]
+        usual[key] = np.median(np.asarray(unreported), axis=0).tolist()
     misreports: dict[str, str] = {}
-    usual = {key: _usual_unreported(of_arm) for key, of_arm in turns.items()}
     for key, of_arm in turns.items():
         allowed = MAX_UNREPORTED_SECONDS
-        for other, unreported in usual.items():
+        for other, seconds in usual.items():
             if other != key:
-                allowed += 2 * max(unreported)
+                allowed += 2 * max(seconds)
         for rank, left_out in enumerate(usual[key]):
             reported = float(np.median([turn.reported[rank] for turn in of_arm]))
             if left_out > max(allowed, reported):
@@ -453,15 +457,6 @@ def refuse_misreports(samples: Sequence[PairSample]) -> None:
         if 2 * pairs > len(samples):
             messages = [sample.misreports[key] for sample in samples if key in sample.misreports]
             raise HarnessError(messages[-1])
-
-
-def _usual_unreported(turns: Sequence[ArmTurn]) -> list[float]:
-    """Return, by rank, the median seconds of a turn that its report leaves out."""
-    unreported = np.asarray(
-        [np.subtract(turn.elapsed, turn.reported) - turn.delay for turn in turns]
-    )
-    medians: list[float] = np.median(unreported, axis=0).tolist()
-    return medians
 
 
 def summarize_pairs(

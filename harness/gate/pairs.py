@@ -236,7 +236,9 @@ def connect_rank(
     rank is another process of the same process group than the one in `names`.
     """
     stack.enter_context(connection)
-    process_id = _peer_process_id(connection)
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    process_id, _, _ = struct.unpack("3i", credentials)
     name = names.get(process_id) or names.get(_process_group(process_id))
     if name is None or name.rank in arms[name.arm].sockets:
         connection.close()
@@ -271,15 +273,6 @@ def _process_group(process_id: int) -> int:
         return os.getpgid(process_id)
     except ProcessLookupError:
         return 0
-
-
-def _peer_process_id(connection: socket.socket) -> int:
-    """Return the id of the process that made a Unix connection, from the kernel."""
-    credentials = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
-    process_id, _, _ = struct.unpack("3i", credentials)
-    return int(process_id)
 
 
 def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, TrainingArm]) -> None:

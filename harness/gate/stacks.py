@@ -61,14 +61,19 @@ def gate_stacks(
 
 def under_stack(sweep: Sweep, cells: Sequence[Cell], name: str, argument: str) -> list[Cell]:
     """Return the cells with another stack of the sweep; raises BadInput for an unknown one."""
-    if name not in sweep.stacks:
-        declared = did_you_mean(name, sweep.stacks) if sweep.stacks else "allowed: none is declared"
-        raise BadInput(f"{argument} {name}: found no such stack in {sweep.source}; {declared}")
+    check_declared(sweep, name, argument)
     moved = []
     for cell in cells:
         axes = replace(cell.axes, stack=name)
         moved.append(replace(cell, axes=axes, stack=sweep.stacks[name]))
     return moved
+
+
+def check_declared(sweep: Sweep, name: str, argument: str) -> None:
+    """Raise BadInput for a stack that the sweep does not declare."""
+    if name not in sweep.stacks:
+        declared = did_you_mean(name, sweep.stacks) if sweep.stacks else "allowed: none is declared"
+        raise BadInput(f"{argument} {name}: found no such stack in {sweep.source}; {declared}")
 
 
 def stack_trees(

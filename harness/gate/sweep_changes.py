@@ -98,8 +98,7 @@ def compare_sweeps(before: Sweep, now: Sweep, name: str) -> ComparedSweeps:
         if defaults:
             text = f"{cell.label}: other defaults than {name}: {'; '.join(defaults)}"
             notes.append(SweepChange(kind="note", text=text))
-        differences = _cell_differences(old, cell)
-        differences += _trial_differences(before, old, now, cell)
+        differences = _differences(before, old, now, cell)
         if differences:
             text = f"{cell.label}: changed: {'; '.join(differences)}"
             changes.append(SweepChange(kind="changed", text=text))
@@ -148,19 +147,13 @@ def _code_notes(before: Sweep, now: Sweep, name: str) -> list[SweepChange]:
     return notes
 
 
-def _cell_differences(before: Cell, now: Cell) -> list[str]:
-    """Return each setting of a cell that has changed: `length 20 epochs → 5 epochs`."""
+def _differences(sweep_before: Sweep, before: Cell, sweep_now: Sweep, now: Cell) -> list[str]:
+    """Return each setting of a cell and of its trials that has changed: `length 20 epochs → 5 epochs`."""
     lengths = {"length": (before.length, now.length), "evaluate": (before.evaluate, now.evaluate)}
     differences = []
     for name, values in setting_differences(before, now, _unset_in_both(before, now)).items():
         if values[0] != values[1]:  # the same value may be the default of one revision only
             differences.append(_describe_difference(name, *lengths.get(name, values)))
-    return differences
-
-
-def _trial_differences(sweep_before: Sweep, before: Cell, sweep_now: Sweep, now: Cell) -> list[str]:
-    """Return the differences in seeds and repeats of a cell."""
-    differences = []
     seeds_before = list(sweep_before.seeds_of(before))
     seeds_now = list(sweep_now.seeds_of(now))
     if seeds_before != seeds_now:

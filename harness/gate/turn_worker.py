@@ -111,12 +111,9 @@ class TakingTurns(Hooks):
         first_profiled = self._turn_start + self._turn.profiled_from
         if state.step < first_profiled:
             return min(stop, first_profiled)
-        self._profiler = SegmentProfiler(self._device(), self._folder)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._profiler = SegmentProfiler(device, self._folder)
         return stop
-
-    def _device(self) -> torch.device:
-        """Return the device that is trained on: a GPU if there is any."""
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Report the step times of a turn that is over, in seconds, and a digest of its losses.
@@ -175,8 +172,12 @@ class ScriptTurns(TakingTurns):
         return super().before_segment(state, stop)
 
     def _digest_results(self, state: TrainingState, start: int) -> str:
-        """Return a digest of the losses, or of the parameters where the script reports no loss."""
-        if np.isnan(state.losses[start:]).any():
+        """Return a digest of the losses, or of the parameters where some of them are not known.
+
+        The loss of the last step may be reported only after it, and so after the turn.
+        """
+        reported = state.losses[start:-1]
+        if not reported or np.isnan(reported).any():
             return self._observed.digest_parameters()
         return super()._digest_results(state, start)
 

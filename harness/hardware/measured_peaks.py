@@ -286,19 +286,12 @@ def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
         if seconds >= min_seconds:
             spans.append(seconds)
         else:
-            calls = _more_calls(calls, seconds, min_seconds)
+            # A tenth more than should be needed. The number at least doubles, so that the search
+            # ends, and grows at most by MAX_GROWTH, as the clock cannot resolve very short times.
+            proportional = math.ceil(1.1 * calls * min_seconds / max(seconds, 1e-9))
+            calls = max(2 * calls, min(MAX_GROWTH * calls, proportional))
             spans = []
     return Timing(calls=calls, seconds=[span / calls for span in spans])
-
-
-def _more_calls(calls: int, seconds: float, min_seconds: float) -> int:
-    """Return how many calls should take a tenth more than `min_seconds`, if `calls` took `seconds`.
-
-    The number at least doubles, so that the search ends, and grows at most by MAX_GROWTH, as the
-    clock cannot resolve very short times.
-    """
-    proportional = math.ceil(1.1 * calls * min_seconds / max(seconds, 1e-9))
-    return max(2 * calls, min(MAX_GROWTH * calls, proportional))
 
 
 def runner(call: Callable[[], object], device: torch.device) -> Run:

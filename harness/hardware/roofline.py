@@ -126,7 +126,11 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     `machines` are the measured machines by key. An MFU of a measured peak that the record has
     already stays if this machine is not among them.
     """
-    machine, vendor = machine_of(record, machines), _vendor_peak_of(record)
+    machine = machine_of(record, machines)
+    hardware = _hardware(record)
+    vendor = None  # peak of the trial's GPUs in FLOP/s; None on a CPU and where unknown
+    if hardware is not None and device_of(record) == "cuda":
+        vendor = vendor_peak(hardware, record.trial.cell.axes.precision)
     if record.summary is None:
         return record
     if machine is None and vendor is None and record.summary.mfu is None:
@@ -143,16 +147,6 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     if (mfu, mfu_measured) == (record.summary.mfu, record.summary.mfu_measured):
         return record
     return replace(record, summary=replace(record.summary, mfu=mfu, mfu_measured=mfu_measured))
-
-
-def _vendor_peak_of(record: Record) -> float | None:
-    """Return the vendor's peak of the trial's GPUs in FLOP/s, None on a CPU and where unknown."""
-    if device_of(record) != "cuda":
-        return None
-    hardware = _hardware(record)
-    if hardware is None:
-        return None
-    return vendor_peak(hardware, record.trial.cell.axes.precision)
 
 
 def _achieved_flops_per_s(record: Record) -> float | None:

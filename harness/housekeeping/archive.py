@@ -82,7 +82,7 @@ def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
         raise BadInput(f"{path}: found in the folder of the sweep; allowed: a file outside of it")
     with held(folder):
         name = read_spec_content(folder.spec_path)["name"]
-        files = _files(folder)
+        files = [file for file in _own_files(folder) if file.is_file() and not file.is_symlink()]
         manifest = ArchiveManifest(
             sweep=name,
             version=harness.__version__,
@@ -97,21 +97,16 @@ def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
     return manifest
 
 
-def _files(folder: SweepFolder) -> list[Path]:
-    """Return the files of a sweep that are archived, sorted.
-
-    Links, locks, keys, submissions and leftovers are not, nor is compiled code, which is made again.
-    """
-    return [path for path in _own_files(folder) if path.is_file() and not path.is_symlink()]
-
-
 def links(folder: SweepFolder) -> list[Path]:
     """Return the links in a sweep, which no archive holds, sorted."""
     return [path for path in _own_files(folder) if path.is_symlink()]
 
 
 def _own_files(folder: SweepFolder) -> Iterator[Path]:
-    """Yield what is in a sweep's folder, sorted, without what only running commands need."""
+    """Yield what is in a sweep's folder, sorted, without what only running commands need.
+
+    That is locks, keys, submissions, leftovers, and compiled code, which is made again.
+    """
     left_out = {folder.lock_path, folder.key_path}
     for path in sorted(folder.path.rglob("*")):
         is_temporary = folder.jobs_path in path.parents or folder.compiled_path in path.parents

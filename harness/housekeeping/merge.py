@@ -34,14 +34,17 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
     """
     name = recorded_name(results, name)
     target = results.sweep_folder(name)
-    folders = [target, *sources] if target.spec_path.exists() else list(sources)
+    by_path: dict[Path, SweepFolder] = {}  # a sweep may be named twice, by other paths
+    for folder in [target, *sources] if target.spec_path.exists() else sources:
+        by_path.setdefault(folder.path.resolve(), folder)
+    folders = list(by_path.values())
     sweeps = []
     for folder in folders:
         source = SweepFolder(folder.path.absolute())
         sweeps.append(read_spec_in_place(source.results, source))
     merged = _merged(sweeps, name)
     with ExitStack() as stack:
-        for folder in dict.fromkeys(folders):
+        for folder in folders:
             stack.enter_context(held(folder))
         records = _records_by_trial(folders)
         _refuse_other_profiles(list(records.values()))

@@ -76,11 +76,11 @@ def list_sweeps(results: Results) -> list[StoredSweep]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; files that vanish while it runs do not count.
+    """Return the bytes of a file, or of all files below a folder; those that vanish do not count.
 
     Nor does the lock, which changes with the process that holds it.
     """
-    total = 0
+    total = folder.stat().st_size if folder.is_file() else 0
     for parent, _, names in os.walk(folder):
         for name in names:
             if name == SweepFolder(Path()).lock_path.name:
@@ -145,8 +145,10 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
     )
     if not is_cut_off:
         before = recorded_folder(results, old)
-        if after.path.exists():
-            raise BadInput(f"{new}: {after.path} exists; allowed: a name that no sweep has")
+        # Also of a sweep that has not run: those of its check and of its learning-rate search.
+        for path in (after.path, after.rates_path, results.preflight_path(new)):
+            if path.exists():
+                raise BadInput(f"{new}: {path} exists; allowed: a name that no sweep has")
         # A file that was changed is refused before anything is renamed, as it can't be sealed again.
         _read_sealed(before.parity_path, PARITY_FORMAT)
         _read_sealed(before.rates_path, SEARCH_FORMAT)
@@ -186,17 +188,27 @@ def _replace_value(path: Path, file_format: FileFormat, key: str, value: str) ->
         write_atomically(path, sealed_text({**content, key: value}))
 
 
+def whole_sweep(folder: SweepFolder) -> Removal:
+    """Return the removal of a sweep's folder."""
+    return Removal(path=folder.path, reason="the whole sweep", bytes=size_of(folder.path))
+
+
 def removals(
     results: Results, name: str, *, whole: bool, statuses: Sequence[str] = ()
 ) -> list[Removal]:
     """Return what `harness results prune` removes of a sweep.
 
-    With `whole` that is all of it. Otherwise the trials of none of its cells, such as those of
+    With `whole` that is all of it, and what its check and its learning-rate search have left. Otherwise
+    the trials of none of its cells, such as those of
     earlier code, which no command shows; and the trials with one of `statuses`.
     """
     folder = recorded_folder(results, name)
     if whole:
-        return [Removal(path=folder.path, reason="the whole sweep", bytes=size_of(folder.path))]
+        listed = [whole_sweep(folder)]
+        for path in (folder.rates_path, results.preflight_path(name)):
+            if path.exists():
+                listed.append(Removal(path=path, reason="of the sweep", bytes=size_of(path)))
+        return listed
     recorded = read_recorded_sweep(results, name)
     recorded_ids = folder.recorded_ids()
     known_ids = {trial.id for trial in recorded_trials(recorded_ids, recorded.sweep.cells)}
@@ -228,6 +240,9 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
                     f"{removal.path}: has changed since it was listed; nothing is removed"
                 )
         for removal in listed:
+            if removal.path.is_file():
+                removal.path.unlink()
+                continue
             for name in (folder.spec_path.name, folder.trial_folder("").record_path.name):
                 (removal.path / name).unlink(missing_ok=True)
             shutil.rmtree(removal.path)

@@ -178,9 +178,7 @@ def judge(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Verdicts:
     return Verdicts(a=sides[0].name, b=compared, comparison=comparison)
 
 
-def select_results(
-    results: Results, names: Sequence[str], tracking_uri: str | None = None
-) -> list[Side]:
+def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:
     """Return the results that the names stand for, in their order.
 
     Only the id of an MLflow run makes a connection to MLflow: its tags lead to the records.

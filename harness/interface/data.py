@@ -60,21 +60,17 @@ def load(
     >>> harness.load("demo", only="precision=bf16 and seed<2")
     demo: 2 trials of 1 cell, 2 done
     """
-    folder, name = _locate(sweep, results)
+    path = Path(sweep)
+    spec_path = SweepFolder(path).spec_path
+    folder = results_folder(results)
+    name = str(sweep)
+    if spec_path.is_file():
+        folder = Results(path.absolute().parent.parent)
+        name = read_spec_content(spec_path).get("name", path.name)
+    elif path.suffix in (".yaml", ".yml"):
+        name = load_sweep(find_sweep_file(str(path))).name
     recorded = select_recorded(read_recorded_sweep(folder, name), only, cells)
     return SweepData(results=folder, recorded=recorded)
-
-
-def _locate(sweep: str | Path, results: Folder) -> tuple[Results, str]:
-    """Return the results folder and the name of a recorded sweep; raises BadInput."""
-    path = Path(sweep)
-    folder = SweepFolder(path)
-    if folder.spec_path.is_file():
-        name = read_spec_content(folder.spec_path).get("name", path.name)
-        return Results(path.absolute().parent.parent), name
-    if path.suffix in (".yaml", ".yml"):
-        return results_folder(results), load_sweep(find_sweep_file(str(path))).name
-    return results_folder(results), str(sweep)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import Results
@@ -43,15 +42,22 @@ def forecast_memory(
             sweep.cells, limits, sweep.base_folder, profile, scratch.path, on_progress
         )
     paths = results.record_paths_by_cell()
-    return [
-        CellMemory(
-            cell=cell,
-            forecast=forecasts[cell.id],
-            limit=limits[cell.id],
-            measured=list(_measured_peaks(cell, paths.get(cell.id, ()))),
+    memories = []
+    for cell in sweep.cells:
+        measured = []
+        for record in readable_records(paths.get(cell.id, ())):
+            peak = _comparable_peak(cell, record)
+            if peak is not None:
+                measured.append(peak)
+        memories.append(
+            CellMemory(
+                cell=cell,
+                forecast=forecasts[cell.id],
+                limit=limits[cell.id],
+                measured=measured,
+            )
         )
-        for cell in sweep.cells
-    ]
+    return memories
 
 
 def memory_warning(sweep: Sweep, profile: Profile) -> str | None:
@@ -91,14 +97,6 @@ def memory_warning(sweep: Sweep, profile: Profile) -> str | None:
             f" {SUBMIT_SECONDS:.0f} s; harness plan --memory may take longer"
         )
     return "; ".join(remarks) or None
-
-
-def _measured_peaks(cell: Cell, record_paths: Sequence[Path]) -> Iterator[int]:
-    """Yield the peaks of a cell's trials that a forecast can be compared with."""
-    for record in readable_records(record_paths):
-        peak = _comparable_peak(cell, record)
-        if peak is not None:
-            yield peak
 
 
 def _comparable_peak(cell: Cell, record: Record) -> int | None:

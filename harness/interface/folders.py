@@ -14,7 +14,7 @@ from harness.core.scratch import ScratchFolder
 Folder = str | Path | None  # of results; None: HARNESS_RESULTS, else `results`
 
 
-def results_folder(folder: Folder = None) -> Results:
+def results_folder(folder: Folder) -> Results:
     """Return the results folder that commands use, unless another one is given."""
     return Results(Path(folder or os.environ.get("HARNESS_RESULTS", "results")))
 

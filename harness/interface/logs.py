@@ -48,25 +48,26 @@ def find(results: Results, trial_id: str, sweep: str | None) -> TrialFolder:
         trial_ids.add(path.parent.name)
         if path.parent.name == trial_id:
             matches.append(path.parent)
+    if not trial_ids:
+        raise BadInput(
+            f"{trial_id}: no such trial in {root}; allowed: none, as no trial has started; set"
+            " --results to look elsewhere"
+        )
     if not matches:
-        hint = _suggest(trial_id, sorted(trial_ids))
-        raise BadInput(f"{trial_id}: no such trial in {root}; allowed: {hint}")
+        ids = sorted(trial_ids)
+        # A low cutoff: the hash in an id makes the ids of similar cells rather unlike.
+        near = difflib.get_close_matches(trial_id, ids, n=MAX_SUGGESTIONS, cutoff=0.3)
+        examples = ", ".join(near or ids[:MAX_SUGGESTIONS])
+        raise BadInput(
+            f"{trial_id}: no such trial in {root}; allowed: a trial that has started, such as"
+            f" {examples}"
+        )
     if len(matches) > 1:
         sweeps = ", ".join(sorted(folder.parent.name for folder in matches))
         raise BadInput(
             f"{trial_id}: found in several sweeps, {sweeps}; allowed: name one of them with --sweep"
         )
     return TrialFolder(matches[0])
-
-
-def _suggest(trial_id: str, ids: list[str]) -> str:
-    """Return a hint with the ids that are most like the one that was not found."""
-    if not ids:
-        return "none, as no trial has started; set --results to look elsewhere"
-    # A low cutoff: the hash in an id makes the ids of similar cells rather unlike.
-    near = difflib.get_close_matches(trial_id, ids, n=MAX_SUGGESTIONS, cutoff=0.3)
-    examples = ", ".join(near or ids[:MAX_SUGGESTIONS])
-    return f"a trial that has started, such as {examples}"
 
 
 def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:

@@ -33,9 +33,9 @@ Data = str | Path | Mapping[str, str | Path] | None  # one path for all workload
 
 def load_planned(
     sweep: str,
-    settings: Sequence[str] = (),
-    data: Sequence[str] = (),
-    cluster: str = "local",
+    settings: Sequence[str],
+    data: Sequence[str],
+    cluster: str,
     *,
     only: str = "",
     cells: Sequence[str] = (),
@@ -170,9 +170,12 @@ def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
     estimates: dict[str, float] = {}
     for cell in cells:
         if cell.id in paths_by_cell:
-            seconds = _mean_seconds(paths_by_cell[cell.id])
-            if seconds is not None:
-                estimates[cell.id] = seconds
+            records = readable_records(paths_by_cell[cell.id])
+            # Of whole trials, from their start to their end, not of training alone. Those that were
+            # interrupted count by their phases: they started again.
+            seconds = [whole_seconds(record) for record in records if record.status == "done"]
+            if seconds:
+                estimates[cell.id] = fmean(seconds)
     return estimates
 
 
@@ -182,13 +185,3 @@ def readable_records(paths: Iterable[Path]) -> Iterator[Record]:
     for path in paths:
         with suppress(BadInput):
             yield read_record(path, common)
-
-
-def _mean_seconds(record_paths: Sequence[Path]) -> float | None:
-    """Return the mean seconds of the trials that are done, None without any.
-
-    They are those of whole trials, from their start to their end, not of training alone. Those that
-    were interrupted count by their phases: they started again.
-    """
-    done = [record for record in readable_records(record_paths) if record.status == "done"]
-    return fmean(map(whole_seconds, done)) if done else None

@@ -53,21 +53,16 @@ def diff_trials(
         tracer = Tracer(scratch.path, profile, timeout, on_progress)
         diff = diff_traced(tracer, a, b, last_step=last_step, snapshots=plot is not None)
         if plot is not None:
-            _save_plot(a.trial, b.trial, diff, plot)
+            cell_a, cell_b = a.trial.cell, b.trial.cell
+            run_a, run_b = diff.overviews
+            world_sizes = (cell_a.axes.world_size, cell_b.axes.world_size)
+            course = course_of_runs(run_a.folder, run_b.folder, world_sizes)
+            divergence = diff.steps.divergence
+            first_step = None if divergence is None else divergence.earliest.mark.step
+            settings = ", ".join(differing_settings(cell_a, cell_b)) or cell_a.label
+            figure = draw_divergence(course, f"Distance of two trials: {settings}", first_step)
+            write_atomically(plot, png_bytes(figure))
     return diff
-
-
-def _save_plot(a: Trial, b: Trial, diff: TraceDiff, path: Path) -> None:
-    """Write the plot of how far two trials are apart, which were traced with snapshots."""
-    run_a, run_b = diff.overviews
-    course = course_of_runs(
-        run_a.folder, run_b.folder, (a.cell.axes.world_size, b.cell.axes.world_size)
-    )
-    divergence = diff.steps.divergence
-    first_step = None if divergence is None else divergence.earliest.mark.step
-    settings = ", ".join(differing_settings(a.cell, b.cell)) or a.cell.label
-    figure = draw_divergence(course, f"Distance of two trials: {settings}", first_step)
-    write_atomically(path, png_bytes(figure))
 
 
 def diff_recorded(

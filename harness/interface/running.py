@@ -29,8 +29,8 @@ class FinishedRun:
 
     sweep: Sweep  # with the repeats that it has come to
     records: Sequence[Record]  # of its selected trials, earlier ones included
-    trouble: str | None = None  # what MLflow failed with
-    disk_failed: bool = False  # whether that was a disk of this machine
+    trouble: str | None  # what MLflow failed with
+    disk_failed: bool  # whether that was a disk of this machine
 
 
 def run_sweep(
@@ -41,9 +41,9 @@ def run_sweep(
     *,
     console: TerminalConsole,
     redo: Redo,
-    fail_fast: bool = False,
-    wait: bool = True,
-    goal: Goal | None = None,
+    fail_fast: bool,
+    wait: bool,
+    goal: Goal | None,
 ) -> FinishedRun:
     """Run the pending trials of a sweep, shown on the console and delivered to MLflow.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -95,7 +95,10 @@ def start_from_example(folder: Path, on_progress: Callable[[str], None]) -> Firs
         samples = cell.length.epochs * record.rank0.train_samples
         rate = record.summary.throughput if record.summary is not None else None
         seconds += sweep.count_trials(cell) * (samples / rate if rate else 0.0)
-    return _first_sweep(None, list(paths), record, sweep, seconds)
+    trials = sum(map(sweep.count_trials, sweep.cells))
+    return FirstSweep(
+        facts=None, written=list(paths), record=record, trials=trials, seconds=seconds
+    )
 
 
 def start_from_script(
@@ -128,16 +131,14 @@ def start_from_script(
     _write(path, sweep_text(script.name, facts, arguments, steps))
     sweep = load_sweep(path)
     mean_seconds = fmean(record.ended - record.started for record in records)
-    count = sum(map(sweep.count_trials, sweep.cells))
-    return _first_sweep(facts, [path], records[0], sweep, count * mean_seconds)
-
-
-def _first_sweep(
-    facts: ScriptFacts | None, written: Sequence[Path], record: Record, sweep: Sweep, seconds: float
-) -> FirstSweep:
-    """Return the result of the command."""
     trials = sum(map(sweep.count_trials, sweep.cells))
-    return FirstSweep(facts=facts, written=written, record=record, trials=trials, seconds=seconds)
+    return FirstSweep(
+        facts=facts,
+        written=[path],
+        record=records[0],
+        trials=trials,
+        seconds=trials * mean_seconds,
+    )
 
 
 def _find_length(
@@ -148,28 +149,20 @@ def _find_length(
     None for a script that ends earlier: it is left to end itself.
     """
     records = _try_script(script, facts, arguments, FIRST_STEPS, all_cells=True)
-    if records is None:
-        return None, _needed(_try_script(script, facts, arguments, None))
-    seconds = max(_seconds_of_step(record) for record in records)
-    steps = 10 * round(min(MAX_STEPS, max(MIN_STEPS, TRIAL_SECONDS / seconds)) / 10)
-    on_progress(f"{steps} steps")
-    whole = _try_script(script, facts, arguments, steps, all_cells=True)
-    if whole is not None:
-        return steps, whole
-    return None, _needed(_try_script(script, facts, arguments, None))
-
-
-def _seconds_of_step(record: Record) -> float:
-    """Return the mean seconds of the steps after the first few."""
-    steps = record.ranks[0].step_seconds
-    assert steps is not None
-    return max(float(steps.unpack()[WARMUP:].mean()), 1e-6)
-
-
-def _needed(records: list[Record] | None) -> list[Record]:
-    """Return the records of trials that had no length to miss."""
-    assert records is not None
-    return records
+    if records is not None:
+        seconds = 1e-6  # of a step after the first few, of the slowest cell
+        for record in records:
+            step_seconds = record.ranks[0].step_seconds
+            assert step_seconds is not None
+            seconds = max(seconds, float(step_seconds.unpack()[WARMUP:].mean()))
+        steps = 10 * round(min(MAX_STEPS, max(MIN_STEPS, TRIAL_SECONDS / seconds)) / 10)
+        on_progress(f"{steps} steps")
+        records = _try_script(script, facts, arguments, steps, all_cells=True)
+        if records is not None:
+            return steps, records
+    records = _try_script(script, facts, arguments, None)
+    assert records is not None  # without a length there is none to miss
+    return None, records
 
 
 def _try_script(
@@ -240,7 +233,14 @@ def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps:
     if options:
         values = ", ".join(f"{key}: {value}" for key, value in options.items())
         lines.append(f"    options: {{{values}}}")
-    lines += _target_lines(facts)
+    target = "    # target: accuracy  # if the script calls harness.report(accuracy=…)"
+    if facts.metrics:
+        metric = facts.metrics[0]
+        higher = str(not lower_is_better(metric)).lower()
+        target = (
+            f"    target: {{name: {metric}, higher_is_better: {higher}}}  # check the direction"
+        )
+    lines.append(target)
     lines.append("# Every combination of these is a cell, which is compared with the first.")
     more = [f"options.{key}: [{value}, …]" for key, value in options.items()]
     if more:
@@ -249,14 +249,12 @@ def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps:
     values_of_axis = "[1, 2]" if len(usable_cores()) > 1 else "[1]"
     lines += ["matrix:", f"  {axis}: {values_of_axis}"]
     lines.append("seeds: 5  # 0 to 4; as many trials of a cell suffice for a verdict")
-    if steps is None:
-        lines.append(
-            "# length: 300 steps  # ends each trial there; without it, the script ends itself"
-        )
-    else:
-        lines.append(
+    length = "# length: 300 steps  # ends each trial there; without it, the script ends itself"
+    if steps is not None:
+        length = (
             f"length: {steps} steps  # each trial ends there; without it, the script ends itself"
         )
+    lines.append(length)
     return "\n".join(lines) + "\n"
 
 
@@ -268,17 +266,6 @@ def _quoted(words: Sequence[str]) -> str:
         for word in words
     ]
     return json.dumps(" ".join(plain), ensure_ascii=False)
-
-
-def _target_lines(facts: ScriptFacts) -> list[str]:
-    """Return the lines about the metric that the trials are compared by."""
-    if facts.metrics:
-        metric = facts.metrics[0]
-        higher = str(not lower_is_better(metric)).lower()
-        return [
-            f"    target: {{name: {metric}, higher_is_better: {higher}}}  # check the direction"
-        ]
-    return ["    # target: accuracy  # if the script calls harness.report(accuracy=…)"]
 
 
 def _command_line(
@@ -314,7 +301,7 @@ def _check_required(script: Path, facts: ScriptFacts, arguments: Sequence[str]) 
             )
 
 
-def _refuse_existing(paths: Sequence[Path] | dict[Path, Path]) -> None:
+def _refuse_existing(paths: Iterable[Path]) -> None:
     """Raise BadInput if one of the files exists: it is never overwritten."""
     for path in paths:
         if path.exists():

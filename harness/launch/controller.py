@@ -98,12 +98,8 @@ def end_step(process: Process, name: str) -> None:
     """
     status = process.poll()
     end_process_group(process)
-    if status is None or status < 0:
-        cancel_steps(name)
-
-
-def cancel_steps(name: str) -> None:
-    """Kill the steps of this job that have a name."""
+    if status is not None and status >= 0:
+        return
     listed = call(
         ["squeue", "--steps", f"--jobs={own_job_id()}", "--noheader", "--format=%i|%j"],
         patience=STEP_PATIENCE,

@@ -305,7 +305,11 @@ def shared_server(
     environment, because libraries read variables when they are loaded. It ends with this process,
     or when as many others as `max_servers` allows were used after it.
     """
-    key = json.dumps([asdict(setup), _changed_variables(variables)])
+    changed: dict[str, str | None] = {}  # None where a variable is missing
+    for name in sorted({*variables, *os.environ}):
+        if variables.get(name) != os.environ.get(name):
+            changed[name] = variables.get(name)
+    key = json.dumps([asdict(setup), changed])
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
@@ -313,7 +317,13 @@ def shared_server(
             _servers[key] = server  # at the end: the one that was used last
             return server
         _close(server)
-    _close_idle_servers()
+    # Make room for another one: those that run nothing end, the least recently used ones first. If one
+    # is needed again, it has to load torch again.
+    limit = max_servers()
+    for other_key, other in list(_servers.items()):
+        if len(_servers) >= limit and other.is_idle():
+            del _servers[other_key]
+            _close(other)
     server = ForkServer.start(setup, variables, log)
     _servers[key] = server
     atexit.register(server.close)
@@ -323,15 +333,6 @@ def shared_server(
 # The forkservers of this process, by what `shared_server` tells them apart by, in the order of their
 # last use.
 _servers: dict[str, ForkServer] = {}
-
-
-def _changed_variables(variables: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what differs from this process's environment, None where a variable is missing."""
-    changed: dict[str, str | None] = {}
-    for name in sorted({*variables, *os.environ}):
-        if variables.get(name) != os.environ.get(name):
-            changed[name] = variables.get(name)
-    return changed
 
 
 def max_servers() -> int:
@@ -344,20 +345,6 @@ def max_servers() -> int:
     if limit is not None:
         memory = min(memory, limit)
     return max(MIN_SERVERS, memory // MEMORY_SHARE // SERVER_BYTES)
-
-
-def _close_idle_servers() -> None:
-    """End forkservers that run nothing until there is room for another one.
-
-    The least recently used ones end first. If one is needed again, it has to load torch again.
-    """
-    limit = max_servers()
-    for key, server in list(_servers.items()):
-        if len(_servers) < limit:
-            return
-        if server.is_idle():
-            del _servers[key]
-            _close(server)
 
 
 def _close(server: ForkServer) -> None:

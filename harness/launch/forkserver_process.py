@@ -66,7 +66,13 @@ def serve(connection: socket.socket, requests: Lines, common_path: Sequence[str]
 
     Every forked process imports from `common_path`, after its own PYTHONPATH.
     """
-    child_ended = _watch_children()
+    # It can be read from whenever a child has ended: Python's own handler for SIGCHLD writes to the
+    # other end. pidfd_open would need Linux 5.3.
+    child_ended, writable = socket.socketpair()
+    child_ended.setblocking(False)
+    writable.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
     while True:
         if not requests.has_line():
             ready, _, _ = select.select([connection, child_ended], [], [])
@@ -237,19 +243,6 @@ def _end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _watch_children() -> socket.socket:
-    """Return a socket that can be read from whenever a child has ended.
-
-    It is written to by Python's own handler for SIGCHLD: pidfd_open would need Linux 5.3.
-    """
-    readable, writable = socket.socketpair()
-    readable.setblocking(False)
-    writable.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(writable.detach(), warn_on_full_buffer=False)
-    return readable
 
 
 def _report_ended(connection: socket.socket) -> None:

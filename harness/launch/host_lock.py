@@ -60,14 +60,17 @@ def host_lock(
         yield
         return
     with file:
-        if not lock_file(file, 0):
+        is_held = lock_file(file, 0)
+        if not is_held:
             holder = _describe_holder(file)
             if not wait:
                 raise BadInput(f"--no-wait: {holder}; {REMEDY}")
             on_message(f"waiting, because {holder}; {REMEDY}")
-            if not lock_file(file, TIMEOUT, should_wait) and should_wait():
+            is_held = lock_file(file, TIMEOUT, should_wait)
+            if not is_held and should_wait():
                 raise HarnessError(f"waited {TIMEOUT / 3600:g} h; {holder}; {REMEDY}")
-        _write_holder(file, activity)
+        if is_held:
+            _write_holder(file, activity)
         yield
 
 
@@ -87,15 +90,13 @@ def _open() -> BufferedRandom:
 
 
 def _write_holder(file: BufferedRandom, activity: str) -> None:
-    """Say in the file who holds the lock.
-
-    Only the command's name goes there, as its arguments may have a password.
-    """
+    """Write into the file that this process holds it, and for what."""
+    # Of the command only the name, as its arguments may have a password.
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
-    holder = Holder(pid=os.getpid(), command=command, activity=activity, since=time.time())
+    this = Holder(pid=os.getpid(), command=command, activity=activity, since=time.time())
     file.seek(0)
     file.truncate()
-    file.write(msgspec.json.encode(holder))
+    file.write(msgspec.json.encode(this))
     file.flush()
 
 

@@ -69,27 +69,24 @@ class MachineRoom:
         return min(self.ranks // axes.world_size, devices // needed)
 
     def lanes(self, count: int) -> list[Lane]:
-        """Return lanes with equal shares of cores and GPUs."""
+        """Return lanes with equal shares of cores and GPUs.
+
+        Cores are whole physical ones where that takes none away. It would where they don't divide,
+        or have different numbers of threads.
+        """
+        threads = [core for group in self.cores for core in group]
+        size = len(self.cores) // count
+        shares: list[Sequence[int]] = []
+        for start in range(0, size * count, size or 1):
+            shares.append([core for group in self.cores[start : start + size] for core in group])
+        if {len(share) for share in shares} != {len(threads) // count}:
+            shares = [_share(threads, number, count) for number in range(count)]
         lanes = []
-        for number in range(count):
-            lane_cores = tuple(sorted(self._cores_of(number, count)))
+        for number, share in enumerate(shares):
+            lane_cores = tuple(sorted(share))
             lane_gpus = tuple(_share(range(self.gpus), number, count))
             lanes.append(Lane(number=number, count=count, cores=lane_cores, gpus=lane_gpus))
         return lanes
-
-    def _cores_of(self, number: int, count: int) -> list[int]:
-        """Return the cores of one of `count` lanes: whole physical ones where that takes none away.
-
-        It would where they don't divide, or have different numbers of threads.
-        """
-        threads = [core for threads in self.cores for core in threads]
-        size = len(self.cores) // count
-        shares = []
-        for start in range(0, size * count, size or 1):
-            shares.append([core for group in self.cores[start : start + size] for core in group])
-        if {len(share) for share in shares} == {len(threads) // count}:
-            return shares[number]
-        return list(_share(threads, number, count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +228,12 @@ class Occupancy:
         """Return the company of a trial that ran from `start` to `end`, None for one that needs none."""
         if lane.count == 1:
             return None
-        overlaps = self._overlaps(trial, start, end)
+        overlaps = []  # the parts of other trials' stays that fall between `start` and `end`
+        for stay in self._stays:
+            overlap_start = max(start, stay.start)
+            overlap_end = min(end, stay.end)
+            if stay.trial != trial and overlap_start < overlap_end:
+                overlaps.append(_Stay(stay.trial, overlap_start, overlap_end))
         seconds = max(end - start, 1e-9)
         beside: dict[str, float] = {}
         for overlap in overlaps:
@@ -239,16 +241,6 @@ class Occupancy:
             beside[overlap.trial] = min(1.0, beside.get(overlap.trial, 0.0) + share)
         full = _seconds_with(lane.count - 1, overlaps) / seconds
         return Company(lane=lane, beside=beside, full=min(1.0, full))
-
-    def _overlaps(self, trial: str, start: float, end: float) -> list[_Stay]:
-        """Return the parts of other trials' stays that fall between `start` and `end`."""
-        overlaps = []
-        for stay in self._stays:
-            overlap_start = max(start, stay.start)
-            overlap_end = min(end, stay.end)
-            if stay.trial != trial and overlap_start < overlap_end:
-                overlaps.append(_Stay(stay.trial, overlap_start, overlap_end))
-        return overlaps
 
 
 def _seconds_with(neighbors: int, overlaps: Sequence[_Stay]) -> float:

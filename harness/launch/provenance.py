@@ -35,11 +35,20 @@ def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
     pinned = pins(installed_packages())
     installed = hashlib.sha256(pinned.encode()).hexdigest()
     write_once(folder.packages_path(installed), pinned)
-    repository, diff = _find_repository(sweep)
+    # The repository of the sweep file, else of a workload, and its differences.
+    used = sorted({cell.workload.uses for cell in sweep.cells})
+    files = [sweep.source.absolute()]
+    for uses in used:
+        files += find_source(uses, sweep.base_folder).files.values()
+    repository, diff = None, ""
+    for parent in dict.fromkeys(path.parent for path in files):
+        repository, diff = describe_repository(parent, files)
+        if repository is not None:
+            break
     if repository is not None and repository.diff is not None:
         write_once(folder.diff_path(repository.diff), diff)
     packages: dict[str, Sequence[str]] = {}
-    for uses in {cell.workload.uses for cell in sweep.cells}:
+    for uses in used:
         packages[uses] = imported_distributions(uses, sweep.base_folder)
     return Provenance(
         code=describe_code(),
@@ -48,18 +57,6 @@ def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
         installed=installed,
         packages=packages,
     )
-
-
-def _find_repository(sweep: Sweep) -> tuple[Repository | None, str]:
-    """Return the repository of the sweep file, else of a workload, and its differences."""
-    files = [sweep.source.absolute()]
-    for uses in sorted({cell.workload.uses for cell in sweep.cells}):
-        files += find_source(uses, sweep.base_folder).files.values()
-    for parent in dict.fromkeys(path.parent for path in files):
-        repository, diff = describe_repository(parent, files)
-        if repository is not None:
-            return repository, diff
-    return None, ""
 
 
 def write_once(path: Path, text: str) -> None:

@@ -160,7 +160,9 @@ class WorkloadRace:
         margins = None if self.rules.reach is None else self._margins
         is_worse, misses = self._race.look(self._values[:, : self.judged], margins)
         self._leave(misses, f"it does not reach {self.rules.reach}")
-        self._leave(is_worse & ~misses, self._describe_worse())
+        others = "another cell is" if self.rules.keep == 1 else f"{self.rules.keep} other cells are"
+        better = {"throughput": "faster", "time": "done sooner", "target": "better"}
+        self._leave(is_worse & ~misses, f"{others} certainly {better[self.rules.metric]}")
 
     def _margin(self, record: Record) -> float:
         """Return by how much a trial's target metric exceeds the value to be reached."""
@@ -168,12 +170,6 @@ class WorkloadRace:
         if value is None or record.rank0 is None or self.rules.reach is None:
             return math.nan
         return value - record.rank0.target.score(self.rules.reach)
-
-    def _describe_worse(self) -> str:
-        """Return why a cell leaves that is not among the best."""
-        others = "another cell is" if self.rules.keep == 1 else f"{self.rules.keep} other cells are"
-        better = {"throughput": "faster", "time": "done sooner", "target": "better"}
-        return f"{others} certainly {better[self.rules.metric]}"
 
     def _leave(self, leaves: Mask, cause: str) -> None:
         """Note that cells have left after the last block."""

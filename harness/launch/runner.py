@@ -395,14 +395,22 @@ class Runner:
             peaks=self.peaks,
             company=company,
         )
-        continued = _continued_record(folder) if assignment.attempt > 1 else None
+        # Failures quote exceptions and logs.
+        ranks = [
+            replace(result, failure=_clean_failure(result.failure, self.secrets))
+            for result in record.ranks
+        ]
         first_started = None
         queued_seconds = self.queued_seconds.get(assignment.trial.id)
-        if continued is not None:
-            first_started = continued.first_started or continued.started
-            queued_seconds = continued.queued_seconds
+        previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
+        # One that has come to its end was only measured again: this attempt does not continue it.
+        if previous is not None and previous.status not in COMPLETE:
+            first_started = previous.first_started or previous.started
+            queued_seconds = previous.queued_seconds
         return replace(
-            _without_secrets(record, self.secrets),
+            record,
+            failure=_clean_failure(record.failure, self.secrets),
+            ranks=in_memory_ranks(ranks),
             settings=self.settings,
             first_started=first_started,
             queued_seconds=queued_seconds,
@@ -554,16 +562,6 @@ def _advance(life: Life) -> Record | None:
     return None
 
 
-def _without_secrets(record: Record, secrets: Sequence[str]) -> Record:
-    """Return the record with its failures clean: they quote exceptions and logs."""
-    ranks = [
-        replace(result, failure=_clean_failure(result.failure, secrets)) for result in record.ranks
-    ]
-    return replace(
-        record, failure=_clean_failure(record.failure, secrets), ranks=in_memory_ranks(ranks)
-    )
-
-
 def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure | None:
     """Return a failure without secrets in its texts."""
     if failure is None:
@@ -572,17 +570,6 @@ def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure |
     if traceback is not None:
         traceback = redact_text(traceback, secrets)
     return replace(failure, message=redact_text(failure.message, secrets), traceback=traceback)
-
-
-def _continued_record(folder: TrialFolder) -> Record | None:
-    """Return the record of the attempts that the coming one continues.
-
-    None after an attempt that has come to its end, and was only measured again.
-    """
-    record = read_record_if_exists(folder.record_path)
-    if record is None or record.status in COMPLETE:
-        return None
-    return record
 
 
 def _last_attempt(folder: TrialFolder) -> int | None:

@@ -43,17 +43,15 @@ def run(
         attempted = replace(sweep, cells=pending)
         for record in sweeps.run(attempted, profile, folder, listener, redo="all", fail_fast=False):
             records[record.trial.cell.id] = record
-        pending = [
-            cell for cell in pending if cell.id in records and _measured_wrong(records[cell.id])
-        ]
+        wrong = []  # cells whose trial finished and was not measured as planned
+        for cell in pending:
+            last_record = records.get(cell.id)
+            if last_record is None or last_record.status != "done":
+                continue
+            if any(not check.passed for check in check_record(last_record)):
+                wrong.append(cell)
+        pending = wrong
         if not pending:
             break
     write_spec(sweep, folder)  # of all cells, whichever were attempted last
     return [records[cell.id] for cell in sweep.cells if cell.id in records]
-
-
-def _measured_wrong(record: Record) -> bool:
-    """Whether a trial finished and something in it was not measured as planned."""
-    if record.status != "done":
-        return False
-    return any(not check.passed for check in check_record(record))

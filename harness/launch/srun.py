@@ -83,6 +83,11 @@ class Srun:
         Nodes are filled one after the other, from the first node of the job on, which is the one
         that `address` names.
         """
+        task = [*self.prefix, *module_command(self.python, module)]
+        if self.stack is not None:
+            task = self.stack.module_command(module)
+        if self._container:
+            task = [*IGNORING_SIGNAL, *task]
         return [
             "srun",
             f"--nodes={math.ceil(ranks / self.ranks_per_node)}",
@@ -99,7 +104,7 @@ class Srun:
             "--unbuffered",
             "--input=none",
             f"--job-name={folder.path.name}",
-            *self._module_command(module),
+            *task,
             str(folder.path),
             *more,
         ]
@@ -108,14 +113,6 @@ class Srun:
     def _container(self) -> Sequence[str]:
         """Return the command of the container that ranks run in, an empty one without."""
         return self.prefix if self.stack is None else self.stack.prefix
-
-    def _module_command(self, module: str) -> list[str]:
-        """Return the command of a task, without the module's arguments."""
-        if self.stack is None:
-            command = [*self.prefix, *module_command(self.python, module)]
-        else:
-            command = self.stack.module_command(module)
-        return [*IGNORING_SIGNAL, *command] if self._container else command
 
     def _sharing(self, ranks: int) -> list[str]:
         """Return the options for the node's resources that a step of `ranks` ranks gets."""
@@ -191,7 +188,12 @@ def parse_failures(output: str, at: float) -> list[Failure]:
         failure = find_cause(output)
         if failure is not None:
             return [replace(failure, at=at)]
-    return [replace(failure, at=at) for failure in _exited_tasks(output)]
+    failures = []
+    for task in TASK_ENDED.finditer(output):
+        if task["how"].startswith(EXITED):
+            message = task["how"].replace("Exited with exit", "with")
+            failures.append(replace(_task_failure(task, "Exited", message), at=at))
+    return failures
 
 
 def cancelled_by_user(message: str) -> bool:
@@ -283,16 +285,6 @@ FIRST_CAUSES: Sequence[Callable[[str], Failure | None]] = (
     _task_killed,
     _step_not_started,
 )
-
-
-def _exited_tasks(output: str) -> list[Failure]:
-    """Return a failure of each task that exited with a code."""
-    failures = []
-    for task in TASK_ENDED.finditer(output):
-        if task["how"].startswith(EXITED):
-            message = task["how"].replace("Exited with exit", "with")
-            failures.append(_task_failure(task, "Exited", message))
-    return failures
 
 
 def _explain_exit(failure: Failure, folder: TrialFolder, *, in_container: bool) -> Failure:

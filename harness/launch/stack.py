@@ -97,9 +97,7 @@ class ReadyStack:
         return {**passed_on, "PYTHONPATH": self.python_path}
 
 
-def ready_stacks(
-    sweep: Sweep, cells: Iterable[Cell], *, with_gpus: bool = False
-) -> dict[str, ReadyStack]:
+def ready_stacks(sweep: Sweep, cells: Iterable[Cell], *, with_gpus: bool) -> dict[str, ReadyStack]:
     """Return the stacks of some cells by name, once it is certain that ranks can run there.
 
     Raises BadInput, which names the sweep's file, the stack and what is missing.

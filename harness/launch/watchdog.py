@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -186,14 +186,21 @@ class Watchdog:
         differ. A rank that never had a heartbeat is still starting.
         """
         results = self._result_names()  # a rank's has the same name as its heartbeat
-        for name, modified in _modification_times(self._folder.heartbeat_folder):
-            last_modified, seen_at = self._heartbeats.get(name, (None, now))
-            if modified != last_modified:
-                seen_at = now
-            self._heartbeats[name] = (modified, seen_at)
-            if name not in results and now > seen_at + SILENCE_SECONDS:
-                rank = Path(name).stem.removeprefix("rank")
-                return f"rank {rank} has given no sign of life for {now - seen_at:.0f} s"
+        # A folder that is not there yet has none.
+        with suppress(FileNotFoundError), os.scandir(self._folder.heartbeat_folder) as entries:
+            for entry in entries:
+                name = entry.name
+                # Still being written; that of a rank that was killed would stay as it is.
+                if name.startswith("."):
+                    continue
+                modified = entry.stat().st_mtime_ns
+                last_modified, seen_at = self._heartbeats.get(name, (None, now))
+                if modified != last_modified:
+                    seen_at = now
+                self._heartbeats[name] = (modified, seen_at)
+                if name not in results and now > seen_at + SILENCE_SECONDS:
+                    rank = Path(name).stem.removeprefix("rank")
+                    return f"rank {rank} has given no sign of life for {now - seen_at:.0f} s"
         return None
 
     def _standstill(self, now: float) -> str | None:
@@ -333,15 +340,3 @@ def read_evidence(
         rank = beat.rank
         evidence.append(RankEvidence(heartbeat=beat, flight=flights[rank], process=seen.get(rank)))
     return evidence
-
-
-def _modification_times(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the name of each heartbeat in a folder and when it was written, in nanoseconds.
-
-    A folder that is not there yet has none. Files that are still being written begin with a dot; one
-    of a rank that was killed would stay as it is.
-    """
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not entry.name.startswith("."):
-                yield entry.name, entry.stat().st_mtime_ns

@@ -88,8 +88,13 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dtype = DTYPES.get(tensors[0].dtype, str(tensors[0].dtype).removeprefix("torch."))
         ranks = 2 if operation in BETWEEN_TWO else _group_size(args)
         self._sizes.setdefault((operation, dtype, ranks), []).append(size)
-        if operation not in BETWEEN_TWO:  # whose other rank may have something to send first
-            _wait_for(result)
+        if operation in BETWEEN_TWO:  # whose other rank may have something to send first
+            return
+        # What a communication hook does after the collective then runs in this thread, where the
+        # counter is entered.
+        for value in leaves(result):
+            if isinstance(value, torch.ScriptObject) and "Work" in str(value):
+                dist.Work.unbox(value).wait()
 
     def collectives(self) -> list[Collective]:
         """Return the counts, the kinds with the most bytes first."""
@@ -123,16 +128,6 @@ def _group_size(args: tuple[Any, ...]) -> int:
             size: int = c10d._resolve_process_group(value).size()
             return size
     return dist.get_world_size()
-
-
-def _wait_for(result: Any) -> None:
-    """Wait until a collective is done.
-
-    What a communication hook does after it then runs in this thread, where the counter is entered.
-    """
-    for value in leaves(result):
-        if isinstance(value, torch.ScriptObject) and "Work" in str(value):
-            dist.Work.unbox(value).wait()
 
 
 def count_collectives(step: Callable[[], object]) -> list[Collective]:

@@ -168,14 +168,21 @@ class ThisHost:
         waited: dict[int, float] = {}
         cpu = {os.getpid(): time.process_time()}
         threads = os.listdir(self.proc / "self/task")  # noqa: PTH208 - numbers, not paths
-        self._close_ended(threads)
+        running = set(threads)
+        for name in list(self.file_descriptors):
+            _, is_thread, rest = name.partition("self/task/")
+            if is_thread and rest.partition("/")[0] not in running:  # its thread has ended
+                os.close(self.file_descriptors.pop(name))
         for thread in threads:
             with suppress(OSError):  # it has just ended, or the kernel does not count
                 # Nanoseconds on a core, nanoseconds in a queue for one, times on a core.
                 schedstat = self._read(f"self/task/{thread}/schedstat")
                 waited[int(thread)] = int(schedstat.split()[1]) / 1e9
+            children = b""
             with suppress(OSError):
-                for child in self._read(f"self/task/{thread}/children").split():
+                children = self._read(f"self/task/{thread}/children")
+            for child in children.split():
+                with suppress(OSError):  # it has just ended, and its siblings have not
                     cpu[int(child)] = self._cpu_seconds(int(child))
         counters = self.counters()
         # Work on other cores, such as a trial in another lane, does not slow this one.
@@ -209,14 +216,6 @@ class ThisHost:
         except OSError:  # of a thread that has ended, whose number another one may get
             os.close(self.file_descriptors.pop(name))
             raise
-
-    def _close_ended(self, threads: Sequence[str]) -> None:
-        """Close the files of threads that are not among these."""
-        running = set(threads)
-        for name in list(self.file_descriptors):
-            _, is_thread, rest = name.partition("self/task/")
-            if is_thread and rest.partition("/")[0] not in running:
-                os.close(self.file_descriptors.pop(name))
 
     def close(self) -> None:
         """Close the files of /proc."""

@@ -47,7 +47,12 @@ class PeakMemory:
         # Any optimizer loads the compiler, 80 MiB that would otherwise count as memory of training.
         torch.optim.SGD([torch.zeros(1)], lr=0.1)
         self.device = device
-        _return_freed_memory()
+        # Have glibc return freed memory to the system; other C libraries have no such function. It
+        # walks all arenas, of which glibc gives most threads one of their own, so that memory that
+        # another thread has freed is returned, too.
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if malloc_trim is not None:
+            malloc_trim(0)
         self.resident_before = _status_bytes("VmRSS")
         self.file_pages_before = _status_bytes("RssFile")
         # The peak so far, where the kernel's cannot be reset: only a larger one is of training.
@@ -114,14 +119,3 @@ def _reset_peak() -> bool:
     except OSError:
         return False
     return _status_bytes("VmHWM") is not None
-
-
-def _return_freed_memory() -> None:
-    """Have glibc return freed memory to the system; other C libraries do nothing.
-
-    malloc_trim walks all arenas. glibc gives most threads an arena of their own, so memory that
-    another thread has freed is returned, too.
-    """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)

@@ -105,8 +105,10 @@ def _read_stack(pid: int, log: Path) -> str:
     Empty for a process that does not catch the signal, which would end it.
     """
     try:
-        if not _catches_signal(pid):
-            return ""
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        if caught is None or not int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:
+            return ""  # it has no handler for the signal
         start = log.stat().st_size
         os.kill(pid, STACK_SIGNAL)
         deadline = time.monotonic() + STACK_SECONDS
@@ -121,13 +123,6 @@ def _read_stack(pid: int, log: Path) -> str:
     except OSError:
         return ""
     return main_stack(text)
-
-
-def _catches_signal(pid: int) -> bool:
-    """Return whether a process has a handler for the signal; raises OSError."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def main_stack(text: str) -> str:

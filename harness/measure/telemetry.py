@@ -170,6 +170,16 @@ class TelemetrySampler:
         """Return all that was measured so far."""
         samples = list(self._samples)
         times = np.array([sample.at for sample in samples], dtype=np.float64)
+        throttled: dict[str, float] | None = None  # shares of samples; None if unknown
+        reasons = [sample.throttled for sample in samples if sample.throttled is not None]
+        if reasons:
+            throttled = {}
+            for name in THROTTLING:
+                throttled[name] = float(np.mean([name in active for active in reasons]))
+        foreign: list[str] | None = None  # that any sample saw; None if unknown
+        processes = [s.foreign_processes for s in samples if s.foreign_processes is not None]
+        if processes:
+            foreign = sorted(set().union(*processes))
         return record.Telemetry(
             seconds=self._seconds,
             steps=self._steps,
@@ -178,8 +188,8 @@ class TelemetrySampler:
             shares=self._counters.shares() | self._core_use.shares(),
             joules=self._joules if self._metered_steps else None,
             metered_steps=self._metered_steps,
-            throttled=_throttled_shares(samples),
-            foreign_processes=_all_foreign_processes(samples),
+            throttled=throttled,
+            foreign_processes=foreign,
             errors=dict(self.errors),
         )
 
@@ -295,19 +305,3 @@ def _pack_readings(samples: Sequence[Sample]) -> dict[str, Series]:
         values = [sample.readings.get(name, np.nan) for sample in samples]
         packed[name] = Series.pack(np.array(values, dtype=np.float32))
     return packed
-
-
-def _throttled_shares(samples: Sequence[Sample]) -> dict[str, float] | None:
-    """Return the share of samples in which each reason for throttling applied, None if unknown."""
-    reported = [sample.throttled for sample in samples if sample.throttled is not None]
-    if not reported:
-        return None
-    return {name: float(np.mean([name in reasons for reasons in reported])) for name in THROTTLING}
-
-
-def _all_foreign_processes(samples: Sequence[Sample]) -> list[str] | None:
-    """Return the foreign processes that any sample saw, None if that is unknown throughout."""
-    reported = [s.foreign_processes for s in samples if s.foreign_processes is not None]
-    if not reported:
-        return None
-    return sorted(set().union(*reported))

@@ -131,7 +131,13 @@ def divide(
     mark = next(event for event in events if event["name"] == MARK)
     offset = mark["ts"] * MICROSECOND + times.began - marked_at
     length = float(times.steps.sum())
-    kernels = _kernels(events, offset, length)
+    kernels = []  # start, end and name of what ran on a device, within the segment
+    for event in events:
+        if event.get("cat") in DEVICE_EVENTS:
+            start = event["ts"] * MICROSECOND - offset
+            end = min(start + event["dur"] * MICROSECOND, length)
+            if 0 <= start < end:
+                kernels.append((start, end, str(event["name"])))
     if kernels:
         return _divide_device(kernels, events, times.steps)
     return _HostDivision(events, mark["tid"], offset, times, with_phases=with_phases).parts()
@@ -165,11 +171,6 @@ def _kind(event: str) -> Kind:
     if part_name(event) == SYNCHRONIZATION:
         return "wait"
     return "collective" if COLLECTIVE.match(event) else "operator"
-
-
-def _shapes(event: Mapping[str, Any]) -> str:
-    """Return the shapes of an event's tensors: `64×256, 256×10`."""
-    return ", ".join(_shape_texts(event.get("args", {}).get("Input Dims", ())))
 
 
 def _shape_texts(inputs: Sequence[Any]) -> list[str]:
@@ -230,6 +231,7 @@ class _HostDivision:
             if around:
                 end = min(end, self.events[around[-1]].end)
             fetches = name.startswith(LOADER)
+            inputs = event.get("args", {}).get("Input Dims", ())
             self.events.append(
                 HostEvent(
                     name=name,
@@ -237,7 +239,7 @@ class _HostDivision:
                     end=end,
                     is_annotation=event["cat"] == "user_annotation",
                     is_fetching=fetches or (bool(around) and self.events[around[-1]].is_fetching),
-                    shapes=_shapes(event),
+                    shapes=", ".join(_shape_texts(inputs)),  # as in `64×256, 256×10`
                 )
             )
             around.append(len(self.events) - 1)
@@ -301,7 +303,9 @@ class _HostDivision:
         calls: dict[str, Counter[str]] = defaultdict(Counter)
         collectives: list[tuple[float, str]] = []
         for event in self.events:
-            if self._part_at(event, self._phase_at(event.start))[0] in (DATA_WAIT, TO_DEVICE):
+            index = int(np.searchsorted(self.phase_ends, event.start, side="right"))
+            phase = Phase(int(self.phases[min(index, len(self.phases) - 1)]))
+            if self._part_at(event, phase)[0] in (DATA_WAIT, TO_DEVICE):
                 continue
             name = part_name(event.name)
             if _counts(event.name):
@@ -309,11 +313,6 @@ class _HostDivision:
             if event.name.startswith("c10d::"):
                 collectives.append((event.start, name))
         return calls, collectives
-
-    def _phase_at(self, moment: float) -> Phase:
-        """Return the phase of a step at a moment."""
-        index = int(np.searchsorted(self.phase_ends, moment, side="right"))
-        return Phase(int(self.phases[min(index, len(self.phases) - 1)]))
 
     def _flights(self, collectives: Sequence[tuple[float, str]]) -> tuple[Numbers, Numbers]:
         """Return from when how many collectives are begun and not over, both (changes,)."""
@@ -363,20 +362,6 @@ def _assembled(
 
 
 # A GPU
-
-
-def _kernels(
-    events: Sequence[Mapping[str, Any]], offset: float, length: float
-) -> list[tuple[float, float, str]]:
-    """Return start, end and name of what ran on a device, within the segment."""
-    kernels = []
-    for event in events:
-        if event.get("cat") in DEVICE_EVENTS:
-            start = event["ts"] * MICROSECOND - offset
-            end = min(start + event["dur"] * MICROSECOND, length)
-            if 0 <= start < end:
-                kernels.append((start, end, str(event["name"])))
-    return kernels
 
 
 def _device_part(event: str) -> str:

@@ -89,8 +89,14 @@ def bytes_moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
         return 0
     positional = zip(schema.arguments, args, strict=False)
     arguments = {argument.name: value for argument, value in positional} | kwargs
-    mutable = _mutable_arguments(schema)
-    written = size_of(_new_results(schema, result))
+    # The names of the arguments that it writes to.
+    mutable = {
+        part.name for part in schema.arguments if part.alias_info and part.alias_info.is_write
+    }
+    # The results that have memory of their own: those that are no argument and no view.
+    results = tuple(result) if isinstance(result, tuple) else (result,)
+    pairs = zip(results, schema.returns, strict=False)
+    written = size_of(value for value, declared in pairs if declared.alias_info is None)
     written += size_of(value for key, value in arguments.items() if key in mutable)
     if name in SHAPE_ONLY:
         return written
@@ -109,18 +115,6 @@ def _returns_views(schema: Any) -> bool:
     if not aliases:
         return False
     return all(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _mutable_arguments(schema: Any) -> set[str]:
-    """Return the names of the arguments that an operator writes to."""
-    return {part.name for part in schema.arguments if part.alias_info and part.alias_info.is_write}
-
-
-def _new_results(schema: Any, result: Any) -> list[Any]:
-    """Return the results that have memory of their own: those that are no argument and no view."""
-    results = tuple(result) if isinstance(result, tuple) else (result,)
-    pairs = zip(results, schema.returns, strict=False)
-    return [value for value, declared in pairs if declared.alias_info is None]
 
 
 def size_of(values: Iterable[Any]) -> int:

@@ -84,15 +84,10 @@ def rules(benchmarks: Sequence[str]) -> list[Any]:
         if rule.get("NAME") == BENCHMARK:
             rule["CHECK"] = f"v['value'] in {list(benchmarks)!r}"
         if "POST" in rule:
-            rule["POST"] = _without_further_rules(rule["POST"])
+            statements = [statement.strip() for statement in rule["POST"].split(";")]
+            remaining = [text for text in statements if not text.startswith(FURTHER_RULES)]
+            rule["POST"] = "; ".join(remaining)
     return merged
-
-
-def _without_further_rules(code: str) -> str:
-    """Return the code of a rule without the statements that apply further rules."""
-    statements = [statement.strip() for statement in code.split(";")]
-    remaining = [text for text in statements if not text.startswith(FURTHER_RULES)]
-    return "; ".join(remaining)
 
 
 def _check(path: Path, rules_path: Path) -> CheckerAnswer:

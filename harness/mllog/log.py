@@ -221,12 +221,26 @@ def _settings(trial: TimedTrial) -> dict[str, Any]:
 def _run(trial: TimedTrial) -> Iterator[Line]:
     """Yield the run: epochs, blocks of training between evaluations, and the evaluations."""
     yield _start("run_start", trial.training_began_at)
-    yield from _interruptions(trial)
+    # Where an attempt ended and the next one resumed: their pause is part of the run.
+    for interruption in trial.record.ranks.across.interruptions:
+        yield Line(
+            at=interruption.at,
+            key="interrupted",
+            value=interruption.signal,
+            metadata={"step": interruption.step, "lost_seconds": interruption.lost_seconds},
+            namespace=NAMESPACE,
+        )
     for number, at in _moments(trial.record.ranks[0].epoch_ended_at):
         yield _stop("epoch_stop", at, epoch_num=number)
+    steps_per_epoch = trial.report.steps_per_epoch
     block_began_at, block_step = trial.training_began_at, 0
     for evaluation, start in zip(trial.report.evaluations, trial.evaluation_starts, strict=True):
-        block = _block(trial, block_step, evaluation.step)
+        epochs = (evaluation.step - block_step) / steps_per_epoch
+        block = {
+            "first_epoch_num": block_step // steps_per_epoch + 1,
+            "epoch_count": _whole_if_possible(epochs),
+            "samples_count": trial.samples_after(block_step),
+        }
         yield _start("block_start", block_began_at, **block)
         yield _stop("block_stop", start, **block)
         yield from _evaluation(trial, evaluation, start)
@@ -237,33 +251,10 @@ def _run(trial: TimedTrial) -> Iterator[Line]:
     yield _stop("run_stop", block_began_at, status=_status(trial), **progress)
 
 
-def _interruptions(trial: TimedTrial) -> Iterator[Line]:
-    """Yield where an attempt ended and the next one resumed: their pause is part of the run."""
-    for interruption in trial.record.ranks.across.interruptions:
-        metadata = {"step": interruption.step, "lost_seconds": interruption.lost_seconds}
-        yield Line(
-            at=interruption.at,
-            key="interrupted",
-            value=interruption.signal,
-            metadata=metadata,
-            namespace=NAMESPACE,
-        )
-
-
 def _moments(series: Series | None) -> Iterator[tuple[int, float]]:
     """Yield the number of each epoch, counted from 1, with its moment."""
     if series is not None:
         yield from enumerate(series.unpack().tolist(), start=1)
-
-
-def _block(trial: TimedTrial, start_step: int, stop_step: int) -> dict[str, Any]:
-    """Return the fields of a block, the part of training between two evaluations."""
-    steps_per_epoch = trial.report.steps_per_epoch
-    return {
-        "first_epoch_num": start_step // steps_per_epoch + 1,
-        "epoch_count": _whole_if_possible((stop_step - start_step) / steps_per_epoch),
-        "samples_count": trial.samples_after(start_step),
-    }
 
 
 def _evaluation(trial: TimedTrial, evaluation: Evaluation, start: float) -> Iterator[Line]:

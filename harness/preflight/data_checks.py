@@ -179,7 +179,11 @@ def check_split(probe: Probe) -> CheckFinding:
     for name, samples in (("test", probe.splits.test), ("validation", probe.splits.validation)):
         if samples is None:
             continue
-        shared, tested = _count_shared(samples, train)
+        tested = shared = 0
+        for batch in _within_time(samples):
+            digests = row_digests(batch)
+            tested += len(digests)
+            shared += sum(digest in train for digest in digests)
         share = shared / tested
         if share > repeated + TOLERATED_OVERLAP:
             return problem(
@@ -189,17 +193,6 @@ def check_split(probe: Probe) -> CheckFinding:
             )
         counts.append(f"{shared:,} of {tested:,} {name} samples")
     return passed(f"{' and '.join(counts)} occur among {train.total():,} to train on")
-
-
-def _count_shared(samples: Samples, train: Counter[int]) -> tuple[int, int]:
-    """Return how many samples are training samples too, and how many were checked."""
-    tested = 0
-    shared = 0
-    for batch in _within_time(samples):
-        digests = row_digests(batch)
-        tested += len(digests)
-        shared += sum(digest in train for digest in digests)
-    return shared, tested
 
 
 def _all_sets(probe: Probe) -> list[Samples]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -71,18 +71,14 @@ def _unregistered(model: nn.Module) -> Iterator[str]:
         for attribute, value in vars(module).items():
             if attribute in REGISTERED_BY_TORCH:
                 continue
-            for item in _items(value):
+            items: Iterable[object] = ()
+            if isinstance(value, dict):
+                items = value.values()
+            elif isinstance(value, list | tuple | set):
+                items = value
+            for item in items:
                 if isinstance(item, nn.Module | nn.Parameter) and id(item) not in registered:
                     yield f"{name}.{attribute}".removeprefix(".")
-
-
-def _items(value: object) -> list[object]:
-    """Return the items of a container, none for any other value."""
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, list | tuple | set):
-        return list(value)
-    return []
 
 
 class DeviceMismatch(RuntimeError):

@@ -7,7 +7,7 @@ FOLDER/rates.json in addition to its result.
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
@@ -32,17 +32,28 @@ class Diverged(Exception):
 
 
 class UntilDivergence(Hooks):
-    """Trains without evaluations until the loss diverges."""
+    """Trains without evaluations until the loss diverges.
+
+    Under fp16, the rate does not rise in a step that is skipped, because the loss scale was too large
+    for its gradients. A segment says how many of its steps were skipped and not which, so it is one step.
+    """
 
     def __init__(self, parts: TrialParts) -> None:
         self._parts = parts
+        self._segment_steps = 1 if parts.axes.precision == "fp16" else SEGMENT_STEPS
+        self._risen = 0  # how often the rate has risen
+        self.is_skipped: list[bool] = []  # of each step, whether fp16 skipped it
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which to train before the next check."""
-        return min(stop, state.step + SEGMENT_STEPS)
+        return min(stop, state.step + self._segment_steps)
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Raise Diverged at all ranks if the mean loss over them has."""
+        schedule = self._parts.train_step.schedule
+        assert schedule is not None
+        self.is_skipped += [schedule.last_epoch == self._risen] * len(segment.losses)
+        self._risen = schedule.last_epoch
         losses = mean_losses(self._parts, state)
         is_over = losses is not None and has_diverged(losses, self._parts.total_steps)
         if self._parts.mesh.broadcast_from_rank_0(is_over):
@@ -61,7 +72,8 @@ def search_rates(
         parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
         mean_factor = mean_schedule_factor(parts)
         current = raise_rates(parts)
-        trainer = Trainer(parts, state, UntilDivergence(parts))
+        hooks = UntilDivergence(parts)
+        trainer = Trainer(parts, state, hooks)
         diverged = False
         try:
             trainer.run()
@@ -69,9 +81,17 @@ def search_rates(
             diverged = True
         losses = mean_losses(parts, state)
         if losses is not None:
-            curve = make_curve(parts, assignment.trial.seed, losses, current, diverged=diverged)
-            write_curve(folder.path / RATES_FILE, replace(curve, mean_factor=mean_factor))
-        del parts, trainer  # the process group ends after them
+            rates, taken = rates_of_losses(losses, hooks.is_skipped, parts.total_steps)
+            curve = RateCurve(
+                seed=assignment.trial.seed,
+                rates=rates.tolist(),
+                losses=taken.tolist(),
+                diverged=diverged,
+                current=current,
+                mean_factor=mean_factor,
+            )
+            write_curve(folder.path / RATES_FILE, curve)
+        del parts, trainer, hooks  # the process group ends after them
     return entered
 
 
@@ -130,23 +150,19 @@ def mean_losses(parts: TrialParts, state: TrainingState) -> Numbers | None:
     return means
 
 
-def make_curve(
-    parts: TrialParts, seed: int, losses: Numbers, current: float, *, diverged: bool
-) -> RateCurve:
-    """Return the finite losses with the rates that they were computed at.
+def rates_of_losses(
+    losses: Numbers, is_skipped: Sequence[bool], steps: int
+) -> tuple[Numbers, Numbers]:
+    """Return the rates at which losses were computed, and these, both of shape (taken steps,).
 
-    With fp16, steps are skipped until the loss scale fits, and the rate does not rise in them.
+    They end before the first loss that is not finite. The loss of a step that fp16 skipped is left out:
+    its rate is that of the next one. `steps` are those of a whole search. `is_skipped` may be shorter
+    than `losses` by the steps of the last segment, in which training failed.
     """
-    schedule = parts.train_step.schedule
-    assert schedule is not None
-    skipped = max(0, len(losses) - schedule.last_epoch)
-    stepped = np.maximum(np.arange(len(losses)) - skipped, 0)
+    is_taken = np.ones(len(losses), dtype=bool)
+    is_taken[: len(is_skipped)] = ~np.asarray(is_skipped, dtype=bool)
     is_bad = ~np.isfinite(losses)
-    finite = int(is_bad.argmax()) if is_bad.any() else len(losses)
-    return RateCurve(
-        seed=seed,
-        rates=rate_at(stepped, parts.total_steps)[:finite].tolist(),
-        losses=losses[:finite].tolist(),
-        diverged=diverged,
-        current=current,
-    )
+    if is_bad.any():
+        is_taken[int(is_bad.argmax()) :] = False
+    taken = losses[is_taken]
+    return rate_at(np.arange(len(taken)), steps), taken

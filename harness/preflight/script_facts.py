@@ -7,7 +7,7 @@ torch's users give such things. Whatever is not found is None, and never guessed
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,8 +40,8 @@ class ScriptOption:
     """An option of a script's command line, as its argparse declares it."""
 
     flag: str  # as in --lr
-    default: object = None
-    is_required: bool = False
+    default: object
+    is_required: bool
 
     @property
     def name(self) -> str:
@@ -54,10 +54,10 @@ class ScriptFacts:
     """What a script says of itself."""
 
     parts: Mapping[str, Found | None]  # model, data, loss and optimizer
-    options: Sequence[ScriptOption] = ()
-    is_distributed: bool = False  # whether it can have several ranks
-    metrics: Sequence[str] = ()  # that it reports to the harness
-    reports: bool = False  # whether it calls harness.report at all
+    options: Sequence[ScriptOption]
+    is_distributed: bool  # whether it can have several ranks
+    metrics: Sequence[str]  # that it reports to the harness
+    reports: bool  # whether it calls harness.report at all, or imports it
 
 
 @dataclass
@@ -83,14 +83,15 @@ class _Reader:
             "loss": _loss,
             "optimizer": _optimizer,
         }
-        for node in _in_order(tree):
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
+        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
             for kind, find in finders.items():
                 what = find(node)
                 if what is not None and self.parts[kind] is None:
                     self.parts[kind] = Found(what=what, file=path.name, line=node.lineno)
-            name = _model_class(node)
-            if name is not None:  # the last class of a file is made of those before it
-                self.model_class = Found(what=name, file=path.name, line=node.lineno)
+            if isinstance(node, ast.ClassDef) and "Module" in map(_last_name, node.bases):
+                # The last class of a file is made of those before it.
+                self.model_class = Found(what=node.name, file=path.name, line=node.lineno)
             option = _option(node)
             if option is not None:
                 self.options.setdefault(option.flag, option)
@@ -103,34 +104,26 @@ def read_script(path: Path, files: Sequence[Path]) -> ScriptFacts:
     reader = _Reader()
     reader.read(path)
     metrics: list[str] = []
+    reports = False
     for file in [path, *(other for other in files if other != path)]:
         if file != path:
             reader.read(file)
         metrics += [name for _, name in reported_metrics(file)]
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if "harness.report" in text or "from harness import report" in text:
+            reports = True
     return ScriptFacts(
         parts={**reader.parts, "model": reader.parts["model"] or reader.model_class},
         options=list(reader.options.values()),
         is_distributed=reader.is_distributed,
         metrics=list(dict.fromkeys(metrics)),
-        reports=any(_calls_report(file) for file in (path, *files)),
+        reports=reports,
     )
-
-
-def _calls_report(path: Path) -> bool:
-    """Return whether a file has the call, or imports it."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return "harness.report" in text or "from harness import report" in text
 
 
 def lower_is_better(metric: str) -> bool:
     """Return whether a metric's name says that lower values are better."""
     return metric.lower().endswith(LOWER_IS_BETTER)
-
-
-def _in_order(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
-    """Yield the statements and expressions of a file, by their lines."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
-    yield from sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _last_name(node: ast.expr) -> str:
@@ -157,13 +150,6 @@ def _model(node: ast.AST) -> str | None:
     if call is None or _last_name(call.func) in ("to", "cuda"):
         return None
     return _last_name(call.func) or None
-
-
-def _model_class(node: ast.AST) -> str | None:
-    """Return the name of a class that derives from nn.Module, None of any other node."""
-    if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Module" for base in node.bases):
-        return node.name
-    return None
 
 
 def _data(node: ast.AST) -> str | None:

@@ -38,8 +38,10 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         interruptions = results[0].interruptions
         refused_checkpoints = results[0].refused_checkpoints
         saves = results[0].saves
-    # None unless the bytes are known of every rank: the unknown one might be the largest.
+    # Each of these is None unless it is known of every rank: the unknown one might be the largest.
     sizes = _of_every(results, lambda result: training_bytes(result.memory))
+    bindings = _of_every(results, lambda result: result.binding)
+    remote_shares = _of_every(bindings or (), lambda binding: binding.remote_share)
     scales = [result.loss_scale for result in results if result.loss_scale is not None]
     warnings: dict[str, None] = {}  # an ordered set: those of several ranks are mostly the same
     for result in results:
@@ -58,16 +60,8 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         refused_checkpoints=tuple(refused_checkpoints),
         saves=saves,
         telemetry=_telemetry(results),
-        remote_memory=_remote_memory(results),
+        remote_memory=max(remote_shares or (), default=None),
     )
-
-
-def _remote_memory(results: Sequence[RankResult]) -> float | None:
-    """Return the largest share of memory on other NUMA nodes than a rank's own, None if unknown."""
-    shares = _of_every(
-        results, lambda result: None if result.binding is None else result.binding.remote_share
-    )
-    return max(shares) if shares else None
 
 
 def training_bytes(memory: Mapping[str, int]) -> int | None:

@@ -101,19 +101,15 @@ def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository
         if completed.returncode != 0:
             return Repository(commit=commit, dirty=None), ""
         changes = completed.stdout
-    text = _bounded("".join([changes, *_untracked_files(checkout, files)]))
+    differences = "".join([changes, *_untracked_files(checkout, files)])
+    encodable = differences.encode(errors="replace").decode()  # names of files need not be UTF-8
+    # Cut only roughly before: of a secret that is cut in two, neither half would be recognized.
+    text = scrub(encodable[: 4 * MAX_DIFF])
+    if len(text) > MAX_DIFF:
+        cut = len(differences) - MAX_DIFF
+        text = f"{text[:MAX_DIFF]}\n[cut: {cut} more characters]\n"
     digest = hashlib.sha256(text.encode()).hexdigest() if text else None
     return Repository(commit=commit, dirty=bool(text), diff=digest), text
-
-
-def _bounded(text: str) -> str:
-    """Return differences without secrets, cut to MAX_DIFF characters."""
-    encodable = text.encode(errors="replace").decode()  # names of files need not be UTF-8
-    # Cut only roughly before: of a secret that is cut in two, neither half would be recognized.
-    clean = scrub(encodable[: 4 * MAX_DIFF])
-    if len(clean) <= MAX_DIFF:
-        return clean
-    return f"{clean[:MAX_DIFF]}\n[cut: {len(text) - MAX_DIFF} more characters]\n"
 
 
 def _untracked_files(checkout: Path, files: Sequence[Path]) -> Iterator[str]:

@@ -56,7 +56,7 @@ def ranks_problem(
     if problem is not None or header.summary is None:
         return problem
     assert steps is not None
-    return _length_problem(results, steps)
+    return _steps_problem(results, steps)
 
 
 def figures_problem(record: Record) -> str | None:
@@ -144,51 +144,40 @@ def rank_problem(result: RankResult) -> str | None:
 
 
 def _step_count_problem(record: Record) -> str | None:
-    """Return whether the losses of a complete record are not those of all steps."""
+    """Return whether a complete record has other losses than those of all steps.
+
+    Also how the trial was stopped, where that does not fit its cell or its length.
+    """
     assert record.rank0 is not None
     assert record.loss is not None
-    steps = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
-    problem = _stop_problem(record, steps)
-    if problem is not None:
-        return problem
-    if record.rank0.stop is not None:
-        steps = record.rank0.stop.step
+    steps = length = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
+    stop = record.rank0.stop
+    if (stop is None) != (record.trial.cell.stop is None):
+        state = "nothing" if stop is None else "something"
+        return f"rank0.stop: found {state}; its cell says otherwise"
+    if stop is not None:
+        steps = stop.step
+        if steps > length or (stop.reason == "length" and steps != length):
+            return f"rank0.stop.step: found {steps} by {stop.reason}; the length is {length}"
     if record.loss.count != steps:
         return f"loss: found {record.loss.count} steps; allowed: the {steps} of the trial"
     return None
 
 
-def _stop_problem(record: Record, length: int) -> str | None:
-    """Return what of how a trial was stopped does not fit its cell, or its length in steps."""
-    assert record.rank0 is not None
-    stop = record.rank0.stop
-    if (stop is None) != (record.trial.cell.stop is None):
-        state = "nothing" if stop is None else "something"
-        return f"rank0.stop: found {state}; its cell says otherwise"
-    if stop is None:
-        return None
-    if stop.step > length or (stop.reason == "length" and stop.step != length):
-        return f"rank0.stop.step: found {stop.step} by {stop.reason}; the length is {length}"
-    return None
+def _steps_problem(results: Sequence[RankResult], steps: int) -> str | None:
+    """Return which series has another length than the `steps` of a complete record.
 
-
-def _length_problem(results: Sequence[RankResult], steps: int) -> str | None:
-    """Return which series has another length than the `steps` of a complete record."""
-    counts = {}
+    Also which rank has an interruption or a fingerprint of a step that is none of the trial's.
+    """
     for index, result in enumerate(results):
         series = {"loss": result.loss, "step_seconds": result.step_seconds}
         for phase, seconds in result.step_phases.items():
             series[f"step_phases.{phase}"] = seconds
         for key, numbers in series.items():
-            counts[f"ranks[{index}].{key}"] = 0 if numbers is None else numbers.count
-    for key, count in counts.items():
-        if count != steps:
-            return f"{key}: found {count} steps; allowed: the {steps} of the trial"
-    return _step_problem(results, steps)
-
-
-def _step_problem(results: Sequence[RankResult], steps: int) -> str | None:
-    """Return which step of an interruption or a fingerprint is none of the trial's."""
+            count = 0 if numbers is None else numbers.count
+            if count != steps:
+                found = f"found {count} steps; allowed: the {steps} of the trial"
+                return f"ranks[{index}].{key}: {found}"
     for index, result in enumerate(results):
         if any(interruption.step > steps for interruption in result.interruptions):
             return f"ranks[{index}].interruptions: found a step after the last one, {steps}"
@@ -325,6 +314,8 @@ def _window_problem(record: Record) -> str | None:
     Where the trial was interrupted, the window has gaps that the record does not list, and only its
     size is checked.
     """
+    import numpy as np
+
     summary = record.summary
     assert summary is not None
     assert record.loss is not None
@@ -333,7 +324,10 @@ def _window_problem(record: Record) -> str | None:
         return None
     if any(result.interruptions for result in record.ranks):
         return None
-    window = _timed_steps(record, start)
+    window = np.arange(start, record.loss.count)
+    fingerprinted = record.ranks[0].fingerprinted_steps
+    if fingerprinted:
+        window = np.setdiff1d(window, fingerprinted)  # these were not timed
     if summary.window_steps != len(window):
         found = f"found {summary.window_steps} from step {start} on"
         allowed = f"all {len(window)} that were timed, up to the last step, {record.loss.count}"
@@ -344,18 +338,6 @@ def _window_problem(record: Record) -> str | None:
         or _share_problem(record, window, seconds)
         or _trace_problem(record, seconds)
     )
-
-
-def _timed_steps(record: Record, start: int) -> Numbers:
-    """Return which steps from `start` on were timed, as those are that were not fingerprinted."""
-    import numpy as np
-
-    assert record.loss is not None
-    steps = np.arange(start, record.loss.count)
-    fingerprinted = record.ranks[0].fingerprinted_steps
-    if not len(fingerprinted):
-        return steps
-    return np.setdiff1d(steps, fingerprinted)
 
 
 def _window_figures(record: Record, seconds: Numbers) -> dict[str, float | None]:

@@ -161,6 +161,9 @@ def describe_software(more: Sequence[str] = ()) -> Software:
     nccl = None
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    configuration = torch.__config__.show()
+    build = CAPABILITY_LINE.sub("", configuration)  # the same on every machine
+    blas = BLAS_ENTRY.search(configuration)
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -168,8 +171,8 @@ def describe_software(more: Sequence[str] = ()) -> Software:
         cuda=torch.version.cuda,
         nccl=nccl,
         packages=describe_packages(more),
-        torch_build=_torch_build(),
-        blas=_blas(),
+        torch_build=hashlib.sha256(build.encode()).hexdigest(),
+        blas=None if blas is None else blas[1],
     )
 
 
@@ -194,24 +197,6 @@ def look_up_software() -> None:
     describe_packages()
 
 
-@cache
-def _torch_build() -> str:
-    """Return the SHA-256 of torch's build configuration, which is the same on every machine."""
-    import torch
-
-    configuration = torch.__config__.show()
-    return hashlib.sha256(CAPABILITY_LINE.sub("", configuration).encode()).hexdigest()
-
-
-@cache
-def _blas() -> str | None:
-    """Return the linear algebra library that torch was built with, None where it does not say."""
-    import torch
-
-    match = BLAS_ENTRY.search(torch.__config__.show())
-    return match[1] if match else None
-
-
 _version = cache(installed_version)  # asked for twice in a trial
 
 
@@ -233,6 +218,11 @@ def describe_hardware() -> Hardware:
     """Describe the CPU, the memory and the GPUs of this machine; loads torch."""
     import torch
 
+    info = cpu_info()
+    # A virtual machine may hide the name of the CPU's model, but not these.
+    version = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
+    extensions = set((info.get("flags") or info.get("Features") or "").split())
+    kernel_flags = sorted(flag for flag in extensions if KERNEL_FLAGS.fullmatch(flag))
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
@@ -241,14 +231,14 @@ def describe_hardware() -> Hardware:
     if gpus:
         driver = _driver_version()
     return Hardware(
-        cpu=cpu_info().get("model name") or platform.processor() or platform.machine(),
-        cpu_version=_cpu_version(),
+        cpu=info.get("model name") or platform.processor() or platform.machine(),
+        cpu_version=".".join(version) or None,
         cores=os.cpu_count(),
         usable_cores=len(usable_cores()),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
         driver=driver,
-        cpu_flags=_cpu_flags(),
+        cpu_flags=" ".join(kernel_flags) or None,
     )
 
 
@@ -264,26 +254,6 @@ def cpu_info() -> dict[str, str]:
         name, _, value = line.partition(":")
         info[name.strip()] = value.strip()
     return info
-
-
-def _cpu_version() -> str | None:
-    """Return family, model and stepping, as in `25.1.1`.
-
-    A virtual machine may hide the name of the CPU's model, but not these.
-    """
-    info = cpu_info()
-    parts = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
-    return ".".join(parts) or None
-
-
-def _cpu_flags() -> str | None:
-    """Return the CPU's extensions that kernels are chosen by, sorted; None where unknown."""
-    info = cpu_info()
-    flags = info.get("flags") or info.get("Features") or ""
-    return (
-        " ".join(sorted(flag for flag in set(flags.split()) if KERNEL_FLAGS.fullmatch(flag)))
-        or None
-    )
 
 
 def _driver_version() -> str | None:

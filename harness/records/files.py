@@ -54,7 +54,7 @@ from harness.records.record import (
     RunSettings,
 )
 from harness.records.series import DType, Numbers, Series
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Cell
 
 COLUMNS_SUFFIX = ".npz"
 FILE_NAME = re.compile(r"[^/\0]+-[0-9a-f]{12}\.npz")
@@ -120,7 +120,20 @@ def describe_columns(
     A column is an array, or a list of arrays, one a rank. Raises ValueError for ranks of unlike
     types.
     """
-    described = {name: _describe(name, _parts(values)) for name, values in columns.items()}
+    described: dict[str, Column] = {}
+    for name, values in columns.items():
+        parts = _parts(values)
+        dtypes = {part.dtype.str for part in parts}
+        if len(dtypes) != 1:
+            raise ValueError(f"column {name}: found {', '.join(sorted(dtypes))}; allowed: one type")
+        of_values = hashlib.sha256()
+        for part in parts:
+            of_values.update(part.data)
+        described[name] = Column(
+            dtype=cast("DType", dtypes.pop()),
+            count=sum(part.size for part in parts),
+            sha256=of_values.hexdigest(),
+        )
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:12]
     return ColumnFile(file=f"{header_path.stem}-{digest}{COLUMNS_SUFFIX}", columns=described)
 
@@ -128,21 +141,6 @@ def describe_columns(
 def _parts(values: Numbers | list[Numbers]) -> list[Numbers]:
     """Return the arrays that a column is made of."""
     return values if isinstance(values, list) else [values]
-
-
-def _describe(name: str, parts: Sequence[Numbers]) -> Column:
-    """Return what a header says of a column; raises ValueError for parts of unlike types."""
-    dtypes = {part.dtype.str for part in parts}
-    if len(dtypes) != 1:
-        raise ValueError(f"column {name}: found {', '.join(sorted(dtypes))}; allowed: one type")
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data)
-    return Column(
-        dtype=cast("DType", dtypes.pop()),
-        count=sum(part.size for part in parts),
-        sha256=digest.hexdigest(),
-    )
 
 
 def _write_npz(file: BinaryIO, columns: Mapping[str, Numbers | list[Numbers]]) -> None:
@@ -156,19 +154,15 @@ def _write_npz(file: BinaryIO, columns: Mapping[str, Numbers | list[Numbers]]) -
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, values in columns.items():
             parts = _parts(values)
-            header = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": _shape(values)}
+            sizes = [part.size for part in parts]
+            shape: tuple[int, ...] = (sum(sizes),)
+            if isinstance(values, list) and len(set(sizes)) == 1:
+                shape = (len(sizes), sizes[0])  # (ranks, values), where all have equally many
+            header = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
                 for part in parts:
                     member.write(part.tobytes())
-
-
-def _shape(values: Numbers | list[Numbers]) -> tuple[int, ...]:
-    """Return the shape of a column: (ranks, values) where all ranks have equally many."""
-    sizes = [part.size for part in _parts(values)]
-    if isinstance(values, list) and len(set(sizes)) == 1:
-        return len(sizes), sizes[0]
-    return (sum(sizes),)
 
 
 def read_columns(
@@ -359,12 +353,12 @@ class CommonParts:
 
         An invalid one is returned as it is, for the error of the whole: it says where the part is.
         """
-        key = (kind, msgspec.msgpack.encode(part))
-        if key not in self._decoded:
-            try:
+        try:
+            key = (kind, msgspec.msgpack.encode(part))
+            if key not in self._decoded:
                 self._decoded[key] = decode_value(kind, part)
-            except ValueError:
-                return part
+        except (OverflowError, ValueError):  # MessagePack has no whole numbers beyond 64 bits
+            return part
         return self._decoded[key]
 
 
@@ -415,7 +409,14 @@ def _record_of(
     of_trial = {name: getattr(header, name) for name in HEADER_FIELDS}
     ranks = RankResults(columns.ranks, header.ranks)
     record = Record(**of_trial, ranks=ranks, loss=columns.mean_loss())
-    problem = header_problem(record) or _misplacement(record.trial, source)
+    problem = header_problem(record)
+    # A record may be anywhere, as in a folder of records that somebody has collected, except in the
+    # folder of another trial.
+    if problem is None and isinstance(source, Path) and source.name == RECORD_FILE:
+        folder = source.parent.name or source.absolute().parent.name
+        trial_id = record.trial.id
+        if folder != trial_id and TRIAL_ID.fullmatch(folder):
+            problem = f"trial: found {trial_id}; allowed: {folder}, whose folder it is in"
     if problem is not None:
         raise RECORD_FORMAT.invalid(source, problem)
     return record
@@ -503,19 +504,6 @@ def _location(source: Path | str, described: ColumnFile) -> str:
     if isinstance(source, Path):
         return str(source.with_name(Path(described.file).name))
     return f"{source}: {described.file}"
-
-
-def _misplacement(trial: Trial, source: Path | str) -> str | None:
-    """Return how the record of a trial is in the folder of another one, None if it is not.
-
-    A record may be anywhere else, as in a folder of records that somebody has collected.
-    """
-    if not isinstance(source, Path) or source.name != RECORD_FILE:
-        return None
-    folder = source.parent.name or source.absolute().parent.name
-    if folder == trial.id or not TRIAL_ID.fullmatch(folder):
-        return None
-    return f"trial: found {trial.id}; allowed: {folder}, whose folder it is in"
 
 
 def read_rank_result(path: Path) -> RankResult:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file, share_file
@@ -341,26 +341,20 @@ def lock(folder: SweepFolder) -> Iterator[None]:
     except OSError as error:
         raise BadInput(f"--results: {folder.path}: can't be written: {error.strerror}") from None
     with file:
-        _acquire(file, folder)
+        try:
+            is_acquired = lock_file(file, LOCK_TIMEOUT)
+        except OSError as error:
+            raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
+        if not is_acquired:
+            file.seek(0)
+            owner = file.read().strip()
+            raise BadInput(
+                f"{folder.path}: process {owner} is running this sweep; wait until it ends"
+            )
         file.truncate(0)  # of the process that held it before; "a+" did not
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-def _acquire(file: TextIO, folder: SweepFolder) -> None:
-    """Lock the file.
-
-    Raises BadInput if another process holds it for longer than `is_locked` does.
-    """
-    try:
-        if lock_file(file, LOCK_TIMEOUT):
-            return
-    except OSError as error:
-        raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
-    file.seek(0)
-    owner = file.read().strip()
-    raise BadInput(f"{folder.path}: process {owner} is running this sweep; wait until it ends")
 
 
 def is_locked(folder: SweepFolder) -> bool:

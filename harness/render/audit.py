@@ -13,7 +13,6 @@ from harness.gate.tax import Tax
 from harness.render import parity as texts
 from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING
-from harness.render.parity import to_json as parity_to_json
 from harness.render.table import Content, Look, Styled, Table
 from harness.reproduce.catalog import (
     REPEATS,
@@ -120,7 +119,7 @@ def tax_line(tax: Tax) -> str:
 
 def to_json(parity: SweepParity, taxes: Sequence[Tax]) -> dict[str, Any]:
     """Return an audit as JSON can hold it."""
-    content = parity_to_json(parity)
+    content = texts.to_json(parity)
     references = {reference.cell.id: reference.cell for reference in parity.references}
     for entry, cell in zip(content["cells"], parity.cells, strict=True):
         entry["turned"] = dict(setting_differences(references[cell.reference], cell.cell))
@@ -169,29 +168,20 @@ def show_operations(
 def operation_row(group: OperationGroup) -> list[str]:
     """Return the columns of a group, by its worst result."""
     worst = group.worst
+    sizes = worst.sizes
+    if len(group.results) > 1:
+        sizes += f" and {len(group.results) - 1} more"
+    threads = MISSING  # unknown of what does not repeat
+    if worst.is_repeatable:
+        threads = OTHER if worst.depends_on_threads else SAME
     return [
         group.operation,
         group.dtype,
-        _sizes(group),
+        sizes,
         worst.unrepeatable_at() or SAME,
         OTHER if worst.depends_on_placement else SAME,
-        _threads(worst),
+        threads,
     ]
-
-
-def _sizes(group: OperationGroup) -> str:
-    """Return the sizes of the worst result, and how many others there are."""
-    more = len(group.results) - 1
-    if not more:
-        return group.worst.sizes
-    return f"{group.worst.sizes} and {more} more"
-
-
-def _threads(result: OperationResult) -> str:
-    """Return whether the number of threads changes bits; unknown of what does not repeat."""
-    if not result.is_repeatable:
-        return MISSING
-    return OTHER if result.depends_on_threads else SAME
 
 
 def summary_lines(groups: Sequence[OperationGroup], shown: Sequence[OperationGroup]) -> list[str]:
@@ -208,8 +198,8 @@ def summary_lines(groups: Sequence[OperationGroup], shown: Sequence[OperationGro
         if group not in shown:
             names.setdefault(group.operation, []).append(group.dtype)
     if names:
-        texts = [f"{name} ({', '.join(dtypes)})" for name, dtypes in names.items()]
-        lines.append(f"always the same bits: {', '.join(texts)}")
+        operations = [f"{name} ({', '.join(dtypes)})" for name, dtypes in names.items()]
+        lines.append(f"always the same bits: {', '.join(operations)}")
     return lines
 
 

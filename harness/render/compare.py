@@ -42,7 +42,8 @@ SHORT_DIGEST = 12  # characters of a parameter digest that are shown
 def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> None:
     """Print the table, what the sides differ in, and a last line that explains the exit code.
 
-    With several sides B, a column says which of them a row is about.
+    A match goes by the cell of B, with the settings of A's cell where they differ. With several sides
+    B, a column says which of them a row is about.
     """
     console = TerminalConsole()
     heading = f"[bold]A[/] {escape(a_name)}   [bold]B[/] {escape(', '.join(b_names))}"
@@ -51,7 +52,12 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
     if len(b_names) > 1:
         table = Table(["cell", "B", *COLUMNS], NUMBERS)
     for match in comparison.matches:
-        label = _label(match)
+        label = match.b.cell.label
+        if match.a.cell.settings_id != match.b.cell.settings_id:
+            # The question is about an axis, as with `--by`, or across one.
+            differences = setting_differences(match.a.cell, match.b.cell)
+            settings = [f"{name}={value}" for name, (value, _) in differences.items()]
+            label += f" against {' '.join(settings)}"
         for row in _match_rows(match):
             texts = row if len(b_names) > 1 else row[1:]
             table.add_row(label, *texts)
@@ -69,7 +75,21 @@ def _match_rows(match: Match) -> list[list[Content]]:
     """
     rows: list[list[Content]] = []
     for row in match.rows:
-        rows.append([match.b_side, *_row_texts(row)])
+        verdict = row.verdict
+        # Trials without a partner of the same seed are compared as two groups, with wider intervals.
+        unpaired = "" if verdict.estimate.paired else " unpaired"
+        rows.append(
+            [
+                match.b_side,
+                row.metric.name,
+                *fmt.mean_values(row),
+                fmt.effect(verdict),
+                fmt.effect_interval(verdict),
+                f"{verdict.estimate.count}{unpaired}",
+                fmt.verdict_badge(row),
+                fmt.detectable_effect(verdict),
+            ]
+        )
     for cost in match.costs:
         means = fmt.cost(cost.a), fmt.cost(cost.b)
         rows.append([match.b_side, cost.name, *means, fmt.ratio(cost.ratio), "", "", "", ""])
@@ -78,35 +98,6 @@ def _match_rows(match: Match) -> list[list[Content]]:
         bits = f"{match.same_bits} of {match.pairs}"
     rows.append(["", "same bits", "", "", bits, "", "", "", ""])
     return rows
-
-
-def _label(match: Match) -> str:
-    """Return the cell of B, with the settings of A's cell where they differ.
-
-    They differ where the question is about an axis, as with `--by`, or across one.
-    """
-    if match.a.cell.settings_id == match.b.cell.settings_id:
-        return match.b.cell.label
-    differing = []
-    for name, (value, _) in setting_differences(match.a.cell, match.b.cell).items():
-        differing.append(f"{name}={value}")
-    return f"{match.b.cell.label} against {' '.join(differing)}"
-
-
-def _row_texts(row: MetricRow) -> list[Content]:
-    """Return the texts of one metric's row, one for each of `COLUMNS`."""
-    verdict = row.verdict
-    # Trials without a partner of the same seed are compared as two groups, with wider intervals.
-    unpaired = "" if verdict.estimate.paired else " unpaired"
-    return [
-        row.metric.name,
-        *fmt.mean_values(row),
-        fmt.effect(verdict),
-        fmt.effect_interval(verdict),
-        f"{verdict.estimate.count}{unpaired}",
-        fmt.verdict_badge(row),
-        fmt.detectable_effect(verdict),
-    ]
 
 
 def _remarks(comparison: CellComparison) -> list[str]:
@@ -168,7 +159,21 @@ def print_comparison_json(comparison: CellComparison, a_name: str, b_names: Sequ
     """Print all that the table shows and what it is computed from, as JSON for other programs.
 
     Numbers are not rounded. JSON has no infinity: a bound or an effect without a limit is null.
+    `same_bits` of a cell's `pairs` pairs of trials ended with the same parameters.
     """
+    cells: list[dict[str, Any]] = []
+    for match in comparison.matches:
+        cells.append(
+            {
+                "b_side": match.b_side,
+                "a": _json_cell(match.a),
+                "b": _json_cell(match.b),
+                "same_bits": match.same_bits,
+                "pairs": match.pairs,
+                "metrics": list(map(row_fields, match.rows)),
+                "costs": list(map(asdict, match.costs)),
+            }
+        )
     content = {
         "a": a_name,
         "b": list(b_names),
@@ -177,25 +182,9 @@ def print_comparison_json(comparison: CellComparison, a_name: str, b_names: Sequ
         "differences": comparison.differences,
         "missing": comparison.missing,
         "notes": comparison.notes,
-        "cells": [_json_match(match) for match in comparison.matches],
+        "cells": cells,
     }
     print_json(content)
-
-
-def _json_match(match: Match) -> dict[str, Any]:
-    """Return a match with the rows of its metrics.
-
-    `same_bits` of `pairs` pairs of trials ended with the same parameters.
-    """
-    return {
-        "b_side": match.b_side,
-        "a": _json_cell(match.a),
-        "b": _json_cell(match.b),
-        "same_bits": match.same_bits,
-        "pairs": match.pairs,
-        "metrics": list(map(row_fields, match.rows)),
-        "costs": list(map(asdict, match.costs)),
-    }
 
 
 def _json_cell(result: CellResult) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,7 +124,12 @@ def _draw_fields(axes: Axes, confusions: Confusions, detail: Detail) -> None:
     """Draw the fields that have samples; a class's number is where the middle of its field is."""
     from matplotlib.collections import PolyCollection
 
-    fields = list(_fields(confusions))
+    fields = []
+    for row, counts in enumerate(matrix(confusions)):
+        for column, count in enumerate(counts):
+            if count:
+                share = count / confusions.support[row]
+                fields.append(Field(row=row, column=column, count=count, share=share))
     corners = [field.corners for field in fields]
     colors = [field.color(detail.least_shade) for field in fields]
     gap = 0.5 if detail.count_size is not None else 0.0  # points between fields
@@ -147,15 +152,6 @@ def _draw_fields(axes: Axes, confusions: Confusions, detail: Detail) -> None:
             ha="center",
             va="center",
         )
-
-
-def _fields(confusions: Confusions) -> Iterator[Field]:
-    """Yield the fields of a matrix that have samples, row by row."""
-    for row, counts in enumerate(matrix(confusions)):
-        for column, count in enumerate(counts):
-            if count:
-                share = count / confusions.support[row]
-                yield Field(row=row, column=column, count=count, share=share)
 
 
 def _name_classes(axes: Axes, names: Sequence[str], detail: Detail, *, is_upright: bool) -> None:

@@ -10,7 +10,7 @@ our own texts: `escape` of `rich.markup` is for those of others, and tables take
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -198,9 +198,15 @@ def _total_width(widths: Collection[int]) -> int:
 
 def plain_lines(table: Table) -> list[str]:
     """Return the header and all rows as lines, in which columns are two spaces apart."""
-    padded = []
+    padded = []  # a list for each column
     for column, texts in zip(table.columns, _plain_columns(table), strict=True):
-        padded.append(_padded(texts, to_right=column in table.numbers))
+        widths = list(map(_width, texts))
+        widest = max(widths)
+        fields = []
+        for text, width in zip(texts, widths, strict=True):
+            blank = " " * (widest - width)
+            fields.append(blank + text if column in table.numbers else text + blank)
+        padded.append(fields)
     return [SEPARATOR.join(row).rstrip() for row in zip(*padded, strict=True)]
 
 
@@ -214,17 +220,6 @@ def _plain_columns(table: Table) -> Iterator[tuple[str, ...]]:
             plain.append(text if text.isprintable() else Text(text).plain)
         rows.append(plain)
     return zip(*rows, strict=True)
-
-
-def _padded(texts: Sequence[str], *, to_right: bool) -> list[str]:
-    """Return texts with blanks that make them equally wide."""
-    widths = list(map(_width, texts))
-    widest = max(widths)
-    padded = []
-    for text, width in zip(texts, widths, strict=True):
-        blank = " " * (widest - width)
-        padded.append(blank + text if to_right else text + blank)
-    return padded
 
 
 def _width(text: str) -> int:

@@ -71,7 +71,18 @@ def show_differences(console: TerminalConsole, differences: Sequence[TensorDiffe
         ["rank", "elements", "differ", "largest ULP", "largest relative"],
     )
     for difference in differences[:TENSORS_SHOWN]:
-        table.add_row(*_row(difference))
+        ulp = MISSING if difference.largest_ulp is None else f"{difference.largest_ulp:,}"
+        relative = MISSING
+        if difference.largest_relative is not None:
+            relative = f"{difference.largest_relative:.2g}"
+        table.add_row(
+            str(difference.at.rank),
+            difference.at.mark.name,
+            f"{difference.elements:,}",
+            f"{difference.differing:,}",
+            ulp,
+            relative,
+        )
     show_table(console, table)
     hidden = len(differences) - TENSORS_SHOWN
     if hidden > 0:
@@ -161,28 +172,22 @@ def moment(mark: Mark) -> str:
     return ", ".join(parts)
 
 
-def _row(difference: TensorDifference) -> list[str]:
-    """Return a row of the table of tensors."""
-    ulp = MISSING if difference.largest_ulp is None else f"{difference.largest_ulp:,}"
-    relative = MISSING
-    if difference.largest_relative is not None:
-        relative = f"{difference.largest_relative:.2g}"
-    return [
-        str(difference.at.rank),
-        difference.at.mark.name,
-        f"{difference.elements:,}",
-        f"{difference.differing:,}",
-        ulp,
-        relative,
-    ]
-
-
 def to_json(a: Trial, b: Trial, diff: TraceDiff) -> dict[str, Any]:
     """Return a comparison of runs as JSON can hold it."""
     where = diff.tensors or diff.steps
     earliest = None
     if where.divergence is not None:
         earliest = entry_to_json(where.divergence.earliest)
+    tensors = []
+    for difference in diff.differences:
+        sizes = {
+            "elements": difference.elements,
+            "differing": difference.differing,
+            "largest_ulp": difference.largest_ulp,
+            "largest_absolute": difference.largest_absolute,
+            "largest_relative": difference.largest_relative,
+        }
+        tensors.append(entry_to_json(difference.at) | sizes)
     return {
         "a": {"cell": a.cell.id, "seed": a.seed},
         "b": {"cell": b.cell.id, "seed": b.seed},
@@ -193,7 +198,7 @@ def to_json(a: Trial, b: Trial, diff: TraceDiff) -> dict[str, Any]:
         "moments_compared": diff.steps.compared,
         "phases": list(PHASES),
         "first": earliest,
-        "tensors": [_difference_to_json(difference) for difference in diff.differences],
+        "tensors": tensors,
     }
 
 
@@ -206,18 +211,6 @@ def entry_to_json(entry: RankMark) -> dict[str, Any]:
         "micro_step": None if micro_step == AFTER_MICRO_STEPS else micro_step,
         "phase": entry.mark.phase,
         "tensor": entry.mark.name,
-    }
-
-
-def _difference_to_json(difference: TensorDifference) -> dict[str, Any]:
-    """Return a tensor's difference as JSON can hold it."""
-    return {
-        **entry_to_json(difference.at),
-        "elements": difference.elements,
-        "differing": difference.differing,
-        "largest_ulp": difference.largest_ulp,
-        "largest_absolute": difference.largest_absolute,
-        "largest_relative": difference.largest_relative,
     }
 
 

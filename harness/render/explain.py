@@ -71,7 +71,9 @@ def difference_table(explanation: Explanation) -> Table:
 
 def _row(part: PartDifference, largest: float) -> list[str | Styled]:
     """Return the fields of a part, in milliseconds a step."""
-    look = look_of(part)
+    look: Look = "quiet"
+    if part.is_certain:  # only such a difference is better or worse
+        look = "worse" if part.seconds > 0 else "better"
     bar = "█" * round(BAR_WIDTH * abs(part.seconds) / largest) if largest else ""
     return [
         label_of(part),
@@ -95,13 +97,6 @@ def label_of(part: PartDifference) -> str:
     return f"{name[: MAX_NAME // 2]}…{name[-MAX_NAME // 2 + 1 :]}"
 
 
-def look_of(part: PartDifference) -> Look:
-    """Return the look of a difference: only a certain one is better or worse."""
-    if not part.is_certain:
-        return "quiet"
-    return "worse" if part.seconds > 0 else "better"
-
-
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
 
@@ -122,7 +117,12 @@ def describe_cause(part: PartDifference) -> str:
             return f"graph breaks: {change}, {more} compiled regions"
         if part.kind == "collective":
             return f"{change}{_describe_sent(part)}"
-        return f"{change}{_describe_shapes(part)}"
+        # The shapes of the calls that one arm has more of.
+        if part.b_calls < part.a_calls:
+            shapes = _only(part.a_shapes, part.b_shapes)
+        else:
+            shapes = _only(part.b_shapes, part.a_shapes)
+        return f"{change}, of {shapes}" if shapes else change
     if part.does_other_work:
         a_only = _only(part.a_shapes, part.b_shapes)
         return f"shapes {a_only} → {_only(part.b_shapes, part.a_shapes)}"
@@ -153,15 +153,6 @@ def _elements(shapes: Mapping[str, float]) -> float:
         for shape in filter(None, text.split(", ")):
             total += calls * math.prod(map(int, shape.split("×")))
     return total
-
-
-def _describe_shapes(part: PartDifference) -> str:
-    """Return the shapes of the calls that one arm has more of."""
-    more, fewer = part.b_shapes, part.a_shapes
-    if part.b_calls < part.a_calls:
-        more, fewer = fewer, more
-    shapes = _only(more, fewer)
-    return f", of {shapes}" if shapes else ""
 
 
 def _only(shapes: Mapping[str, float], others: Mapping[str, float]) -> str:

@@ -63,8 +63,21 @@ def _finding(result: SweepResult, workload: str, name: CellName) -> WorkloadFind
         is_certain = result.is_winner_certain(workload)
         sentences.append(_certainty_sentence(result, workload, name))
     sentences += _accuracy_sentences(result, winner)
-    sentences += _verdict_sentences(result, workload)
-    sentences += _effect_sentences(result, workload)
+    labels = []
+    for cell_result in result.workloads[workload]:
+        row = result.throughput_row(cell_result.cell)
+        if row is not None:
+            labels.append(row.verdict.label)
+    if labels:  # none for a workload with a single measured cell
+        counts = fmt.counts(sorted(labels, key=VERDICT_ORDER.index))
+        sentences.append(f"Compared with the reference, over all cells: {counts}.")
+    clauses = []  # effects that are not certain are left to the section with their intervals
+    if workload in result.attributions:
+        for effect in result.attributions[workload].main_effects:
+            if effect.is_certain:
+                clauses.append(fmt.effect_sentence(effect))
+    if clauses:  # the largest effects come first
+        sentences.append(f"On average over the other axes, {'; '.join(clauses[:MAX_NAMES])}.")
     sentences += mixture_sentences(result.workloads[workload])
     return WorkloadFinding(
         workload=workload, winner=name(winner.cell), is_certain=is_certain, sentences=sentences
@@ -176,50 +189,13 @@ def _accuracy_sentences(result: SweepResult, winner: CellResult) -> list[str]:
     row = result.metric_row(winner.cell)
     if row is None:
         return [f"{value}."]
-    return [f"{value}{_metric_comparison(row)}."]
-
-
-def _metric_comparison(row: MetricRow) -> str:
-    """Return the end of a sentence that compares the target metric with the reference's."""
     reference = f"the reference's {fmt.metric_value(row.mean_a)}"
     outcome = row.verdict.outcome
     if outcome == "inconclusive":
-        return f"; whether that differs from {reference} is uncertain"
+        return [f"{value}; whether that differs from {reference} is uncertain."]
     if outcome == "same":
-        return f", the same as {reference}"
-    return f", {outcome} than {reference}"
-
-
-def _verdict_sentences(result: SweepResult, workload: str) -> list[str]:
-    """Say how many cells of the workload have which verdict on their throughput.
-
-    There is no sentence for a workload with a single measured cell.
-    """
-    labels = []
-    for cell_result in result.workloads[workload]:
-        row = result.throughput_row(cell_result.cell)
-        if row is not None:
-            labels.append(row.verdict.label)
-    if not labels:
-        return []
-    ordered = sorted(labels, key=VERDICT_ORDER.index)
-    return [f"Compared with the reference, over all cells: {fmt.counts(ordered)}."]
-
-
-def _effect_sentences(result: SweepResult, workload: str) -> list[str]:
-    """Say what the axes with the largest certain effects contribute, at most MAX_NAMES of them.
-
-    Effects that are not certain are left to the section with their intervals.
-    """
-    if workload not in result.attributions:
-        return []
-    clauses = []
-    for effect in result.attributions[workload].main_effects:
-        if effect.is_certain:
-            clauses.append(fmt.effect_sentence(effect))
-    if not clauses:
-        return []
-    return [f"On average over the other axes, {'; '.join(clauses[:MAX_NAMES])}."]
+        return [f"{value}, the same as {reference}."]
+    return [f"{value}, {outcome} than {reference}."]
 
 
 def conclusions(result: SweepResult, name: CellName) -> list[str]:
@@ -234,13 +210,18 @@ def conclusions(result: SweepResult, name: CellName) -> list[str]:
         return [_speed_sentence(result, workload, name) for workload in measured]
     fastest = [_fastest_clause(result, workload, name) for workload in contested]
     rows = []
+    equal = []  # cells that are shown to be as fast as the cell that they are compared with
     for cell_result in result.cells:
         row = result.throughput_row(cell_result.cell)
-        if row is not None:
-            rows.append(row)
+        if row is None:
+            continue
+        rows.append(row)
+        if row.verdict.outcome == "same":
+            equal.append(f"{name(row.b.cell)} and {name(row.a.cell)}")
+    equal_names = fmt.listed(equal, MAX_NAMES) if equal else "none is shown to be"
     return [
         f"Fastest: {'; '.join(fastest)}.",
-        _equal_sentence(rows, name),
+        f"Equal in speed: {equal_names}.",
         _open_sentence(result, rows, name),
     ]
 
@@ -257,17 +238,6 @@ def _fastest_clause(result: SweepResult, workload: str, name: CellName) -> str:
         return f"{speed}, not certain with one trial a cell"
     names = [name(cell.cell) for cell in result.contenders(workload)]
     return f"{speed}, not certain: {fmt.listed(names, MAX_NAMES)} may be as fast"
-
-
-def _equal_sentence(rows: Sequence[MetricRow], name: CellName) -> str:
-    """Say which cells are shown to be as fast as the cell that they are compared with."""
-    pairs = []
-    for row in rows:
-        if row.verdict.outcome == "same":
-            pairs.append(f"{name(row.b.cell)} and {name(row.a.cell)}")
-    if not pairs:
-        return "Equal in speed: none is shown to be."
-    return f"Equal in speed: {fmt.listed(pairs, MAX_NAMES)}."
 
 
 def _open_sentence(result: SweepResult, rows: Sequence[MetricRow], name: CellName) -> str:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 MISSING = "–"  # stands for what was not measured
 MOST_PACKAGES = 12  # that a line lists; JSON has all
-BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+SHORT_COMMIT = 7  # characters, as git abbreviates
+BINARY_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
 NUMERIC_AXES = ("num_workers", "world_size", "batch_size", "num_threads")  # aligned to the right
@@ -94,7 +95,7 @@ def duration(seconds: float) -> str:
 def byte_size(size: float) -> str:
     """Return a number of bytes in binary units: `4 B`, `64 KiB`, `8 MiB`."""
     for factor, unit in BINARY_UNITS:
-        if size >= factor:
+        if size / factor >= 0.99995:  # which four digits show as 1
             return f"{size / factor:.4g} {unit}"
     return f"{size:g} B"
 
@@ -106,10 +107,16 @@ def rate(value: float, unit: str) -> str:
 
 def si_prefixed(value: float) -> str:
     """Return three significant digits with an SI prefix, ready for a unit: `208 G`, `3.35 T`."""
+    rounded = float(f"{value:.3g}")
     for factor, prefix in SI_PREFIXES:
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}"
+        if rounded >= factor:
+            return f"{rounded / factor:.3g} {prefix}"
     return f"{value:.3g} "
+
+
+def three_digits(value: float) -> str:
+    """Return three significant digits, and all digits of 1,000 and more: `0.00123`, `12.3`, `1,234`."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def interruption_note(interruption: Interruption) -> str:
@@ -145,9 +152,9 @@ def stop_note(record: Record) -> str | None:
     stop, best = report.stop, report.best_evaluation
     reason = STOP_REASONS[stop.reason].format(metric=stop.metric.name)
     epochs = stop.step / report.steps_per_epoch
-    note = f"{reason} {epochs:.3g} epochs (step {stop.step})"
+    note = f"{reason} {three_digits(epochs)} epochs (step {stop.step})"
     if stop.reason != "goal":
-        note += f", best {stop.metric.name} at {best.epoch:.3g}"
+        note += f", best {stop.metric.name} at {three_digits(best.epoch)}"
     if stop.restored:
         note += ", whose parameters it ended with"
     return note
@@ -175,7 +182,7 @@ def stop_counts(summary: StopSummary) -> str:
     reasons = counts(STOP_COUNTS[reason] for reason in summary.reasons.elements())
     if summary.epochs_to_goal is None:
         return reasons
-    return f"{reasons} after {summary.epochs_to_goal:.3g} epochs"
+    return f"{reasons} after {three_digits(summary.epochs_to_goal)} epochs"
 
 
 def rate_spread(spread: Spread | None) -> str:
@@ -210,7 +217,7 @@ def throughput(interval: Interval | None) -> str:
 
 def cost(interval: Interval | None) -> str:
     """Return a mean cost with the half width of its interval in percent: `0.00123 ±1.2%`."""
-    return _with_relative_interval(interval, "{:.3g}".format)
+    return _with_relative_interval(interval, three_digits)
 
 
 def _with_relative_interval(interval: Interval | None, written: Callable[[float], str]) -> str:

@@ -28,6 +28,7 @@ from harness.render.format import (
     LARGEST_EFFECT,
     MISSING,
     MOST_PACKAGES,
+    SHORT_COMMIT,
     listed,
     samples_per_second,
 )
@@ -45,7 +46,6 @@ HEADINGS = {0: "passes", 1: "fails", EXIT_INCONCLUSIVE: "is inconclusive"}  # by
 COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
 NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
 BITS = {True: "same", False: "differ", None: MISSING}  # by `PairedResult.same_bits`
-SHORT_COMMIT = 7  # characters, as git abbreviates
 
 
 def show_outcome(outcome: GateOutcome) -> None:
@@ -95,36 +95,27 @@ def _caption(outcome: GateOutcome) -> str:
     min_effect = f"{options.min_effect:.1%}"
     if options.min_effect_source:  # a certificate
         min_effect += f" ({options.min_effect_source})"
+    revision = _revision_name(outcome)
+    commit = outcome.commit[:SHORT_COMMIT]
+    if not options.stack and revision != commit:  # `main (f8fea52)`; a stack has no commit
+        revision += f" ({commit})"
+    sides: list[PairedResult | None] = []
+    for cell_outcome in outcome.cells:
+        sides += [cell_outcome.measured, cell_outcome.control]
+    whole_turns = ""
+    if any(paired is not None and paired.by_whole_turns for paired in sides):
+        whole_turns = (
+            "; of a verdict on whole turns, change and interval are those of whole turns by the gate's"
+            " own clock, and all other numbers are of undisturbed steps"
+        )
     return (
-        f"{units} of {_describe_revision(outcome)} and of {measured},"
+        f"{units} of {revision} and of {measured},"
         f" measured in turn on {conditions.hardware} with torch {conditions.torch};"
         f" smallest change that matters: {min_effect};"
         f" the intervals hold with {1 - ALPHA:.0%} confidence for all cells together,"
         " however often they are looked at"
-        f"{_whole_turns_caption(outcome)}"
+        f"{whole_turns}"
     )
-
-
-def _whole_turns_caption(outcome: GateOutcome) -> str:
-    """Return what the numbers of a row are whose verdict rests on whole turns, if there is one."""
-    measured = []
-    for cell_outcome in outcome.cells:
-        measured += [cell_outcome.measured, cell_outcome.control]
-    if not any(paired is not None and paired.by_whole_turns for paired in measured):
-        return ""
-    return (
-        "; of a verdict on whole turns, change and interval are those of whole turns by the gate's"
-        " own clock, and all other numbers are of undisturbed steps"
-    )
-
-
-def _describe_revision(outcome: GateOutcome) -> str:
-    """Return the revision with its commit: `main (f8fea52)`; a stack has none."""
-    name = _revision_name(outcome)
-    if outcome.options.stack:
-        return name
-    commit = outcome.commit[:SHORT_COMMIT]
-    return name if name == commit else f"{name} ({commit})"
 
 
 def _revision_name(outcome: GateOutcome) -> str:
@@ -398,7 +389,14 @@ def markdown(outcome: GateOutcome, name: str, reasons: Mapping[str, str] | None 
     columns = [column for column in COLUMNS if column != "measured"]
     table = Table(columns, NUMBER_COLUMNS)
     for cell_outcome in outcome.cells:
-        table.add_row(*_markdown_row(outcome, cell_outcome))
+        paired = cell_outcome.measured
+        verdict = _verdict(cell_outcome)
+        if verdict == paired.verdict:
+            verdict += _turns(paired)
+        if outcome.has_failed(cell_outcome):
+            verdict = f"**{verdict}**"
+        label = escape_markdown(cell_outcome.cell.label)
+        table.add_row(label, *_numbers(paired), verdict, BITS[paired.same_bits])
     packages = [f"{escape_markdown(line)}\n" for line in describe_packages(outcome)]
     text = [
         f"### Training speed of {escape_markdown(name)}: {escape_markdown(heading)}",
@@ -411,18 +409,6 @@ def markdown(outcome: GateOutcome, name: str, reasons: Mapping[str, str] | None 
         escape_markdown(f"{caption}. {outcome.conditions.certificate}."),
     ]
     return "\n".join(text) + "\n"
-
-
-def _markdown_row(outcome: GateOutcome, cell_outcome: CellOutcome) -> list[str]:
-    """Return the row of a cell, as Markdown; the verdict on one that failed is bold."""
-    paired = cell_outcome.measured
-    verdict = _verdict(cell_outcome)
-    if verdict == paired.verdict:
-        verdict += _turns(paired)
-    if outcome.has_failed(cell_outcome):
-        verdict = f"**{verdict}**"
-    label = escape_markdown(cell_outcome.cell.label)
-    return [label, *_numbers(paired), verdict, BITS[paired.same_bits]]
 
 
 def _verdict(cell_outcome: CellOutcome) -> str:

@@ -94,13 +94,11 @@ def _what_fits(remedies: Sequence[Remedy]) -> str:
     """Return with which settings a cell fits: `fits with grad_accum_steps=2 (61 GiB)`."""
     if not remedies:
         return "neither activation_checkpointing nor grad_accum_steps makes it fit"
-    return f"fits with {' or '.join(map(_remedy, remedies))}"
-
-
-def _remedy(remedy: Remedy) -> str:
-    """Return settings with what they take: `activation_checkpointing=true (61 GiB)`."""
-    axes = " ".join(f"{axis}={axis_value(value)}" for axis, value in remedy.axes.items())
-    return f"{axes} ({byte_size(remedy.bytes)})"
+    settings = []
+    for remedy in remedies:
+        axes = " ".join(f"{axis}={axis_value(value)}" for axis, value in remedy.axes.items())
+        settings.append(f"{axes} ({byte_size(remedy.bytes)})")
+    return f"fits with {' or '.join(settings)}"
 
 
 def _error_lines(cells: Sequence[CellMemory]) -> Iterator[str]:

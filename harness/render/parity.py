@@ -15,13 +15,12 @@ from harness.analysis.parity import (
 )
 from harness.core.text import counted
 from harness.render.console import TerminalConsole, show_table
-from harness.render.format import MISSING, cell_name
+from harness.render.format import MISSING, cell_name, three_digits
 from harness.render.table import Look, Styled, Table
 from harness.reproduce.causes import UNEXPLAINED
 from harness.spec.cell import Cell
 
 UNKNOWN = "can't tell"
-LARGE = 1000  # from which on a multiple is a whole number
 COLUMNS = ("cell", "rung", "diverges in", "likely cause", "error", "over seeds")
 
 
@@ -80,10 +79,7 @@ def error(distance: TensorDistance | None) -> str:
         return MISSING
     if distance.reference_error == 0:
         return f"{distance.error:.2g}"
-    multiple = distance.error / distance.reference_error
-    if multiple >= LARGE:
-        return f"{multiple:,.0f}×"
-    return f"{multiple:.3g}×"
+    return f"{three_digits(distance.error / distance.reference_error)}×"
 
 
 def over_seeds(cell: CellParity) -> str:

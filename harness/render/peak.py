@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from harness.core.text import counted
-from harness.hardware.machine import SATURATION, Copy, Machine, Matmul, TimedAllReduce, Timing
+from harness.hardware.machine import SATURATION, Copy, Machine, Matmul, TimedAllReduce
 from harness.render import chart
 from harness.render.console import TerminalConsole, show_table
-from harness.render.format import MISSING, byte_size, machine_title, rate
+from harness.render.format import MISSING, byte_size, machine_title, rate, three_digits
 from harness.render.table import Content, Styled, Table
 
 if TYPE_CHECKING:
@@ -44,17 +44,12 @@ def show_peaks(machine: Machine, *, plot: bool) -> None:
         console.print()
         for line in plot_lines(machine):
             console.print_text(line)
-    console.print(f"\nthe best of {_repeats(machine)} repeats (the median, the worst)", style="dim")
-
-
-def _repeats(machine: Machine) -> str:
-    """Return the number of repeats, or its range, as in `3–6`: long calls have fewer repeats."""
     measurements: list[Matmul | Copy] = [*machine.matmuls, *machine.copies]
     counts = [len(measurement.timing.seconds) for measurement in measurements]
-    least, most = min(counts), max(counts)
-    if least == most:
-        return str(most)
-    return f"{least}–{most}"
+    repeats = str(max(counts))
+    if min(counts) < max(counts):  # long calls have fewer
+        repeats = f"{min(counts)}–{max(counts)}"
+    console.print(f"\nthe best of {repeats} repeats (the median, the worst)", style="dim")
 
 
 def tables(machine: Machine) -> list[Table]:
@@ -76,17 +71,6 @@ def tables(machine: Machine) -> list[Table]:
     return [products, copies, _all_reduce_table(machine.all_reduces)]
 
 
-def _rates(work: float, timing: Timing) -> list[Styled]:
-    """Return the rate of the best repeat, of the median and of the worst, in 1e9 per second.
-
-    `work` is that of one call: FLOP or bytes.
-    """
-    best = work / timing.best / GIGA
-    middle = work / timing.median / GIGA
-    worst = work / timing.worst / GIGA
-    return [Styled(f"{best:.3g}", "plain"), Styled(f" ({middle:.3g}, {worst:.3g})", "quiet")]
-
-
 def _size_table(
     row_title: str,
     series_by_name: Mapping[str, Sequence[Any]],
@@ -96,14 +80,22 @@ def _size_table(
 ) -> Table:
     """Return a table with a column for each series and a row for each size.
 
+    A field has the rate of the best repeat, of the median and of the worst, in 1e9 per second.
     `size_of` returns the size of a measurement, `size_label` the title of a size's row. Series may
     have different sizes: a slow one ends earlier, and has a dash in the rows of larger sizes.
     """
     rates_by_size: dict[int, dict[str, Content]] = {}  # then by the name of the series
     for name, series in series_by_name.items():
         for measurement in series:
+            work, timing = measurement.work, measurement.timing  # work of a call: FLOP or bytes
+            best = work / timing.best / GIGA
+            middle = work / timing.median / GIGA
+            worst = work / timing.worst / GIGA
             rates = rates_by_size.setdefault(size_of(measurement), {})
-            rates[name] = _rates(measurement.work, measurement.timing)
+            rates[name] = [
+                Styled(three_digits(best), "plain"),
+                Styled(f" ({three_digits(middle)}, {three_digits(worst)})", "quiet"),
+            ]
     table = Table([row_title, *series_by_name], series_by_name)
     for size in sorted(rates_by_size):
         row: list[Content] = [size_label(size)]
@@ -127,8 +119,8 @@ def _all_reduce_table(all_reduces: Sequence[TimedAllReduce]) -> Table:
             byte_size(measurement.bytes),
             f"{timing.median * MICROSECONDS:,.1f}",
             f"{best:,.1f}–{worst:,.1f}",
-            f"{measurement.work / timing.median / GIGA:.3g}",
-            f"{measurement.bus_work / timing.median / GIGA:.3g}",
+            three_digits(measurement.work / timing.median / GIGA),
+            three_digits(measurement.bus_work / timing.median / GIGA),
         )
     return table
 
@@ -173,16 +165,11 @@ def plot_lines(machine: Machine) -> list[str]:
     for number, cells in enumerate(grid):
         share = f"{1 - number / (PLOT_ROWS - 1):.0%}" if number % 5 == 0 else ""
         lines.append(f"{share:>5} │{''.join(cells)}".rstrip())
-    return [*lines, f"{'':5} └{'─' * len(grid[0])}", f"{'':6}{_size_ticks(columns)}", *legend]
-
-
-def _size_ticks(columns: Mapping[int, int]) -> str:
-    """Return the labels of sizes below their columns, those of the powers of two."""
-    text = ""
+    ticks = ""  # sizes below their columns
     for size, column in columns.items():
         if _is_power_of_two(size):
-            text = f"{text:<{column + 1}}{size}"
-    return text
+            ticks = f"{ticks:<{column + 1}}{size}"
+    return [*lines, f"{'':5} └{'─' * len(grid[0])}", f"{'':6}{ticks}", *legend]
 
 
 def _is_power_of_two(size: int) -> bool:

@@ -18,7 +18,6 @@ from harness.launch.race import SweepRace
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, narrowed, show_table
-from harness.render.format import NUMERIC_AXES
 from harness.render.table import TERMINAL_STYLES, Content, Look, Styled, Table
 from harness.spec.sweep import Sweep
 from harness.statistics.interval import Interval
@@ -72,7 +71,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
     axes = varying_axes(sweep.cells)
     names = fmt.cell_names(sweep.cells, with_workload=True)
     columns = [PHASES[phase].column for phase in phases]
-    numbers = [*columns, "skew", *NUMERIC_AXES]
+    numbers = [*columns, "skew", *fmt.NUMERIC_AXES]
     identity = ["cell", "workload", *axes] if wide else ["cell"]
     wrapped = [] if wide else ["cell"]
     table = Table([*identity, "step", *columns, "skew", "steady"], numbers, wrapped=wrapped)

@@ -16,7 +16,6 @@ from harness.core.text import counted
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, show_table
-from harness.render.format import NUMERIC_AXES
 from harness.render.table import Table
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -71,7 +70,7 @@ def pivot_table(sweep: Sweep, result: SweepResult, across: Sequence[str]) -> Tab
             head = (f"{cell.workload.label} {cell.id}", *head[1:])
         row = rows.setdefault(head, {})
         row[column] = fmt.throughput(cell_result.throughput)
-    table = Table(["workload", *down, *columns], [*columns, *NUMERIC_AXES])
+    table = Table(["workload", *down, *columns], [*columns, *fmt.NUMERIC_AXES])
     for head, row in rows.items():
         texts = list(head)
         for column in columns:
@@ -112,17 +111,14 @@ def _paired_throughputs(
         if record.status != "done" or not measured:
             continue
         cell = record.trial.cell
-        lengths_and_code = (cell.length_text, str(cell.evaluate), _code_text(cell))
+        code = cell.workload.code
+        code_text = "" if code is None else repr(sorted(code.files.items()))
+        lengths_and_code = (cell.length_text, str(cell.evaluate), code_text)
         number = (record.trial.seed, record.trial.repeat)
         pairing = (*fmt.axis_texts(cell, down), *lengths_and_code, *number)
         pairings = workloads.setdefault(cell.workload.label, {})
         pairings.setdefault(pairing, {})[_column(cell, across)] = measured
     return workloads
-
-
-def _code_text(cell: Cell) -> str:
-    """Return the code of a cell's workload as text, the same for the same code."""
-    return "" if cell.workload.code is None else repr(sorted(cell.workload.code.files.items()))
 
 
 def _mean_ratio(rows: Sequence[Mapping[str, float]], column: str, first_column: str) -> str:

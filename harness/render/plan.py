@@ -27,7 +27,6 @@ from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
 if TYPE_CHECKING:
-    from harness.slurm.packing import JobArray
     from harness.slurm.submission import Submission
     from harness.slurm.submit import PreparedSubmission
 
@@ -40,7 +39,7 @@ MOST_REASONS = 20  # for leaving out points that a summary shows
 
 
 def show_plan(
-    sweep: Sweep, estimates: Mapping[str, float], *, as_json: bool, in_full: bool = False
+    sweep: Sweep, estimates: Mapping[str, float], *, as_json: bool, in_full: bool
 ) -> None:
     """Print the plan of a sweep: cells, trials and duration, and what is left out and why.
 
@@ -59,7 +58,15 @@ def show_plan(
         show_table(console, plan_table(sweep.cells, axes, estimates))
     else:
         _show_summary(console, sweep, axes, estimates)
-    console.print_text(f"\n{_describe_trials(sweep)}")
+    # As in `4 cells × seeds 0, 1, 2 × 1 repeat = 12 trials`. Workloads may have their own seeds, so
+    # cells with the same seeds are a term of the sum.
+    repeats = counted(sweep.repeats, "repeat")
+    terms: list[str] = []
+    for seeds, count in Counter(tuple(sweep.seeds_of(cell)) for cell in sweep.cells).items():
+        listed = ", ".join(map(str, seeds))
+        terms.append(f"{counted(count, 'cell')} × seeds {listed} × {repeats}")
+    trials = counted(sum(map(sweep.count_trials, sweep.cells)), "trial")
+    console.print_text(f"\n{' + '.join(terms)} = {trials}")
     console.print(describe_duration(sweep.trials(), estimates))
     if sweep.profile:
         steps = counted(sweep.profile.steps, "step")
@@ -157,21 +164,6 @@ def _describe_fingerprints(chosen: Fingerprints) -> str:
     return f"fingerprints: of {', '.join(parts)}; these steps are not measured"
 
 
-def _describe_trials(sweep: Sweep) -> str:
-    """Return how many trials there are: `4 cells × seeds 0, 1, 2 × 1 repeat = 12 trials`.
-
-    Workloads may have their own seeds; cells with the same seeds are a term of the sum.
-    """
-    trials = counted(sum(map(sweep.count_trials, sweep.cells)), "trial")
-    repeats = counted(sweep.repeats, "repeat")
-    cell_counts = Counter(tuple(sweep.seeds_of(cell)) for cell in sweep.cells)
-    groups: list[str] = []
-    for group_seeds, cell_count in cell_counts.items():
-        listed = ", ".join(str(seed) for seed in group_seeds)
-        groups.append(f"{counted(cell_count, 'cell')} × seeds {listed} × {repeats}")
-    return f"{' + '.join(groups)} = {trials}"
-
-
 def describe_duration(trials: Sequence[Trial], estimates: Mapping[str, float]) -> str:
     """Return how long trials will take one after the other, as far as earlier records tell.
 
@@ -234,7 +226,7 @@ def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> Non
 
 
 def show_jobs(console: TerminalConsole, submission: Submission) -> None:
-    """Print a row for each array of jobs: its size, what each of its jobs asks for, and its trials.
+    """Print a row for each array: its jobs, what each of them asks for, its trials, its longest job.
 
     The id is a dash where Slurm has not given one, as in a dry run. Prints nothing without arrays.
     """
@@ -242,23 +234,16 @@ def show_jobs(console: TerminalConsole, submission: Submission) -> None:
         return
     table = Table(JOB_COLUMNS, JOB_NUMBERS)
     for array in submission.arrays:
+        estimates = [seconds for seconds in array.estimated_seconds if seconds is not None]
+        longest = "unknown"  # if any job's duration is, since that job may be the longest
+        if len(estimates) == len(array.estimated_seconds):
+            longest = duration(max(estimates))
         table.add_row(
             array.slurm_id or MISSING,
             str(len(array.trial_ids)),
             str(array.nodes),
             str(array.ranks_per_node),
             str(sum(len(trial_ids) for trial_ids in array.trial_ids)),
-            _longest(array),
+            longest,
         )
     show_table(console, table)
-
-
-def _longest(array: JobArray) -> str:
-    """Return the estimated duration of the array's longest job.
-
-    Unknown if that of any job is, since that job may be the longest.
-    """
-    estimates = [seconds for seconds in array.estimated_seconds if seconds is not None]
-    if len(estimates) < len(array.estimated_seconds):
-        return "unknown"
-    return duration(max(estimates))

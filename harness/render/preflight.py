@@ -17,12 +17,7 @@ from harness.preflight.rates import (
     RateCurve,
     RateSearch,
 )
-from harness.preflight.report import (
-    CheckFinding,
-    ParameterNorms,
-    Preflight,
-    WorkloadReport,
-)
+from harness.preflight.report import ParameterNorms, Preflight
 from harness.render import chart
 from harness.render.console import TerminalConsole, print_json, show_table, styled
 from harness.render.format import MISSING, rate_spread
@@ -42,41 +37,34 @@ MARKS = {
 
 
 def show_preflight(preflight: Preflight, *, verbose: bool, as_json: bool) -> None:
-    """Print the findings on each workload, and how many mistakes there are."""
+    """Print the problems and notes of each workload with their advice, and how many mistakes there are.
+
+    With `verbose`, all checks are printed.
+    """
     if as_json:
         print_json(asdict(preflight))
         return
     console = TerminalConsole()
     for workload in preflight.workloads:
-        _print_workload(console, workload, verbose=verbose)
+        passed_count = sum(finding.status == "passed" for finding in workload.findings)
+        console.print_markup(
+            f"[bold]{escape(workload.label)}[/]: {passed_count} of {len(workload.findings)} checks"
+            f" passed, seed {workload.seed}, {workload.device}, {workload.seconds:.1f} s"
+        )
+        for finding in workload.findings:
+            if not verbose and finding.status not in ("problem", "noted"):
+                continue
+            text = escape(f"{finding.check:{NAME_WIDTH}}{finding.measured}")
+            console.print_markup(f"  {MARKS[finding.status]} {text}")
+            if finding.advice:
+                console.print_text(f"{'':{NAME_WIDTH + 4}}→ {finding.advice}")
+        if verbose and workload.norms:
+            show_table(console, norm_table(workload.norms))
     problems = preflight.problem_count
     if problems:
         console.print(f"[red]{counted(problems, 'mistake')} found.[/]")
     else:
         console.print("[green]No mistake found.[/]")
-
-
-def _print_workload(console: TerminalConsole, workload: WorkloadReport, *, verbose: bool) -> None:
-    """Print the problems and notes of a workload with their advice; with `verbose`, all of its checks."""
-    passed_count = sum(finding.status == "passed" for finding in workload.findings)
-    console.print_markup(
-        f"[bold]{escape(workload.label)}[/]: {passed_count} of {len(workload.findings)} checks passed,"
-        f" seed {workload.seed}, {workload.device}, {workload.seconds:.1f} s"
-    )
-    for finding in workload.findings:
-        if verbose or finding.status in ("problem", "noted"):
-            _print_finding(console, finding)
-    if verbose and workload.norms:
-        show_table(console, norm_table(workload.norms))
-
-
-def _print_finding(console: TerminalConsole, finding: CheckFinding) -> None:
-    """Print what a check has come to, and below it what to do about a problem."""
-    name = f"{finding.check:{NAME_WIDTH}}"
-    text = escape(f"{name}{finding.measured}")
-    console.print_markup(f"  {MARKS[finding.status]} {text}")
-    if finding.advice:
-        console.print_text(f"{'':{NAME_WIDTH + 4}}→ {finding.advice}")
 
 
 def norm_table(norms: Sequence[ParameterNorms]) -> Table:
@@ -141,7 +129,8 @@ def show_rates(search: RateSearch, *, as_json: bool) -> None:
 def plot_lines(rates: CellRates) -> list[str]:
     """Return the smoothed losses of all seeds over the rate, as lines of text.
 
-    The height is from the lowest loss to that of the start; what is above is left out.
+    The height is from the lowest loss to that of the start; what is above is left out. The line
+    below has marks at what is suggested.
     """
     curves = [curve for curve in rates.curves if len(curve.losses)]
     if not curves:
@@ -155,7 +144,12 @@ def plot_lines(rates: CellRates) -> list[str]:
     for number, row in enumerate(grid):
         label = {0: f"{top:.3g}", HEIGHT - 1: f"{lowest:.3g}"}.get(number, "")
         lines.append(f"{label:>8} │{''.join(row)}".rstrip())
-    lines.append(f"{'':8} └{_axis(rates)}")
+    axis = ["─"] * WIDTH
+    # The peak is last, so that it covers others.
+    for spread, mark in ((rates.tenth, TENTH), (rates.steepest, STEEPEST), (rates.peak, PEAK)):
+        if spread is not None:
+            axis[_column(spread.mean)] = mark
+    lines.append(f"{'':8} └{''.join(axis)}")
     powers = range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1)
     ticks = "".join(f"{f'1e{power}':<10}" for power in powers)
     lines.append(f"{'':9} {ticks}".rstrip())
@@ -175,12 +169,3 @@ def _column(rate: float) -> int:
     """Return the column of a rate."""
     share = math.log(rate / LOWEST) / math.log(HIGHEST / LOWEST)
     return min(WIDTH - 1, max(0, round(share * (WIDTH - 1))))
-
-
-def _axis(rates: CellRates) -> str:
-    """Return the line below the plot, with marks at what is suggested; the peak covers others."""
-    line = ["─"] * WIDTH
-    for spread, mark in ((rates.tenth, TENTH), (rates.steepest, STEEPEST), (rates.peak, PEAK)):
-        if spread is not None:
-            line[_column(spread.mean)] = mark
-    return "".join(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +61,7 @@ OUTCOME_TEXTS: Mapping[Outcome, str] = {
     "failed": "failed",
 }
 LONGEST_DIGEST = 12
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # of a variable or a package; no option of a command
 LISTED_TRIALS = 50  # in the text of a bundle; verdict.json has all
 
 
@@ -163,17 +166,24 @@ def _cause_text(trial: TrialVerdict) -> str:
 
 
 def remedies(differences: Sequence[Difference]) -> list[str]:
-    """Return the commands that bring conditions back to what was recorded, where commands can."""
+    """Return the commands that bring conditions back to what was recorded, where commands can.
+
+    They are safe to paste, whoever has written the records.
+    """
     packages = []
     variables = []
     for entry in differences:
         section, _, name = entry.field.partition(".")
-        if entry.field.startswith("software.packages.") and entry.a is not None:
-            packages.append(f"{name.partition('.')[2]}=={entry.a}")
+        is_package = name.startswith("packages.")
+        name = name.removeprefix("packages.")
+        if not SAFE_NAME.fullmatch(name) or not str(entry.a).isprintable():
+            continue  # somebody else's bundle may hold any text
+        if is_package and entry.a is not None:
+            packages.append(shlex.quote(f"{name}=={entry.a}"))
         elif section == "variables" and entry.a is None:
-            variables.append(f"unset {name}")
+            variables.append(f"unset {shlex.quote(name)}")
         elif section == "variables" and not str(entry.a).startswith("[redacted"):
-            variables.append(f"export {name}={entry.a}")
+            variables.append(f"export {shlex.quote(f'{name}={entry.a}')}")
     commands = []
     if packages:
         commands.append(f"pip install {' '.join(packages)}")
@@ -193,7 +203,14 @@ def markdown(verdict: ReproductionVerdict) -> str:
         "",
     ]
     lines += _conditions_section(verdict)
-    lines += _trials_section(verdict)
+    lines += ["## Trials", ""]
+    for trial in verdict.trials[:LISTED_TRIALS]:
+        lines.append(f"### {trial.trial}")
+        lines += ["", f"{trial.label}, seed {trial.seed}: {OUTCOME_TEXTS[trial.outcome]}."]
+        lines += [*_trial_lines(trial), ""]
+    hidden = len(verdict.trials) - LISTED_TRIALS
+    if hidden > 0:
+        lines += [f"And {counted(hidden, 'more trial')}, in `verdict.json`.", ""]
     if verdict.seeds:
         seeds = [f"- {seeds_text(entry)}" for entry in verdict.seeds]
         lines += ["## Over seeds", "", *seeds, ""]
@@ -238,19 +255,6 @@ def _conditions_section(verdict: ReproductionVerdict) -> list[str]:
 def unique_differences(of_trials: Sequence[Sequence[Difference]]) -> list[Difference]:
     """Return the differences of several trials, each once."""
     return list(dict.fromkeys(entry for of_trial in of_trials for entry in of_trial))
-
-
-def _trials_section(verdict: ReproductionVerdict) -> list[str]:
-    """Return what came of each trial."""
-    lines = ["## Trials", ""]
-    for trial in verdict.trials[:LISTED_TRIALS]:
-        lines.append(f"### {trial.trial}")
-        lines += ["", f"{trial.label}, seed {trial.seed}: {OUTCOME_TEXTS[trial.outcome]}."]
-        lines += [*_trial_lines(trial), ""]
-    hidden = len(verdict.trials) - LISTED_TRIALS
-    if hidden > 0:
-        lines += [f"And {counted(hidden, 'more trial')}, in `verdict.json`.", ""]
-    return lines
 
 
 def _trial_lines(trial: TrialVerdict) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.markup import escape
 
@@ -25,12 +25,6 @@ from harness.render.findings import (
     mixture_sentences,
     race_sentences,
     too_few_notes,
-)
-from harness.render.format import (
-    NUMERIC_AXES,
-    STATUS_LOOKS,
-    clock_movement_text,
-    stop_counts,
 )
 from harness.render.plan import QUIET_MACHINE
 from harness.render.roofline import roofline_lines, sweep_roofline, with_measured_peaks
@@ -71,7 +65,10 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
     """
     records = result.all_records
     axes = varying_axes(sweep.cells)
-    mfu_columns = _mfu_columns(records)
+    mfu_columns = {}
+    for title, read in MFU_COLUMNS.items():
+        if mean_over(records, read) is not None:
+            mfu_columns[title] = read
     targets = {record.rank0.target.name for record in records if record.rank0}
     metric_column = "metric"
     if len(targets) == 1:
@@ -79,7 +76,7 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
     unit = fmt.common_unit(result.cells)
     more_columns = _stop_columns(result) | _cost_columns(result)
     numbers = [unit, "step ms", *mfu_columns, metric_column, *more_columns]
-    table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *NUMERIC_AXES])
+    table = Table(["cell", "workload", *axes, *numbers, "trials"], [*numbers, *fmt.NUMERIC_AXES])
     throughput_marks, metric_marks = _marks(result)
     for cell_result in result.cells:
         cell = cell_result.cell
@@ -109,7 +106,7 @@ def _trial_counts(result: SweepResult, cell_result: CellResult) -> Styled:
     text = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
     if status == LEFT_RACE:
         text = str(result.departure(cell_result.cell))
-    return Styled(text, STATUS_LOOKS[status])
+    return Styled(text, fmt.STATUS_LOOKS[status])
 
 
 def narrow_table(table: Table, result: SweepResult, names: Mapping[str, str]) -> Table:
@@ -125,15 +122,6 @@ def narrow_table(table: Table, result: SweepResult, names: Mapping[str, str]) ->
     return narrowed(narrow, [*OPTIONAL_COLUMNS, *_cost_columns(result)])
 
 
-def _mfu_columns(records: Sequence[Record]) -> dict[str, Callable[[Record], float | None]]:
-    """Return those of MFU_COLUMNS that any record has a value for."""
-    columns = {}
-    for title, read in MFU_COLUMNS.items():
-        if mean_over(records, read) is not None:
-            columns[title] = read
-    return columns
-
-
 def _stop_columns(result: SweepResult) -> dict[str, dict[str, str]]:
     """Return the columns of the mean epochs that trials trained, and those until their best evaluation.
 
@@ -144,10 +132,10 @@ def _stop_columns(result: SweepResult) -> dict[str, dict[str, str]]:
         summary = summarize_stops(result.done_records(cell))
         if summary is None:
             continue
-        columns.setdefault("epochs", {})[cell.id] = f"{summary.epochs:.3g}"
+        columns.setdefault("epochs", {})[cell.id] = fmt.three_digits(summary.epochs)
         best_texts = columns.setdefault("best at", {})
         if summary.epochs_to_best is not None:
-            best_texts[cell.id] = f"{summary.epochs_to_best:.3g}"
+            best_texts[cell.id] = fmt.three_digits(summary.epochs_to_best)
     return columns
 
 
@@ -212,7 +200,9 @@ def show_verdicts(
     """
     if result.comparison is None or not result.comparison.rows:
         return
-    metric_column = _metric_column(result)
+    # The column of the target metric: none without a metric, `metric` for several.
+    targets = {row.metric.name for row in result.comparison.rows if row.is_target_metric}
+    metric_column = ["metric"] if len(targets) > 1 else list(targets)
     wrapped = [] if wide else ["cell"]
     table = Table([*VERDICT_COLUMNS, *metric_column], VERDICT_NUMBERS, wrapped=wrapped)
     for workload, cells in result.workloads.items():
@@ -232,29 +222,14 @@ def show_verdicts(
     console.print_prose(styled(legend, "quiet"))
     unlike = [match for match in result.comparison.matches if match.has_other_company]
     if unlike:
-        companies = sorted(
-            {text for match in unlike for text in (*match.a.companies, *match.b.companies)}
-        )
+        companies: set[str] = set()
+        for match in unlike:
+            companies.update(match.a.companies, match.b.companies)
         console.print_prose(
             f"[yellow]{counted(len(unlike), 'cell')} with other company than the cell that it is"
-            f" compared with[/] ({escape(', '.join(companies))}): what ran at the same time counts as a"
-            " difference; --parallel 1 measures each alone"
+            f" compared with[/] ({escape(', '.join(sorted(companies)))}): what ran at the same time"
+            " counts as a difference; --parallel 1 measures each alone"
         )
-
-
-def _metric_column(result: SweepResult) -> list[str]:
-    """Return the column of the target metric: none without a metric, `metric` for several.
-
-    Throughput is compared as a ratio, so the metric that is not relative is the target metric.
-    """
-    assert result.comparison is not None
-    names: set[str] = set()
-    for row in result.comparison.rows:
-        if row.is_target_metric:
-            names.add(row.metric.name)
-    if len(names) > 1:
-        return ["metric"]
-    return list(names)
 
 
 def _add_workload(
@@ -397,7 +372,7 @@ def _stop_lines(records: Sequence[Record]) -> list[str]:
     if summary is None:
         return []
     return [
-        f"Ended: {stop_counts(summary)}. Throughput is that of steady steps, however many there"
+        f"Ended: {fmt.stop_counts(summary)}. Throughput is that of steady steps, however many there"
         " were; metrics are those of the parameters that each trial ended with."
     ]
 
@@ -502,7 +477,7 @@ def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
 def _clock_lines(records: Sequence[Record]) -> list[str]:
     """Return for how many trials the clock of a GPU moved while it trained, and what holds it."""
     done = [record for record in records if record.status == "done"]
-    moved = [text for text in map(clock_movement_text, done) if text is not None]
+    moved = [text for text in map(fmt.clock_movement_text, done) if text is not None]
     if not moved:
         return []
     return [

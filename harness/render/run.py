@@ -89,7 +89,10 @@ class RunView:
         other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
         for line in other_code_lines(self.sweep, other_code):
             self.console.print_markup(f"[dim]{escape(line)}[/]")
-        untraced_count = self._count_untraced(finished)
+        untraced_count = 0
+        for record in finished:
+            if not folder.trial_folder(record.trial.id).trace_folder.exists():
+                untraced_count += 1
         if self.sweep.profile and untraced_count:
             self.console.print_markup(
                 f"profile: {counted(untraced_count, 'finished trial')} without a trace;"
@@ -176,12 +179,6 @@ class RunView:
         """Show that records are being delivered."""
         self.progress.update(self.bar, news="recording in MLflow")
 
-    def _count_untraced(self, records: Sequence[Record]) -> int:
-        """Return how many of the trials have left no profiler trace."""
-        sweep_folder = self.results.sweep_folder(self.sweep.name)
-        folders = [sweep_folder.trial_folder(record.trial.id).trace_folder for record in records]
-        return sum(not folder.exists() for folder in folders)
-
     def _estimate_seconds_left(self) -> float:
         """Estimate the seconds until the sweep is done, from the time that its trials took so far.
 
@@ -242,8 +239,9 @@ def other_code_lines(sweep: Sweep, other_code: Sequence[OtherCode]) -> list[str]
 def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> str:
     """Return a finished trial's line: its numbers, or its error with rank, node and log.
 
-    It is rich markup. `number` of `count` trials have finished. A trial that ran but whose
-    measurement is invalid has its numbers too, with the violations below.
+    The numbers are the throughput, and the target metric after the last step. It is rich markup.
+    `number` of `count` trials have finished. A trial that ran but whose measurement is invalid has
+    its numbers too, with the violations below.
     """
     label = f"{escape(record.trial.cell.label)} seed {record.trial.seed}"
     heading = f"[dim]{number}/{count}[/] {label}"
@@ -252,7 +250,13 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
         error = escape(str(record.failure))
         return f"[red]✗[/] {heading}: [red]{error}[/]\n    log: {escape(str(log_path))}"
     assert record.summary is not None
-    numbers = _describe_numbers(record, record.summary)
+    numbers = "speed not measured"
+    if record.summary.throughput is not None:
+        speed = samples_per_second(record.summary.throughput)
+        numbers = f"{speed} {record.summary.throughput_unit}"
+    if record.summary.final_metric is not None:
+        assert record.rank0 is not None
+        numbers += f", {record.rank0.target.name} {record.summary.final_metric:.4f}"
     seconds = duration(record.ended - record.started)
     remarks = [*record.violations, *_remarks(record, record.summary)]
     remark_lines = "".join(f"\n    {escape(remark)}" for remark in remarks)
@@ -260,17 +264,6 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
     if record.violations:
         return f"[magenta]![/] {heading}: [magenta]invalid[/]: {numbers} {details}"
     return f"[green]✓[/] {heading}: {numbers} {details}"
-
-
-def _describe_numbers(record: Record, summary: Summary) -> str:
-    """Return a trial's throughput, and its target metric after the last step."""
-    speed = "speed not measured"
-    if summary.throughput is not None:
-        speed = f"{samples_per_second(summary.throughput)} {summary.throughput_unit}"
-    if summary.final_metric is None:
-        return speed
-    assert record.rank0 is not None
-    return f"{speed}, {record.rank0.target.name} {summary.final_metric:.4f}"
 
 
 def _remarks(record: Record, summary: Summary) -> list[str]:

@@ -49,48 +49,38 @@ def export_tables(export: TrialExport) -> list[Table]:
     """Return the table of a trial's exported models, and that of their latencies if there are any."""
     models = Table(MODEL_COLUMNS, MODEL_COLUMNS[1:])
     for model in export.models:
-        models.add_row(*_model_row(export, model))
+        parity = model.parity
+        models.add_row(
+            model.format,
+            f"{fmt.three_digits(model.bytes / 2**20)} MiB",
+            f"{parity.samples:,}",
+            fmt.metric_value(parity.metrics.get(export.target)),
+            fmt.metric_value(parity.exported_metrics.get(export.target)),
+            _difference(parity.largest_difference),
+            _difference(parity.tolerance),
+            f"{parity.changed:,}",
+        )
     if not export.latency:
         return [models]
     numbers = [column for column in LATENCY_COLUMNS if column != "run by"]
     latencies = Table(LATENCY_COLUMNS, numbers)
     for latency in summarize_groups(export.latency):
-        latencies.add_row(*_latency_row(latency))
+        speedup = "1" if latency.speedup is None else quantile_text(latency.speedup)
+        quantiles = [quantile_text(value, 1e3) for value in latency.quantiles.values()]
+        latencies.add_row(
+            str(latency.batch_size),
+            str(latency.threads),
+            RUNTIMES[latency.arm],
+            *quantiles,
+            speedup,
+            f"{latency.calls:,}",
+        )
     return [models, latencies]
-
-
-def _model_row(export: TrialExport, model: ExportedModel) -> list[str]:
-    """Return a row of MODEL_COLUMNS."""
-    parity = model.parity
-    return [
-        model.format,
-        f"{model.bytes / 2**20:.3g} MiB",
-        f"{parity.samples:,}",
-        fmt.metric_value(parity.metrics.get(export.target)),
-        fmt.metric_value(parity.exported_metrics.get(export.target)),
-        _difference(parity.largest_difference),
-        _difference(parity.tolerance),
-        f"{parity.changed:,}",
-    ]
 
 
 def _difference(value: float | None) -> str:
     """Return a difference of outputs with two digits."""
     return "not finite" if value is None else f"{value:.2g}"
-
-
-def _latency_row(latency: ArmLatency) -> list[str]:
-    """Return a row of LATENCY_COLUMNS."""
-    speedup = "1" if latency.speedup is None else quantile_text(latency.speedup)
-    quantiles = [quantile_text(value, 1e3) for value in latency.quantiles.values()]
-    return [
-        str(latency.batch_size),
-        str(latency.threads),
-        RUNTIMES[latency.arm],
-        *quantiles,
-        speedup,
-        f"{latency.calls:,}",
-    ]
 
 
 def quantile_text(quantile: Quantile, factor: float = 1.0) -> str:
@@ -100,11 +90,10 @@ def quantile_text(quantile: Quantile, factor: float = 1.0) -> str:
 
 
 def _significant(value: float | None, factor: float) -> str:
-    """Return a number with three significant digits and no exponent."""
+    """Return a number times a factor with three significant digits."""
     if value is None:
         return fmt.MISSING
-    scaled = value * factor
-    return f"{scaled:,.0f}" if scaled >= 1000 else f"{scaled:.3g}"
+    return fmt.three_digits(value * factor)
 
 
 def notes(export: TrialExport) -> list[str]:
@@ -227,16 +216,14 @@ def serving_lines(model: ExportedModel, folder: str, device: str) -> list[str]:
 
 def _zeros(value: ModelInput, library: str) -> str:
     """Return the call of NumPy (`np`) or torch that makes an input of zeros."""
-    sizes = [_example_size(axis) for axis in value.shape]
+    sizes = []
+    for axis in value.shape:
+        size = axis
+        if not axis.isdecimal():  # of varying size
+            size = "1" if axis == "batch" else "2"
+        sizes.append(size)
     shape = f"({', '.join(sizes)},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
     return f"{library}.zeros({shape}, dtype={library}.{value.dtype})"
-
-
-def _example_size(axis: str) -> str:
-    """Return the size of an axis, or one that an axis of varying size may have."""
-    if axis.isdecimal():
-        return axis
-    return "1" if axis == "batch" else "2"
 
 
 def show_export(export: TrialExport, folder: str) -> None:

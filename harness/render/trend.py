@@ -12,11 +12,10 @@ from harness.analysis.trend import SIZE_CONFIDENCE, Trend, TrendChange, TrendPoi
 from harness.core.text import counted
 from harness.render.ci import add_problem, escape_markdown, printable
 from harness.render.console import TerminalConsole, show_table
-from harness.render.format import MISSING, samples_per_second
+from harness.render.format import MISSING, SHORT_COMMIT, samples_per_second
 from harness.render.table import Look, Styled, Table, markdown_lines
 from harness.statistics.interval import exp
 
-SHORT_COMMIT = 7  # characters, as git abbreviates
 COLUMNS = [
     "cell",
     "hardware",

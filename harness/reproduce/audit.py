@@ -23,10 +23,8 @@ from harness.spec.sweep import Sweep
 
 # Axes that make training deterministic, whose cost is the determinism tax.
 TAXED = ("deterministic", "reduction")
-PRECISIONS: tuple[Literal["fp32", "bf16"], ...] = (
-    "fp32",
-    "bf16",
-)  # in which operations are measured
+# In which operations are measured.
+PRECISIONS: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def environment_of_ranks(
     variables: Mapping[str, str],
     cell: Cell,
     packages: Sequence[str],
-    stack: ReadyStack | None = None,
+    stack: ReadyStack | None,
 ) -> Environment:
     """Return the environment of a rank of a cell, in a process with these variables.
 

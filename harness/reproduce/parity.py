@@ -196,7 +196,7 @@ class _Ladder:
         cell: Cell,
         seed: int,
         max_ulp: int,
-        resume_at: Sequence[int] = (),
+        resume_at: Sequence[int],
     ) -> None:
         """Run the reference, its control and the one in fp64."""
         self._resume_at = resume_at
@@ -212,7 +212,11 @@ class _Ladder:
             cell=cell,
             control=difference,
             steps=list(list_snapshots(self._run.folder)),
-            draws_random=_draws_random(self._run.traces),
+            # Whether a rank's generators advance from one forward to the next. The first two only:
+            # at the start of an epoch, the loader draws a seed.
+            draws_random=any(
+                len(set(states[:2])) > 1 for states in _random_states(self._run.traces)
+            ),
             fp64_problem=fp64_problem,
         )
         shutil.rmtree(control.folder)
@@ -363,11 +367,3 @@ def _changes_buffers(traces: Traces) -> bool:
         if len(digests) > 1:
             return True
     return False
-
-
-def _draws_random(traces: Traces) -> bool:
-    """Return whether a rank's generators advance from one forward to the next.
-
-    Only the first two are compared: at the start of an epoch, the loader draws a seed.
-    """
-    return any(len(set(states[:2])) > 1 for states in _random_states(traces))

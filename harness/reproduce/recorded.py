@@ -103,21 +103,17 @@ def find_bounds(a: RecordedTrial, b: RecordedTrial) -> Bounds:
     traces_b = _with_record(files_b, b.record)
     comparison = compare(traces_a, traces_b)
     steps = _fingerprinted(a.record) & _fingerprinted(b.record)
+    equal_steps = steps  # whose recorded values are all equal
+    if comparison.divergence is not None:
+        mark = comparison.divergence.earliest.mark
+        # An evaluation comes after all that its step computes.
+        last_equal = mark.step if mark.phase == "evaluation" else mark.step - 1
+        equal_steps = {step for step in steps if step <= last_equal}
     return Bounds(
         comparison=comparison,
-        equal_up_to=max(_equal_steps(comparison, steps), default=0),
+        equal_up_to=max(equal_steps, default=0),
         fingerprinted=steps,
     )
-
-
-def _equal_steps(comparison: TraceComparison, steps: Set[int]) -> set[int]:
-    """Return the steps whose recorded values are all equal."""
-    if comparison.divergence is None:
-        return set(steps)
-    mark = comparison.divergence.earliest.mark
-    # An evaluation comes after all that its step computes.
-    last_equal = mark.step if mark.phase == "evaluation" else mark.step - 1
-    return {step for step in steps if step <= last_equal}
 
 
 def unlike_record(trial: RecordedTrial, traces: Traces) -> tuple[int, str] | None:

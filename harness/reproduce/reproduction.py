@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import harness
 from harness.analysis.evidence import compare_evidence, evidence_of_record
@@ -65,7 +64,6 @@ from harness.spec.cell import Cell, placeholders_of
 
 HERE_FILE = "requirements-here.txt"
 RECORDED_FILE = "requirements-recorded.txt"
-EXACT: Literal["fp64"] = "fp64"  # the precision of a third run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +101,12 @@ def reproduce(
     with ExitStack() as stack:
         preparer = Preparer(options, stack)
         prepared = [preparer.prepare(original) for original in subject.originals]
-        if demand.same_conditions:
-            _refuse_differences(prepared)
+        differing = dict.fromkeys(str(entry) for trial in prepared for entry in trial.differences)
+        if demand.same_conditions and differing:
+            raise BadInput(
+                f"--strict: found {counted(len(differing), 'difference')}:"
+                f" {'; '.join(differing)}; allowed: none"
+            )
         on_prepared(prepared)
         results = Results(folder / RESULTS_FOLDER)
         again = run_again(prepared, results, make_listener)
@@ -114,15 +116,6 @@ def reproduce(
         exact.append(run_again(completed, Results(folder / CONTROL_FOLDER), make_listener))
     write_environments(folder, subject.originals)
     return _judge(subject, prepared, again, exact, demand, folder)
-
-
-def _refuse_differences(prepared: Sequence[Prepared]) -> None:
-    """Raise BadInput if any condition differs; it names all of them."""
-    texts = dict.fromkeys(str(entry) for trial in prepared for entry in trial.differences)
-    if texts:
-        raise BadInput(
-            f"--strict: found {counted(len(texts), 'difference')}: {'; '.join(texts)}; allowed: none"
-        )
 
 
 def _find_undecided(
@@ -146,7 +139,7 @@ def _find_undecided(
         if _ignores_precision(entry.trial.cell):
             continue
         if is_same_computation(_all_differences(entry, record)):
-            axes = replace(entry.trial.cell.axes, precision=EXACT)
+            axes = replace(entry.trial.cell.axes, precision="fp64")
             cell = replace(entry.trial.cell, axes=axes)
             undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
     return undecided
@@ -204,8 +197,8 @@ def _seed_verdicts(
     recorded: dict[str, list[CellResult]] = {}
     results: dict[str, list[CellResult]] = {}
     for entry in prepared:
-        record = again.get(entry.original.trial.id)
-        if record is not None and record.status in COMPLETE:
+        if _is_complete(entry, again):
+            record = again[entry.original.trial.id]
             cell_id = entry.original.trial.cell.id
             recorded.setdefault(cell_id, []).append(_result_of(entry.original))
             results.setdefault(cell_id, []).append(of_trial(_as_done(record)))

@@ -119,7 +119,7 @@ class Prepared:
     checked_out: CheckedOut
     profile: Profile
     differences: Sequence[Difference]
-    stack: ReadyStack | None = None  # that the trial runs under
+    stack: ReadyStack | None  # that the trial runs under
 
 
 def originals(named: Named, seeds: Sequence[int], cell: str) -> list[Original]:
@@ -231,7 +231,14 @@ class Preparer:
     def prepare(self, original: Original) -> Prepared:
         """Return a trial ready to run; raises BadInput for unavailable code, data or ranks."""
         base = self._base(original)
-        planned, problem = self._plan_here(original, base)
+        planned: Trial | None = None
+        problem: BadInput | None = None
+        try:
+            planned = self._rebuild(original, base)
+        except BadInput as error:
+            # The workload here may have lost an option that the recorded one has. That is no error
+            # where the recorded code is available.
+            problem = error
         sources = self._choose(original, planned, base)
         if problem is not None and sources["workload"].choice == "here":
             raise problem
@@ -239,7 +246,11 @@ class Preparer:
         trial = planned
         if trial is None or checked_out.base_folder != base:
             trial = self._rebuild(original, checked_out.base_folder)
-        trial = _with_code_of_ranks(trial, original, sources)
+        if sources["harness"].choice == "recorded" and trial.cell.workload.uses in BUILT_IN:
+            # Built-in workloads are part of the harness, so the planned trial has this harness's code.
+            # The ranks import the recorded one's, and check it.
+            recorded = replace(trial.cell.workload, code=original.trial.cell.workload.code)
+            trial = replace(trial, cell=replace(trial.cell, workload=recorded))
         profile = rebuild_profile(original.settings, trial.cell.axes.world_size)
         check_fits(profile, [trial.cell])
         stack = recorded_stack(original, trial.cell, base)
@@ -258,17 +269,6 @@ class Preparer:
         workload = original.trial.cell.workload
         base = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
         return base.absolute()
-
-    def _plan_here(self, original: Original, base: Path) -> tuple[Trial | None, BadInput | None]:
-        """Return the trial as planned here, or the error that prevents it.
-
-        The workload here may have lost an option that the recorded one has. That is no error where
-        the recorded code is available.
-        """
-        try:
-            return self._rebuild(original, base), None
-        except BadInput as error:
-            return None, error
 
     def _rebuild(self, original: Original, base: Path) -> Trial:
         """Return the trial as planned from the files at `base`."""
@@ -332,14 +332,20 @@ class Preparer:
     ) -> Environment:
         """Return the environment that rank 0 will have."""
         launched = self._describe_launch(original, trial, sources)
-        uses, assigned = trial.cell.workload.uses, trial.cell.environment
+        assigned, code = trial.cell.environment, trial.cell.workload.code
         threads = trial.cell.axes.num_threads
-        name = trial.cell.axes.stack
-        key = (uses, name, threads, *sorted(assigned.items()), *sorted(profile.environment.items()))
+        packages = launched.packages.get(trial.cell.workload.uses, ())
+        key = (
+            trial.cell.axes.stack,
+            threads,
+            tuple(packages),
+            tuple(code.variables) if code else (),
+            *sorted(assigned.items()),
+            *sorted(profile.environment.items()),
+        )
         if key not in self._environments:
             launcher = Torchrun(environment=profile.environment, stack=stack)
             variables = launcher.variables(threads, assigned)
-            packages = launched.packages.get(uses, ())
             self._environments[key] = environment_of_ranks(variables, trial.cell, packages, stack)
         recorded = original.environment
         return replace(
@@ -366,21 +372,6 @@ class Preparer:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory())
             self._launches[key] = describe_launch(sweep, SweepFolder(Path(folder)))
         return self._launches[key]
-
-
-def _with_code_of_ranks(
-    trial: Trial, original: Original, sources: Mapping[str, SourceChoice]
-) -> Trial:
-    """Return the trial with the code that its ranks import, if that is the recorded harness's.
-
-    Built-in workloads are part of the harness, so the planned trial has this harness's code. The ranks
-    check it.
-    """
-    workload = trial.cell.workload
-    if sources["harness"].choice == "here" or workload.uses not in BUILT_IN:
-        return trial
-    recorded = replace(workload, code=original.trial.cell.workload.code)
-    return replace(trial, cell=replace(trial.cell, workload=recorded))
 
 
 def code_of_ranks(original: Original, sources: Mapping[str, SourceChoice]) -> Code:
@@ -420,9 +411,8 @@ def _run_group(
     sweep = rebuild_sweep(trials, settings, leader.original.sweep, leader.checked_out.base_folder)
     launcher = Torchrun.of(profile, leader.checked_out.python_path)
     for uses in {trial.cell.workload.uses for trial in trials}:
-        imported_distributions(
-            uses, sweep.base_folder
-        )  # from here, in case other folders were added later
+        # From here, in case other folders were added later.
+        imported_distributions(uses, sweep.base_folder)
     folder = results.sweep_folder(sweep.name)
     records: dict[str, Record] = {}
     with ExitStack() as stack:

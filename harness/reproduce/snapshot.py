@@ -73,8 +73,15 @@ class SnapshotRecorder(Recorder):
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         super().after_segment(state, segment)
-        if state.step in self._snapshot_steps:
-            self._take_snapshot(state.step)
+        if state.step not in self._snapshot_steps:
+            return
+        tensors = {}
+        # Rank 0 writes the unsharded tensors, but every rank must take part.
+        with self._parts.strategy.gathered(self._parts.model):
+            for name, tensor in _named_tensors(self._parts):
+                tensors[name] = full_tensor(tensor).contiguous().clone()
+        if self._parts.mesh.ranks.is_rank_0:
+            save_file(tensors, snapshot_path(self._path.parent, state.step))
 
     def before_optimizer(self, step: int) -> None:
         super().before_optimizer(step)
@@ -90,15 +97,6 @@ class SnapshotRecorder(Recorder):
         if self._parts.mesh.ranks.is_rank_0:
             save_file(self._first_gradients, gradients_path(self._path.parent))
         self._first_gradients.clear()
-
-    def _take_snapshot(self, step: int) -> None:
-        """Write the unsharded tensors at rank 0; every rank must take part."""
-        tensors = {}
-        with self._parts.strategy.gathered(self._parts.model):
-            for name, tensor in _named_tensors(self._parts):
-                tensors[name] = full_tensor(tensor).contiguous().clone()
-        if self._parts.mesh.ranks.is_rank_0:
-            save_file(tensors, snapshot_path(self._path.parent, step))
 
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:

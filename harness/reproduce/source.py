@@ -11,7 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -60,13 +60,6 @@ class CheckedOut:
     python_path: str | None
 
 
-def recorded_harness(code: Code | None) -> RecordedSource:
-    """Return the recorded code of the harness. Its uncommitted changes are not recorded."""
-    if code is None:
-        return RecordedSource(name="harness", commit=None, dirty=None)
-    return RecordedSource(name="harness", commit=code.commit, dirty=code.dirty)
-
-
 def recorded_workload(repository: Repository | None, diff: bytes | None) -> RecordedSource:
     """Return the recorded code of the user's workload."""
     if repository is None:
@@ -95,7 +88,10 @@ def choose_harness(code: Code | None, demanded: Choice | None) -> SourceChoice:
 
     Raises BadInput if the recorded one is demanded and unavailable.
     """
-    source = recorded_harness(code)
+    # The diff of the harness's uncommitted changes is not recorded.
+    source = RecordedSource(name="harness", commit=None, dirty=None)
+    if code is not None:
+        source = replace(source, commit=code.commit, dirty=code.dirty)
     is_same = code is not None and code.training == training_digest()
     return _choose(source, demanded, is_same=is_same, inside=ROOT)
 
@@ -145,10 +141,10 @@ def _find_commit(source: RecordedSource, inside: Path) -> tuple[Path | None, str
     if source.commit is None:
         return None, "no commit was recorded"
     if source.dirty and (source.diff is None or CUT in source.diff):
-        return (
-            None,
-            f"commit {source.commit[:SHOWN_DIGITS]} had uncommitted changes that were not kept",
+        problem = (
+            f"commit {source.commit[:SHOWN_DIGITS]} had uncommitted changes that were not kept"
         )
+        return None, problem
     try:
         repository = find_repository(inside)
     except BadInput as error:
@@ -239,21 +235,20 @@ def sources_checked_out(choices: Mapping[str, SourceChoice], base: Path) -> Iter
 
 @contextmanager
 def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tree]:
-    """Check out the recorded commit in `folder` and apply the changes that were recorded with it."""
+    """Check out the recorded commit in `folder` and apply the changes that were recorded with it.
+
+    Raises BadInput if they don't fit.
+    """
     source = choice.source
     assert choice.repository is not None
     assert source.commit is not None
     with checked_out(choice.repository, source.commit, folder, ARGUMENT) as tree:
         if source.dirty and source.diff:
-            _apply(source.diff, folder)
+            with tempfile.NamedTemporaryFile(suffix=".diff") as file:
+                file.write(source.diff)
+                file.flush()
+                done = run_git(folder, "apply", "--binary", "--whitespace=nowarn", file.name)
+            if done.returncode != 0:
+                problem = f"the recorded changes don't apply: {one_line(done.stderr)}"
+                raise BadInput(f"{ARGUMENT}: {problem}")
         yield tree
-
-
-def _apply(diff: bytes, folder: Path) -> None:
-    """Apply changes to a checkout; raises BadInput if they don't fit."""
-    with tempfile.NamedTemporaryFile(suffix=".diff") as file:
-        file.write(diff)
-        file.flush()
-        done = run_git(folder, "apply", "--binary", "--whitespace=nowarn", file.name)
-    if done.returncode != 0:
-        raise BadInput(f"{ARGUMENT}: the recorded changes don't apply: {one_line(done.stderr)}")

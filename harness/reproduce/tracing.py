@@ -55,8 +55,8 @@ class TraceDiff:
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
     overviews: tuple[TracedRun, TracedRun]  # of all steps
     # Tensors that only one of them has, named as in `Mark.tensor`.
-    only_a: Sequence[str] = ()
-    only_b: Sequence[str] = ()
+    only_a: Sequence[str]
+    only_b: Sequence[str]
 
     @property
     def is_same(self) -> bool:

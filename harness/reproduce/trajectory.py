@@ -21,7 +21,6 @@ from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.core.validation import finite
 from harness.records.files import read_rank_result
-from harness.records.record import RankResult
 from harness.records.series import Numbers
 from harness.reproduce.snapshot import gradients_path, list_snapshots
 from harness.reproduce.values import INTEGERS, differing_elements, read_tensor, ulp_distance
@@ -44,9 +43,12 @@ def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorD
         )
     measured = []
     for step in common:
-        path = snapshots[step]
+        path, reference_path = snapshots[step], references[step]
         exact_path = None if exact is None else list_snapshots(exact)[step]
-        measured += _distances_at(step, path, references[step], exact_path)
+        names = tensor_names(path)
+        if names != tensor_names(reference_path):
+            raise HarnessError(f"step {step}: found other tensors than the reference has")
+        measured += _distances_between(step, names, path, reference_path, exact_path)
     return measured
 
 
@@ -61,16 +63,6 @@ def gradient_distances(folder: Path, reference: Path, exact: Path | None) -> lis
     if exact_path is not None:
         in_all &= set(tensor_names(exact_path))
     return _distances_between(1, sorted(in_all), path, reference_path, exact_path)
-
-
-def _distances_at(
-    step: int, path: Path, reference_path: Path, exact_path: Path | None
-) -> list[TensorDistance]:
-    """Return the distances of all tensors after one step."""
-    names = tensor_names(path)
-    if names != tensor_names(reference_path):
-        raise HarnessError(f"step {step}: found other tensors than the reference has")
-    return _distances_between(step, names, path, reference_path, exact_path)
 
 
 def _distances_between(
@@ -148,27 +140,26 @@ class Course:
     """The distances of two trials over their steps."""
 
     losses: Sequence[Distance]  # of each step that both have, the largest over ranks
-    parameters: Sequence[Distance]  # after a few steps
+    parameters: Sequence[Distance]  # all together, at each step with snapshots of both
 
 
 def course_of_runs(folder_a: Path, folder_b: Path, world_sizes: tuple[int, int]) -> Course:
     """Return the distances of two runs that were traced with snapshots in these folders."""
-    ranks_a = _rank_results(TrialFolder(folder_a), world_sizes[0])
-    ranks_b = _rank_results(TrialFolder(folder_b), world_sizes[1])
-    return Course(
-        losses=loss_distances(_losses(ranks_a), _losses(ranks_b)),
-        parameters=_parameter_distances(folder_a, folder_b),
-    )
+    losses_a = _losses(TrialFolder(folder_a), world_sizes[0])
+    losses_b = _losses(TrialFolder(folder_b), world_sizes[1])
+    losses = loss_distances(losses_a, losses_b)
+    snapshots_a, snapshots_b = list_snapshots(folder_a), list_snapshots(folder_b)
+    parameters = []
+    for step, path in snapshots_a.items():
+        if step in snapshots_b:
+            parameters.append(_snapshot_distance(step, path, snapshots_b[step]))
+    return Course(losses=losses, parameters=parameters)
 
 
-def _rank_results(folder: TrialFolder, world_size: int) -> list[RankResult]:
-    """Return the results of the ranks of a run."""
-    return [read_rank_result(folder.result_path(rank)) for rank in range(world_size)]
-
-
-def _losses(ranks: Sequence[RankResult]) -> Numbers:
-    """Return the losses of the ranks, shape (ranks, steps)."""
-    return np.stack([result.loss.unpack() for result in ranks if result.loss is not None])
+def _losses(folder: TrialFolder, world_size: int) -> Numbers:
+    """Return the losses of the ranks of a run, shape (ranks, steps)."""
+    results = [read_rank_result(folder.result_path(rank)) for rank in range(world_size)]
+    return np.stack([result.loss.unpack() for result in results if result.loss is not None])
 
 
 def loss_distances(a: Numbers, b: Numbers) -> list[Distance]:
@@ -188,16 +179,6 @@ def loss_distances(a: Numbers, b: Numbers) -> list[Distance]:
         distances.append(
             Distance(step=step + 1, relative=float(relative[step]), ulp=int(ulp[step]))
         )
-    return distances
-
-
-def _parameter_distances(folder_a: Path, folder_b: Path) -> list[Distance]:
-    """Return the distances of all parameters together at each step with snapshots of both."""
-    snapshots_a, snapshots_b = list_snapshots(folder_a), list_snapshots(folder_b)
-    distances = []
-    for step, path in snapshots_a.items():
-        if step in snapshots_b:
-            distances.append(_snapshot_distance(step, path, snapshots_b[step]))
     return distances
 
 

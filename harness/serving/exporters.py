@@ -189,22 +189,20 @@ def _write_pretrained(
         pretrained.config.id2label = dict(enumerate(classes))
         pretrained.config.label2id = {name: number for number, name in enumerate(classes)}
     pretrained.save_pretrained(folder)
-    tokenizer = getattr(workload, "tokenizer", None)
-    if tokenizer is not None:
-        _write_tokenizer(tokenizer, folder)
-    return ()
+    tokenizer: Any = getattr(workload, "tokenizer", None)
+    if tokenizer is None:
+        return ()
 
-
-def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer as transformers loads it, with those special tokens of BERT that it has."""
     from transformers import PreTrainedTokenizerFast
 
+    # As transformers loads it, with those special tokens of BERT that it has.
     special = {}
     for name, text in SPECIAL_TOKENS.items():
         if tokenizer.token_to_id(text) is not None:
             special[name] = text
     wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     wrapped.save_pretrained(folder)
+    return ()
 
 
 def _load_pretrained(folder: Path, eager: nn.Module, threads: int) -> Served:

@@ -35,7 +35,7 @@ from harness.serving.record import (
     write_export,
 )
 from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.training.manifest import WEIGHTS_FILE, CheckpointManifest, read_manifest
 
@@ -277,7 +277,12 @@ def _run(
 ) -> TrialFolder:
     """Run a process that works on the trial's model, and return its folder."""
     recorded, settings = checkpoint.record.trial, checkpoint.record.settings
-    trial = Trial(cell=served_cell(recorded.cell, threads), seed=recorded.seed)
+    # As it is served: by one process, in the precision of its parameters.
+    kept = {name: getattr(recorded.cell.axes, name) for name in SERVED_AXES}
+    axes = Axes(**kept, num_threads=threads)
+    if recorded.cell.axes.precision == "fp64":
+        axes = replace(axes, precision="fp64")
+    trial = Trial(cell=replace(recorded.cell, axes=axes), seed=recorded.seed)
     base_folder = Path() if settings is None else Path(settings.base_folder)
     return run_unmeasured(
         task,
@@ -288,15 +293,6 @@ def _run(
         scratch,
         lambda folder: write_message(order_path(folder), order),
     )
-
-
-def served_cell(cell: Cell, threads: int) -> Cell:
-    """Return a cell as it is served: by one process, in the precision of its parameters."""
-    axes = {name: getattr(cell.axes, name) for name in SERVED_AXES}
-    served = Axes(**axes, num_threads=threads)
-    if cell.axes.precision == "fp64":
-        served = replace(served, precision="fp64")
-    return replace(cell, axes=served)
 
 
 def _replace_folder(new: Path, path: Path) -> None:

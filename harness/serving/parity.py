@@ -117,11 +117,15 @@ def compare(
 
     `tolerance` is the largest difference that is allowed; None is ROUNDINGS times eager mode's own
     rounding error, and one rounding at the scale of the outputs. Raises BadInput if that can't be
-    measured, because the model does not compute in fp64.
+    measured, because the model does not compute in fp64 or is in fp64 already.
     """
     comparison = ExportComparison(eager=eager, served=served, exact=None)
     if tolerance is None:
-        comparison.exact = exact_model(eager)
+        if next(eager.parameters()).dtype == torch.float64:
+            raise BadInput(
+                "precision fp64: found no higher one to compare with; needed: --tolerance"
+            )
+        comparison.exact = copy.deepcopy(eager).double()
     rows, served_rows = [], []
     for start in range(0, len(samples), axes.batch_size):
         indices = range(start, min(start + axes.batch_size, len(samples)))
@@ -144,13 +148,6 @@ def compare(
     )
 
 
-def exact_model(eager: nn.Module) -> nn.Module:
-    """Return a copy of a model in fp64; raises BadInput for one whose parameters are fp64 already."""
-    if next(eager.parameters()).dtype == torch.float64:
-        raise BadInput("precision fp64: found no higher one to compare with; needed: --tolerance")
-    return copy.deepcopy(eager).double()
-
-
 def _evaluate(
     workload: Workload, compared: Compared, batch: tuple[Tensor, ...], comparison: ExportComparison
 ) -> Tensor:
@@ -158,7 +155,7 @@ def _evaluate(
     try:
         return workload.evaluate(compared, batch)
     except Exception as error:
-        if comparison.exact is None or not _fails(comparison.exact, compared, batch, workload):
+        if comparison.exact is None or not _fails(comparison.exact, batch, workload):
             raise
         problem = one_line(error)
         raise BadInput(
@@ -166,9 +163,7 @@ def _evaluate(
         ) from error
 
 
-def _fails(
-    exact: nn.Module, compared: Compared, batch: tuple[Tensor, ...], workload: Workload
-) -> bool:
+def _fails(exact: nn.Module, batch: tuple[Tensor, ...], workload: Workload) -> bool:
     """Return whether evaluating the model in fp64 alone raises an error."""
     try:
         workload.evaluate(exact, tuple(map(_to_fp64, batch)))

@@ -42,9 +42,8 @@ class ExportParity:
     rounding_error: Amount | None
     tolerance: Amount  # the largest difference that is allowed
     disagreeing: Number  # samples with a larger one
-    disagreements: Sequence[
-        SampleDifference
-    ] = ()  # of these samples, those with the lowest indices
+    # Of these samples, those with the lowest indices.
+    disagreements: Sequence[SampleDifference] = ()
     changed: Number = 0  # samples of a classifier whose predicted class changed
     changed_indices: Sequence[Number] = ()  # the lowest of them
 

@@ -28,9 +28,8 @@ class ArmLatency:
     batch_size: int
     threads: int
     quantiles: dict[str, Quantile]  # by the names of QUANTILES
-    speedup: (
-        Quantile | None
-    )  # the median over rounds of eager mode's time over this; None for eager
+    # The median over rounds of eager mode's time over this; None for eager.
+    speedup: Quantile | None
     calls: int  # that count
     warmup: int  # rounds before them
     settled: bool | None  # whether calls became steady; None: too few to tell

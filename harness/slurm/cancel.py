@@ -26,7 +26,8 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
     Returns the ids of the jobs. Trials that were running continue from where they were when the
     sweep is submitted again.
 
-    Raises SlurmDown if Slurm does not answer, HarnessError if it refuses.
+    Raises SlurmDown if Slurm does not answer, HarnessError with its message if it refuses, and if
+    scancel takes longer than CALL_SECONDS.
     """
     with lock(sweep_folder):
         submitted = submissions.read_all(sweep_folder)
@@ -40,23 +41,15 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
                 # requeue its job.
                 submissions.write(sweep_folder, replace(submission, cancelled_at=time.time()))
             job_ids += live_ids
-        if job_ids:
-            _scancel(job_ids)
+        if not job_ids:
+            return job_ids
+        # Variables such as SCANCEL_STATE would have it leave out jobs.
+        completed = run_command(
+            ["scancel", *job_ids],
+            timeout=CALL_SECONDS,
+            variables=client_variables(),
+            remedy="no job may be cancelled yet: run harness status cancel again once the controller answers",
+        )
+        if completed.returncode:
+            raise HarnessError(f"scancel: {one_line(completed.stderr)}")
     return job_ids
-
-
-def _scancel(job_ids: Sequence[str]) -> None:
-    """Call scancel once for all jobs.
-
-    Raises HarnessError with Slurm's message if it refuses, and if it takes longer than
-    CALL_SECONDS.
-    """
-    # Variables such as SCANCEL_STATE would have it leave out jobs.
-    completed = run_command(
-        ["scancel", *job_ids],
-        timeout=CALL_SECONDS,
-        variables=client_variables(),
-        remedy="no job may be cancelled yet: run harness status cancel again once the controller answers",
-    )
-    if completed.returncode:
-        raise HarnessError(f"scancel: {one_line(completed.stderr)}")

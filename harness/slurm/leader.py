@@ -231,19 +231,15 @@ def _run_until_interrupted(
             interruption = interruption or str(record.failure)
             stop.note(interruption)
         elif kind == "ControllerDown":
-            _wait_for_controller(runner)
+            # Wait until the controller answers, or this process is to stop.
+            controller.call(
+                ["scontrol", "show", "job", "--oneliner", own_job_id()],
+                on_wait=log,
+                is_wanted=lambda: runner.stop_reason() is None,
+            )
         else:
             restarts.note_progress()
     return interruption
-
-
-def _wait_for_controller(runner: Runner) -> None:
-    """Wait until the controller answers, or this process is to stop."""
-    controller.call(
-        ["scontrol", "show", "job", "--oneliner", own_job_id()],
-        on_wait=log,
-        is_wanted=lambda: runner.stop_reason() is None,
-    )
 
 
 def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:

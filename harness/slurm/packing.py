@@ -98,11 +98,17 @@ def pack(
     if not estimates:
         remarks += _unmeasured_remarks(blocks, limit_seconds)
     jobs_by_shape: dict[tuple[int, int], list[PackedJob]] = {}  # by (nodes, ranks of a node)
+    room = JobRoom(ranks_per_node=ranks_per_node)
     for block in blocks:
-        lanes = _lane_counts(block, ranks_per_node, parallel)
+        # How many trials of the size of each may run at a time on a node, by its id.
+        lanes = {trial.id: lane_count(parallel, room.capacity(trial.cell.axes)) for trial in block}
         parts = _split_block(block, estimates, usable_seconds, lanes)
         if len(parts) > 1:
-            remarks.append(_split_remark(block, parts, usable_seconds))
+            name = f"block of seed {block[0].seed}, repeat {block[0].repeat}"
+            remarks.append(
+                f"{name} takes about {_total_seconds(parts):,.0f} s and a job has {usable_seconds:,.0f} s:"
+                f" split into {len(parts)} jobs, so its trials no longer run under the same conditions"
+            )
         for part in parts:
             shape = _shape(part, ranks_per_node, lanes)
             jobs_by_shape.setdefault(shape, []).append(part)
@@ -160,12 +166,6 @@ def _unmeasured_remarks(blocks: Sequence[Sequence[Trial]], limit_seconds: float)
         " end in it. To have more jobs share them, cancel the sweep once a few trials are done and"
         " submit it again: what they took then decides"
     ]
-
-
-def _lane_counts(block: Sequence[Trial], ranks_per_node: int, parallel: Parallel) -> dict[str, int]:
-    """Return how many trials of the size of each may run at a time on a node, by its id."""
-    room = JobRoom(ranks_per_node=ranks_per_node)
-    return {trial.id: lane_count(parallel, room.capacity(trial.cell.axes)) for trial in block}
 
 
 def _shape(job: PackedJob, ranks_per_node: int, lanes: Mapping[str, int]) -> tuple[int, int]:
@@ -234,15 +234,6 @@ def _split_block(
         PackedJob(trials=trials, estimated_seconds=load.seconds)
         for trials, load in zip(parts, loads, strict=True)
     ]
-
-
-def _split_remark(block: Sequence[Trial], parts: Sequence[PackedJob], usable_seconds: float) -> str:
-    """Return what the user should know about a block that was split, and what that costs."""
-    name = f"block of seed {block[0].seed}, repeat {block[0].repeat}"
-    return (
-        f"{name} takes about {_total_seconds(parts):,.0f} s and a job has {usable_seconds:,.0f} s:"
-        f" split into {len(parts)} jobs, so its trials no longer run under the same conditions"
-    )
 
 
 def _merge(

@@ -176,7 +176,7 @@ def query(
     With `on_wait`, a controller that is away is waited for, as `controller.call` does. Raises NoSlurm
     if this machine has no squeue, SlurmDown if Slurm does not answer.
     """
-    names = sorted(set(users))
+    names = set(users)
     if not names:
         return {}
     command = squeue_command(names)

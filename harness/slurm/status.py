@@ -44,7 +44,6 @@ from harness.statistics.nodes import NodeSpeed
 
 # States of a trial without a record. One that is lost or cancelled may have that of an interruption.
 NOT_BEGUN = ("queued", "held", "missing", "lost", "cancelled")
-ASSIGNMENT = TrialFolder(Path()).assignment_path  # in the folder of a trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +124,16 @@ class SweepStatus:
         mean duration of its cell's trials that are done, or of all trials that are done where its
         cell has none. As many trials run side by side as do now.
         """
-        durations = self._durations_by_cell()
+        durations: dict[str, list[float]] = {}  # seconds of trials that are done, by their cell
+        for trial in self.trials:
+            if trial.duration is not None:
+                durations.setdefault(trial.label, []).append(trial.duration)
         unfinished = [trial for trial in self.trials if trial.is_unfinished]
         if not durations or not unfinished:
             return None
         total_seconds = sum(_seconds_left_of(trial, durations) for trial in unfinished)
         running = sum(trial.state == "running" for trial in unfinished)
         return total_seconds / max(1, running)
-
-    def _durations_by_cell(self) -> dict[str, list[float]]:
-        """Return the seconds that each trial took that is done, by the label of their cell."""
-        durations: dict[str, list[float]] = {}
-        for trial in self.trials:
-            if trial.duration is not None:
-                durations.setdefault(trial.label, []).append(trial.duration)
-        return durations
 
     @property
     def unreadable(self) -> list[str]:
@@ -316,23 +310,15 @@ def _trial_state(
     if files.progress is not None:
         row = _with_progress(row, files.progress, trial.cell.axes.batch_size)
     if files.silent_seconds is not None:
-        row = _with_silence(row, files.silent_seconds, files.stall)
+        parts = [row.detail, f"no report for {files.silent_seconds:.0f} s", files.stall]
+        row = replace(
+            row,
+            throughput=None,  # the last rate is no longer true
+            seconds_left=None,
+            silent_seconds=files.silent_seconds,
+            detail="; ".join(part for part in parts if part),
+        )
     return row
-
-
-def _with_silence(row: TrialState, seconds: float, stall: str | None) -> TrialState:
-    """Return the row of a running trial that has reported nothing for a while.
-
-    Its last rate is no longer true. `stall` says which rank the others wait for, if that is known.
-    """
-    parts = [row.detail, f"no report for {seconds:.0f} s", stall]
-    return replace(
-        row,
-        throughput=None,
-        seconds_left=None,
-        silent_seconds=seconds,
-        detail="; ".join(part for part in parts if part),
-    )
 
 
 def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int) -> TrialState:
@@ -479,7 +465,7 @@ def read_trial_files(
     except OSError as error:
         unreadable = str(RECORD_FORMAT.unavailable(path, error))
     # Both files are the work of the machine that runs the trial, so their times can be compared.
-    begun_at = _modified_at(f"{trial_folder.path}{os.sep}{ASSIGNMENT}")
+    begun_at = _modified_at(trial_folder.assignment_path)
     read = TrialFiles(record=record, unreadable=unreadable)
     if begun_at * 1e9 <= recorded_at:
         return read
@@ -536,9 +522,9 @@ def _summary(record: Record, path: Path) -> RecordHeader:
     )
 
 
-def _modified_at(path: Path | str) -> float:
+def _modified_at(path: Path) -> float:
     """Return when a file was last written, in seconds since the epoch; 0 if there is none."""
     try:
-        return os.stat(path).st_mtime  # noqa: PTH116 - a Path takes longer to make
+        return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0

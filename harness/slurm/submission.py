@@ -205,20 +205,14 @@ def read_all(sweep_folder: SweepFolder) -> list[Submission]:
     submissions = []
     for folder in sweep_folder.jobs_path.glob("*"):
         path = SubmissionFolder(path=folder).file
-        if _exists(path):
-            submissions.append(read(path))
+        try:
+            path.stat()
+        except PermissionError:
+            owner = user_name(folder.stat().st_uid)
+            raise BadInput(
+                f"{folder}: only {owner}, who submitted it, may read it; allowed: by {owner}"
+            ) from None
+        except OSError:  # it was not written
+            continue
+        submissions.append(read(path))
     return sorted(submissions, key=lambda submission: submission.created_at)
-
-
-def _exists(path: Path) -> bool:
-    """Return whether a submission was written; raises BadInput if only somebody else can know."""
-    try:
-        path.stat()
-    except PermissionError:
-        owner = user_name(path.parent.stat().st_uid)
-        raise BadInput(
-            f"{path.parent}: only {owner}, who submitted it, may read it; allowed: by {owner}"
-        ) from None
-    except OSError:
-        return False
-    return True

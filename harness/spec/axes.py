@@ -351,10 +351,9 @@ class Axes:
 
 # The dataclass field of each axis, by name, in the order of the class.
 AXES = {axis.name: axis for axis in fields(Axes)}
-# With `include_extras`, or the bounds and the help inside Annotated would be lost.
-_HINTS = get_type_hints(Axes, include_extras=True)
-# The annotated type of each axis that a sweep may set.
-AXIS_TYPES: dict[str, Any] = {name: _HINTS[name] for name in AXES}
+# The annotated type of each axis that a sweep may set. With `include_extras`, or the bounds and the
+# help inside Annotated would be lost.
+AXIS_TYPES: dict[str, Any] = get_type_hints(Axes, include_extras=True)
 # Another way to set batch_size; it is no axis of a cell.
 AXIS_TYPES["rank_batch_size"] = Annotated[
     Count, AxisHelp("samples of an optimizer step at each rank, instead of batch_size")

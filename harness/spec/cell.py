@@ -407,7 +407,10 @@ class Cell:
         ]
         if self.workload.is_script:
             parts = [self.workload.label, f"script×{axes.world_size}", f"t{axes.num_threads}"]
-            parts += self._parts_of_script()
+            # Of the axes that labels of other workloads show in short, those that the script gets.
+            for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
+                if name in self._axes_of_script:
+                    parts.append(f"{name}={_as_yaml(getattr(axes, name))}")
         for name, default in DEFAULTS.items():
             value = getattr(axes, name)
             if name not in LABEL_AXES and value != default:
@@ -417,14 +420,6 @@ class Cell:
         for axis in self.workload.axes:
             parts.append(f"{short_axis(axis)}={_as_yaml(self.level(axis))}")
         return " ".join(parts)
-
-    def _parts_of_script(self) -> list[str]:
-        """Return those axes that a script gets and that labels of other workloads show in short."""
-        shown = []
-        for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
-            if name in self._axes_of_script:
-                shown.append(f"{name}={_as_yaml(getattr(self.axes, name))}")
-        return shown
 
 
 def placeholders_of(arguments: Sequence[str]) -> list[str]:

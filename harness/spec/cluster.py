@@ -20,10 +20,10 @@ from harness.spec import partitions
 from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
-from harness.spec.environment import PREFIX
+from harness.spec.environment import NAME, PREFIX
 from harness.spec.price import parse_price
 from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_between_failures
-from harness.spec.slurm import SlurmOptions, reject_control_characters, reject_invalid_names
+from harness.spec.slurm import SlurmOptions, reject_control_characters
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
 from workloads.options import Between, Count
@@ -86,7 +86,12 @@ class Profile:
             raise ValueError(
                 f"cool_down_celsius: found {self.cool_down_celsius} with device cpu; allowed: with GPUs"
             )
-        reject_invalid_names("environment", self.environment)
+        for name in self.environment:
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"environment: found the name {name!r};"
+                    " allowed: letters, digits and _, no digit first"
+                )
         for name, value in self.environment.items():
             reject_control_characters(f"environment.{name}", value)
         if self.launcher == "slurm":

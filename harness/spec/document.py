@@ -64,7 +64,12 @@ class _Loader(yaml.SafeLoader):
         """
         event = self.peek_event()  # type: ignore[no-untyped-call]
         self._nodes += 1
-        problem = _problem_of_event(event)
+        problem = None
+        tag = getattr(event, "tag", None)
+        if isinstance(event, yaml.AliasEvent):
+            problem = f"found the alias *{event.anchor}; allowed: the value itself"
+        elif tag is not None:
+            problem = f"found the tag {tag.replace(TAG, '!!')}; allowed: values without tags"
         if self._nodes > MAX_NODES:
             problem = f"found more than {MAX_NODES:,} values; allowed: at most as many"
         if self._depth > MAX_DEPTH:
@@ -90,16 +95,6 @@ class _Loader(yaml.SafeLoader):
             return value
         problem = f"found {one_line(node.value, 40)}; allowed: an integer of at most 63 bits"
         raise _OutOfBounds(problem=problem, problem_mark=node.start_mark)
-
-
-def _problem_of_event(event: yaml.Event) -> str | None:
-    """Return why a node that begins with `event` is refused, None if it is not."""
-    if isinstance(event, yaml.AliasEvent):
-        return f"found the alias *{event.anchor}; allowed: the value itself"
-    tag = getattr(event, "tag", None)
-    if tag is not None:
-        return f"found the tag {tag.replace(TAG, '!!')}; allowed: values without tags"
-    return None
 
 
 _Loader.yaml_constructors = {
@@ -262,19 +257,14 @@ def _load(text: str, keys: _KeySources) -> Any:
         return loader.construct_document(root)
     # PyYAML lets through what `chr` raises, as for "\UFFFFFFFF".
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise _yaml_error(keys, error) from None
-
-
-def _yaml_error(keys: _KeySources, error: Exception) -> BadInput:
-    """Return the error for text that is no YAML, at its line if PyYAML names one."""
-    mark = getattr(error, "problem_mark", None)
-    location = keys.source if mark is None else keys.at(mark)
-    problem = one_line(getattr(error, "problem", None) or error)
-    if isinstance(error, _OutOfBounds):
-        return BadInput(f"{location}: {problem}")
-    if "'\\t'" in problem:
-        problem += "; allowed: blanks before a key, no tabs"
-    return BadInput(f"{location}: no valid YAML: {problem}")
+        mark = getattr(error, "problem_mark", None)
+        location = keys.source if mark is None else keys.at(mark)
+        problem = one_line(getattr(error, "problem", None) or error)
+        if isinstance(error, _OutOfBounds):
+            raise BadInput(f"{location}: {problem}") from None
+        if "'\\t'" in problem:
+            problem += "; allowed: blanks before a key, no tabs"
+        raise BadInput(f"{location}: no valid YAML: {problem}") from None
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> M
         excluded_settings=_excluded_settings(exclude, workloads),
         unused=set(range(len(exclude))),
     )
-    _check_size(document, matrix, list(workloads))
+    _check_size(document, matrix)
     return matrix
 
 
@@ -265,9 +265,9 @@ def _excluded_settings(
     return values
 
 
-def _check_size(document: Document, matrix: Matrix, workloads: Sequence[str]) -> None:
+def _check_size(document: Document, matrix: Matrix) -> None:
     """Raise BadInput for more points than can be planned, before any of them is made."""
-    count = sum(matrix.count_points(workload) for workload in workloads)
+    count = sum(map(matrix.count_points, matrix.workloads))
     if count <= MAX_POINTS:
         return
     problem = (

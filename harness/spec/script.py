@@ -60,7 +60,7 @@ class SweepScript(SweepWorkload):
     def setting_names(self) -> list[str]:
         """Return the axes of all options: those that the entry sets, and those that arguments name."""
         names = dict.fromkeys(self.entry.options)
-        for name in self._placeholders:
+        for name in placeholders_of(read_arguments(self.document, self.label, self.entry)):
             if name not in FACTS:  # an option called as an axis comes before the axis
                 names[name] = None
         return [*(f"options.{name}" for name in names), *super().setting_names()]
@@ -85,11 +85,6 @@ class SweepScript(SweepWorkload):
                 )
                 raise self.document.error((*self.key, "arguments"), problem)
         return arguments
-
-    @property
-    def _placeholders(self) -> list[str]:
-        """The names in braces among the arguments, each once."""
-        return placeholders_of(read_arguments(self.document, self.label, self.entry))
 
     @cached_property
     def script_options(self) -> dict[str, ScriptValue]:

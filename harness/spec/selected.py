@@ -318,19 +318,18 @@ class _Parser:
         is_negated = False
         while self._skip("not"):
             is_negated = not is_negated
-        condition = self._parse_parentheses() if self._skip("(") else self._parse_comparison()
+        condition: Condition
+        if self._skip("("):
+            if self._depth == MAX_DEPTH:
+                self._fail(f"at most {MAX_DEPTH} parentheses inside each other")
+            self._depth += 1
+            condition = self._parse_combination()
+            if not self._skip(")"):
+                self._fail("and, or, )")
+            self._depth -= 1
+        else:
+            condition = self._parse_comparison()
         return Negation(condition) if is_negated else condition
-
-    def _parse_parentheses(self) -> Condition:
-        """Parse what follows an opening parenthesis, with the closing one."""
-        if self._depth == MAX_DEPTH:
-            self._fail(f"at most {MAX_DEPTH} parentheses inside each other")
-        self._depth += 1
-        condition = self._parse_combination()
-        if not self._skip(")"):
-            self._fail("and, or, )")
-        self._depth -= 1
-        return condition
 
     def _parse_comparison(self) -> AxisComparison:
         """Parse a name, an operator and what it is compared with."""
@@ -343,10 +342,6 @@ class _Parser:
         symbol = "!=" if self._skip("not") else "="
         if not self._skip("in"):
             self._fail(OPERATORS if symbol == "=" else "in")
-        return AxisComparison(name.text, name.column, symbol, self._parse_literals())
-
-    def _parse_literals(self) -> list[Literal]:
-        """Parse values between parentheses."""
         if not self._skip("("):
             self._fail("( and values, as in (bf16, fp16)")
         values = [self._parse_literal()]
@@ -354,7 +349,7 @@ class _Parser:
             values.append(self._parse_literal())
         if not self._skip(")"):
             self._fail("a comma, )")
-        return values
+        return AxisComparison(name.text, name.column, symbol, values)
 
     def _parse_literal(self) -> Literal:
         """Parse one value."""
@@ -465,20 +460,6 @@ def levels(cell: Cell, seed: int) -> LevelOf:
     return level_of
 
 
-def names_of(cells: Iterable[Cell]) -> list[str]:
-    """Return the names that a condition on trials of these cells may use.
-
-    Every setting of a workload is among them, those too that are no axes of the sweep.
-    """
-    cells = list(cells)
-    names = dict.fromkeys(["workload", "seed", *axis_names(cells)])  # an ordered set
-    for cell in cells:
-        for section in SECTIONS:
-            for name in getattr(cell.workload, section):
-                names[f"{section}.{name}"] = None
-    return list(names)
-
-
 def _listed_names(cells: Sequence[Cell]) -> list[str]:
     """Return the names that an error lists: those in which cells differ, and where the others are."""
     differing = []
@@ -491,8 +472,17 @@ def _listed_names(cells: Sequence[Cell]) -> list[str]:
 def _values(
     cells: Sequence[Cell], seeds: Collection[int], condition: Condition
 ) -> dict[str, Collection[Hashable]]:
-    """Return the values that trials have, by name; of names that the condition does not use, none."""
-    values: dict[str, Collection[Hashable]] = dict.fromkeys(names_of(cells), ())
+    """Return the values that trials have, by name; of names that the condition does not use, none.
+
+    The names are all that a condition may use. Every setting of a workload is among them, those too
+    that are no axes of the sweep.
+    """
+    names = ["workload", "seed", *axis_names(cells)]
+    values: dict[str, Collection[Hashable]] = dict.fromkeys(names, ())
+    for cell in cells:
+        for section in SECTIONS:
+            for name in getattr(cell.workload, section):
+                values[f"{section}.{name}"] = ()
     used = {comparison.name for comparison in condition.comparisons()}
     for name in used & set(values):
         values[name] = {levels(cell, 0)(name) for cell in cells}
@@ -537,13 +527,8 @@ def _nothing_selected(
         return problem
     described = []
     for name, values in _values(sweep.cells, sweep.all_seeds, condition).items():
-        if values:
-            described.append(f"{name} {_listed(values)}")
+        texts = sorted(map(str, values))
+        if texts:
+            more = ", …" if len(texts) > MOST_VALUES else ""
+            described.append(f"{name} {', '.join(texts[:MOST_VALUES])}{more}")
     return f"{problem}; allowed: a condition that some satisfy, of {'; '.join(described)}"
-
-
-def _listed(values: Collection[Hashable]) -> str:
-    """Return values as text, the first few of many."""
-    texts = sorted(str(value) for value in values)
-    more = ", …" if len(texts) > MOST_VALUES else ""
-    return ", ".join(texts[:MOST_VALUES]) + more

@@ -8,12 +8,11 @@ character before they get there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from harness.spec.environment import NAME
 from harness.spec.text import find_control_character
 from workloads.options import Between, Count
 
@@ -51,15 +50,6 @@ def reject_control_characters(key: str, text: str) -> None:
         raise ValueError(
             f"{key}: found {text!r}, with the character {character!r}; allowed: one line of text"
         )
-
-
-def reject_invalid_names(key: str, names: Mapping[str, Any]) -> None:
-    """Raise ValueError, which begins with `key`, for a name that no variable can have."""
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"{key}: found the name {name!r}; allowed: letters, digits and _, no digit first"
-            )
 
 
 def _reject_backslash(key: str, text: str) -> None:
@@ -113,13 +103,7 @@ class SlurmOptions:
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        self._check_texts()
-        self._check_values()
-        for name, value in self.options.items():
-            _check_option(name, value)
-
-    def _check_texts(self) -> None:
-        """Raise ValueError for text that would end a line of the script, or change in sbatch."""
+        # Text that would end a line of the script, or change in sbatch.
         for key in fields(self):
             value = getattr(self, key.name)
             for text in value if isinstance(value, tuple) else (value,):
@@ -127,6 +111,9 @@ class SlurmOptions:
                     reject_control_characters(key.name, str(text))
         for name in TEXT_OPTIONS:
             _reject_backslash(name, getattr(self, name) or "")
+        self._check_values()
+        for name, value in self.options.items():
+            _check_option(name, value)
 
     def _check_values(self) -> None:
         """Raise ValueError for values that make no sense, alone or together."""

@@ -205,7 +205,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     """Return the sweep in a file with `--set` and `--data` applied; raises BadInput.
 
     Planning checks types, axes against each other, and that data files can be read. `sets` and `data`
-    are the texts after these flags, in their order; all of `data` is applied first.
+    are the texts after these flags, in their order; all of `data` is applied last.
     """
     document = read_document(path)
     declare_in_place(document)
@@ -290,7 +290,7 @@ def _check_race(document: Document, sweep: Sweep) -> None:
 
 
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:
-    """Return the checked keys of a sweep file, `--data` and then `--set` applied; raises BadInput.
+    """Return the checked keys of a sweep file, `--set` and then `--data` applied; raises BadInput.
 
     The file is checked before the first flag and after each flag. So flags find mappings where they
     look for them, and a mistake is reported where it was made.
@@ -398,16 +398,24 @@ class _CellPlanner:
         A point of the product with a conflict is left out, since products contain unintended
         points. An included point is intended, so its conflict is an error: BadInput.
         """
+        label = self.workload.label
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
         cells: list[Cell] = []
         for point in self.axes_matrix.points(axes_of_workload):
-            exclusion = self._exclusion(point)
-            if exclusion is None:
+            rule = self.axes_matrix.matching_exclusion(label, point)
+            reason: str | None = "the sweep says so"
+            if rule is None:
+                rule = matrix.CONFLICT
+                reason = self._find_conflict(point)
+            if reason is None:
                 cells.append(self._cell(point))
-            else:
-                excluded.append(exclusion)
-        for number, point in self.axes_matrix.inclusions(self.workload.label, axes_of_workload):
+                continue
+            levels = point.levels
+            excluded.append(
+                matrix.ExcludedPoint(workload=label, axes=levels, rule=rule, reason=reason)
+            )
+        for number, point in self.axes_matrix.inclusions(label, axes_of_workload):
             conflict = self._find_conflict(point)
             if conflict:
                 raise self.workload.document.error(("include", number), conflict)
@@ -519,19 +527,6 @@ class _CellPlanner:
     def _length(self) -> Length:
         """Return the length of the workload, or else the sweep's."""
         return self.entry.length or self.file.length
-
-    def _exclusion(self, point: matrix.MatrixPoint) -> matrix.ExcludedPoint | None:
-        """Return a point that is left out with the rule, or CONFLICT, and the reason; None of a cell."""
-        rule = self.axes_matrix.matching_exclusion(self.workload.label, point)
-        reason: str | None = "the sweep says so"
-        if rule is None:
-            rule = matrix.CONFLICT
-            reason = self._find_conflict(point)
-        if reason is None:
-            return None
-        return matrix.ExcludedPoint(
-            workload=self.workload.label, axes=point.levels, rule=rule, reason=reason
-        )
 
     def _environment(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> Variables:
         """Return the variables of a point, with those that custom axes set or leave unset.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,6 @@ from harness.spec.cell import (
     ReportedTarget,
     Setting,
     StopRule,
-    WorkloadCode,
     WorkloadRef,
     declared_defaults,
     setting_of,
@@ -264,7 +263,7 @@ class SweepWorkload:
     def _refer(self, identity: Mapping[str, Any], **own: Any) -> WorkloadRef:
         """Return a reference with what all kinds of workloads have; `own` are its other fields.
 
-        `identity` is the kind's part of it.
+        `identity` is the kind's part of it. Raises BadInput for code that can't be read.
         """
         uses = self.entry.uses or self.label
         base = base_folder(self.document)
@@ -276,24 +275,21 @@ class SweepWorkload:
             identity["custom_uses"] = {
                 name: location_of(axis_uses, base) for name, axis_uses in active_uses.items()
             }
+        try:
+            code = describe_workload_code(uses, base, active_uses.values())
+        except OSError as error:
+            problem = f"{error.filename}: can't be read: {error.strerror}"
+            raise self.document.error(_uses_key(self.label, self.entry), problem) from None
         return WorkloadRef(
             label=self.label,
             uses=uses if location.startswith("../") else location,  # a tree may have another base
             identity=identity,
-            code=self._find_code(uses, base, active_uses.values()),
+            code=code,
             axes=list(self.settings),
             custom=map_paths(self._custom_values, str),
             custom_uses=dict(self.custom.uses),
             **own,
         )
-
-    def _find_code(self, uses: str, base: Path, custom_uses: Iterable[str]) -> WorkloadCode:
-        """Return the code of the workload; raises BadInput for a file that is unreadable."""
-        try:
-            return describe_workload_code(uses, base, custom_uses)
-        except OSError as error:
-            problem = f"{error.filename}: can't be read: {error.strerror}"
-            raise self.document.error(_uses_key(self.label, self.entry), problem) from None
 
     def _digest_files(
         self, by_setting: Mapping[str, Files]

@@ -162,7 +162,11 @@ def _effects(contrasts: Sequence[_Contrast], degrees_of_freedom: int) -> list[Ef
     """
     p_values = []
     for contrast in contrasts:
-        p_values.append(_p_value(contrast.value, contrast.standard_error, degrees_of_freedom))
+        p = float(contrast.value == 0)  # where the model fits exactly
+        if contrast.standard_error:
+            t = -abs(contrast.value) / contrast.standard_error
+            p = 2 * student_probability(degrees_of_freedom, t)
+        p_values.append(p)
     effects = []
     for contrast, test in zip(contrasts, correct_by_holm(p_values, ALPHA), strict=True):
         quantile = student_quantile(degrees_of_freedom, 1 - test.level / 2)
@@ -287,7 +291,12 @@ def _contrasts_of_term(design: _Design, fit: _Fit, term: Term) -> list[_Contrast
     """
     columns = design.columns[term]
     reference = {axis: design.axes[axis][0] for axis in term}
-    contrasts = _contrasts(design.axes, term)
+    # The differences of codes from their references', shape (effects, columns). For two axes they are
+    # the outer products of the axes' differences, flattened as `_interaction` flattens their columns.
+    contrasts: Numbers = np.ones((1, 1))
+    for axis in term:
+        codes = _code(design.axes[axis], design.axes[axis])
+        contrasts = np.asarray(np.kron(contrasts, codes[1:] - codes[0]), dtype=np.float64)
     values = contrasts @ fit.weights[columns]
     variances = ((contrasts @ fit.covariance[columns, columns]) * contrasts).sum(axis=1)
     found = []
@@ -303,26 +312,6 @@ def _contrasts_of_term(design: _Design, fit: _Fit, term: Term) -> list[_Contrast
             )
         )
     return found
-
-
-def _p_value(value: float, standard_error: float, degrees_of_freedom: int) -> float:
-    """Return the p-value of a contrast, of the claim that it is 0."""
-    if not standard_error:  # the model fits exactly
-        return float(value == 0)
-    return 2 * student_probability(degrees_of_freedom, -abs(value) / standard_error)
-
-
-def _contrasts(axes: Axes, term: Term) -> Numbers:
-    """Return the differences of codes from their references', shape (effects, columns).
-
-    For two axes they are the outer products of the axes' differences, flattened as `_interaction`
-    flattens their columns.
-    """
-    contrasts: Numbers = np.ones((1, 1))
-    for axis in term:
-        codes = _code(axes[axis], axes[axis])
-        contrasts = np.asarray(np.kron(contrasts, codes[1:] - codes[0]), dtype=np.float64)
-    return contrasts
 
 
 def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 
+CONFIDENCE = 0.95  # of intervals, unless a caller says otherwise
 KEPT_QUANTILES = 4096
 LARGEST_EXPONENT = 700.0  # math.exp overflows above it
 
@@ -60,7 +61,7 @@ def deviation(values: Sequence[float]) -> float:
     return math.sqrt(squares / (len(values) - 1))
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Return the mean with Student's interval, for independent and nearly normal values.
 
     With n values of mean m and deviation s it is m ± t s / sqrt(n), where t is the quantile of
@@ -77,7 +78,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(mean, (mean - half_width, mean + half_width), count)
 
 
-def geometric_mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def geometric_mean_interval(values: Sequence[float]) -> Interval:
     """Return the geometric mean with its interval, for positive values such as rates and ratios.
 
     It is the exponential of `mean_interval` of the logarithms. So its bounds are positive too, and
@@ -86,28 +87,28 @@ def geometric_mean_interval(values: Sequence[float], confidence: float = 0.95) -
     """
     if len(values) == 1:
         return Interval(values[0], None, 1)
-    interval = mean_interval([math.log(value) for value in values], confidence)
+    interval = mean_interval([math.log(value) for value in values])
     assert interval.bounds is not None
     low, high = interval.bounds
     return Interval(exp(interval.mean), (exp(low), exp(high)), interval.count)
 
 
-def share_interval(successes: int, tries: int, confidence: float = 0.95) -> tuple[float, float]:
+def share_interval(successes: int, tries: int) -> tuple[float, float]:
     """Return bounds of the probability of a success, from `successes` among independent tries.
 
     Clopper and Pearson's (Biometrika 1934, doi:10.1093/biomet/26.4.404): with tails of
-    a = (1 - confidence) / 2 on both sides and the quantiles B of the beta distribution,
+    a = (1 - CONFIDENCE) / 2 on both sides and the quantiles B of the beta distribution,
 
         B(a; k, n - k + 1)  to  B(1 - a; k + 1, n - k).
 
-    They hold the probability at least as often as `confidence` says. Raises ValueError without
+    They hold the probability at least as often as `CONFIDENCE` says. Raises ValueError without
     tries.
     """
     if not 0 <= successes <= tries or not tries:
         raise ValueError(f"{successes} of {tries} tries")
     from scipy.special import betaincinv
 
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low, high = 0.0, 1.0
     if successes:
         low = float(betaincinv(successes, tries - successes + 1, tail))

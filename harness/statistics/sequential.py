@@ -149,7 +149,7 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     return p
 
 
-def fewest_values(alpha: float, prior: float = PRIOR) -> int:
+def fewest_values(alpha: float, prior: float) -> int:
     """Return after how many values an interval can be finite at all, at least `FEWEST_VALUES`."""
     n = np.arange(FEWEST_VALUES, 1000, dtype=np.float64)
     half_width = normal_half_width(n, np.ones_like(n), NORMAL_SHARE * alpha, prior)
@@ -173,9 +173,7 @@ class Stop:
     sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
 
 
-def signs(
-    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
-) -> Numbers:
+def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) -> Numbers:
     """Return the decision of the sequence after each value, for rows of log ratios, both (…, n).
 
     +1 for up, -1 for down, 0 for the same, NaN for undecided. `min_effect` is the smallest effect of

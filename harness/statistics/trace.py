@@ -26,12 +26,12 @@ class TraceMean:
     standard_error: Numbers  # of the mean
     degrees_of_freedom: Numbers  # of the standard error
 
-    def half_width(self, confidence: float = 0.95) -> Numbers:
-        """Return half the width of Student's interval."""
+    def half_width(self) -> Numbers:
+        """Return half the width of Student's 95% interval."""
         # Only now, because many a short trace has no interval.
         from scipy.special import stdtrit
 
-        quantile = stdtrit(self.degrees_of_freedom, (1 + confidence) / 2)
+        quantile = stdtrit(self.degrees_of_freedom, 0.975)
         half_width: Numbers = quantile * self.standard_error
         return half_width
 

@@ -48,11 +48,7 @@ def independent_values(values: Sequence[float], seeds: Sequence[int]) -> list[fl
     return list(means.values())
 
 
-def mean_of_trials(
-    values: Sequence[float],
-    standard_errors: Sequence[float | None],
-    confidence: float = 0.95,
-) -> TrialsMean:
+def mean_of_trials(values: Sequence[float], standard_errors: Sequence[float | None]) -> TrialsMean:
     """Return the mean of trials from each trial's mean and its own standard error (`trace_mean`).
 
     The variance of the values holds both parts already, as in a one-way random-effects model:
@@ -64,7 +60,7 @@ def mean_of_trials(
 
     Raises ValueError without values.
     """
-    interval = mean_interval(values, confidence)
+    interval = mean_interval(values)
     errors = [error for error in standard_errors if error is not None]
     if len(errors) < len(values):
         return TrialsMean(interval=interval, within=None, between=None)

@@ -215,21 +215,15 @@ def collect_export(
     (target / "latency.csv").write_text(clean(table), encoding="utf-8")
     for model in export.models:
         folder = trial_folder.exported_model(model.format)
-        if model.bytes <= MODEL_BYTES:
-            _copy_model(folder, target / model.format, clean)
-        else:
+        if model.bytes > MODEL_BYTES:
             note = f"{model.bytes} bytes, more than the {MODEL_BYTES} that are uploaded; see {folder}\n"
             (target / f"{model.format}.left-out.txt").write_text(clean(note), encoding="utf-8")
-
-
-def _copy_model(folder: Path, target: Path, clean: Callable[[str], str]) -> None:
-    """Copy the files of a model; secrets are removed from texts."""
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file():
             continue
-        copy = target / path.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix in TEXT_FILES:
-            copy.write_text(clean(path.read_text(encoding="utf-8")), encoding="utf-8")
-        else:
-            shutil.copyfile(path, copy)
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        for path in files:
+            copy = target / model.format / path.relative_to(folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix in TEXT_FILES:
+                copy.write_text(clean(path.read_text(encoding="utf-8")), encoding="utf-8")
+            else:
+                shutil.copyfile(path, copy)

@@ -171,14 +171,17 @@ def errors_in_one_line(
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
+        causes = list(_causes(error))
+        # MLflow wraps a refused connection in several exceptions that speak of retries. The system's
+        # error at the bottom of the chain is the reason.
+        reason = str(causes[-1] if isinstance(causes[-1], OSError) else error)
         # The URI may come from an option, so that it is not in the environment.
         secrets = secret_values(dict(os.environ, uri=uri))
-        reason = one_line(redact_text(_reason(error), secrets), REASON_LENGTH)
+        reason = one_line(redact_text(reason, secrets), REASON_LENGTH)
         message = f"MLflow at {shown_uri(uri)} {trouble}: {reason}"
         if not uri.startswith(SQLITE_PREFIX):
             raise error_type(message) from error
         database = Path(uri.removeprefix(SQLITE_PREFIX))
-        causes = list(_causes(error))
         texts = "\n".join(str(cause) for cause in causes)
         is_of_disk = any(storage_error(cause, database) for cause in causes)
         if is_of_disk or SQLITE_DISK_ERROR.search(texts):
@@ -198,18 +201,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__context__
-
-
-def _reason(error: BaseException) -> str:
-    """Return the message that explains an error best.
-
-    MLflow wraps a refused connection in several exceptions that speak of retries. The operating
-    system's error at the bottom of the chain is the reason.
-    """
-    *_, root = _causes(error)
-    if isinstance(root, OSError):
-        return str(root)
-    return str(error)
 
 
 def check_exists(uri: str) -> None:

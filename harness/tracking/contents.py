@@ -38,7 +38,7 @@ from harness.render.format import checkpoint_notes, nondeterminism_notes, stop_n
 from harness.render.trial_table import as_csv
 from harness.spec.cell import Cell
 from harness.statistics.doubt import doubt_about_length
-from harness.tracking.markdown import describe
+from harness.tracking.markdown import DESCRIPTION_TAG, describe
 from harness.tracking.verdicts import (
     interval_metrics,
     mean_metrics,
@@ -62,6 +62,7 @@ MLFLOW_STATUS: Mapping[Status, str] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
+RACE_TAG = "harness.race"  # on the run of a cell that has left a race
 LABEL_TAG = "harness.label"  # on runs of cells and trials, whose names are short
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
 # Each delivery asks ten thousand outlines for these, which takes a quarter of a generator's time.
@@ -189,7 +190,7 @@ def _trial_tags(record: Record) -> dict[str, Any]:
         "harness.invalid": "; ".join(record.violations) or None,
         "harness.interruptions": "; ".join(checkpoint_notes(record)) or None,
         "harness.stop": stop_note(record),
-        "mlflow.note.content": _trial_note(record),
+        DESCRIPTION_TAG: _trial_note(record),
     }
     if record.failure:
         tags["harness.error"] = str(record.failure)
@@ -248,11 +249,11 @@ def cell_contents(
         metrics |= verdict_metrics(result, cell)
         tags |= verdict_tags(result, cell)
         tags["harness.interval"] = error_bar
-        notes = [tags.get("mlflow.note.content"), picture]
-        tags["mlflow.note.content"] = "\n\n".join(filter(None, notes)) or None
+        notes = [tags.get(DESCRIPTION_TAG), picture]
+        tags[DESCRIPTION_TAG] = "\n\n".join(filter(None, notes)) or None
     if departure is not None:
-        tags["harness.race"] = str(departure)
-        tags["mlflow.note.content"] = f"This cell {departure}: {departure.cause}."
+        tags[RACE_TAG] = str(departure)
+        tags[DESCRIPTION_TAG] = f"This cell {departure}: {departure.cause}."
     metrics |= numbers
     for name, value in metrics.items():
         metrics[name] = rounded(value)
@@ -294,7 +295,7 @@ def sweep_contents(
         description = (
             describe(description, result, VALUE_LENGTH, explanation) or "No trial is done."
         )
-    tags = {"mlflow.note.content": description or None}
+    tags = {DESCRIPTION_TAG: description or None}
     return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 
 

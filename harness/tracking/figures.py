@@ -53,7 +53,14 @@ def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
         row = result.throughput_row(cell_result.cell)
         color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
         heights_by_color.setdefault(color, []).append(height)
-        _write_verdict(axes, "" if result.races else verdict_label(row), height)
+        axes.annotate(  # to the right of the plot
+            "" if result.races else verdict_label(row),
+            (1.01, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8.5,
+            color=chart.INK,
+        )
     for color, heights in heights_by_color.items():
         _draw_intervals(axes, from_the_bottom, heights, color)
     names = cell_names(result.all_cells)
@@ -85,16 +92,4 @@ def _draw_intervals(
         above.append(high - throughput.mean)
     axes.errorbar(
         means, heights, xerr=[below, above], fmt="o", color=color, capsize=3, markersize=5
-    )
-
-
-def _write_verdict(axes: Axes, text: str, height: int) -> None:
-    """Write a verdict to the right of the plot."""
-    axes.annotate(
-        text,
-        (1.01, height),
-        xycoords=("axes fraction", "data"),
-        va="center",
-        fontsize=8.5,
-        color=chart.INK,
     )

@@ -15,12 +15,13 @@ from harness.analysis.sweep_result import SweepResult
 from harness.gate.explanation import Explanation
 from harness.render import explain as explain_texts
 from harness.render import format as fmt
-from harness.render.findings import WorkloadFinding, findings
+from harness.render.findings import findings
 from harness.render.table import Table, markdown_lines
 from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import ALPHA
 from harness.tracking.figures import board_path
 
+DESCRIPTION_TAG = "mlflow.note.content"  # of a run or an experiment: what MLflow shows above all
 GAP = "&emsp;"  # MLflow's pages leave no room between the columns of a table
 NO_BREAK = "&nbsp;"
 PARAGRAPH = "\n\n"  # between two of them
@@ -57,10 +58,14 @@ def headline(result: SweepResult, run_id: str, max_length: int) -> str:
     has. It has at most `max_length` characters.
     """
     answers, paragraphs = [], []
-    names = _names(result)
+    names = fmt.cell_names(result.all_cells)
     for finding in findings(result, lambda cell: names[cell.id]):
         workload = f"**{escape_markdown(finding.workload)}**"
-        answers.append(f"{workload}: {escape_markdown(_answer(finding))}.")
+        answer = f"only {finding.winner} was measured"
+        if finding.is_certain is not None:
+            certainty = f"certain at {1 - ALPHA:.0%}" if finding.is_certain else "not certain"
+            answer = f"fastest is {finding.winner}, {certainty}"
+        answers.append(f"{workload}: {escape_markdown(answer)}.")
         winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
         paragraphs += [f"{workload}: {winner}", picture(finding.workload, run_id)]
     text = " ".join(answers)[:max_length]
@@ -68,14 +73,6 @@ def headline(result: SweepResult, run_id: str, max_length: int) -> str:
         if len(text) + len(PARAGRAPH) + len(paragraph) <= max_length:
             text += PARAGRAPH + paragraph
     return text
-
-
-def _answer(finding: WorkloadFinding) -> str:
-    """Return which cell of a workload is fastest and whether that is certain, in a few words."""
-    if finding.is_certain is None:
-        return f"only {finding.winner} was measured"
-    certainty = f"certain at {1 - ALPHA:.0%}" if finding.is_certain else "not certain"
-    return f"fastest is {finding.winner}, {certainty}"
 
 
 def picture(workload: str, run_id: str) -> str:
@@ -87,17 +84,12 @@ def picture(workload: str, run_id: str) -> str:
     return f"![leader board of {escape_markdown(workload)}]({address})"
 
 
-def _names(result: SweepResult) -> dict[str, str]:
-    """Return the short names of all cells by their ids, for texts that name the workload."""
-    return fmt.cell_names(result.all_cells)
-
-
 def _describe(
     description: str, result: SweepResult, explanation: Explanation | None, max_rows: int
 ) -> str:
     """Return the description with tables of at most `max_rows` rows each."""
     paragraphs = [description]
-    names = _names(result)
+    names = fmt.cell_names(result.all_cells)
     for finding in findings(result, lambda cell: names[cell.id]):
         winner = escape_markdown(" ".join(finding.sentences[:WINNER_SENTENCES]))
         board = leader_board(result, finding.workload, max_rows)
@@ -117,7 +109,7 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
     Only the first `max_rows` cells are listed. Without a measured cell the text is empty.
     """
     rows = []
-    names = _names(result)
+    names = fmt.cell_names(result.all_cells)
     ranking = result.ranking(workload)
     unit = fmt.common_unit(ranking)
     for cell_result in ranking:

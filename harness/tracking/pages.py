@@ -16,10 +16,10 @@ from harness.analysis.scalars import RATE, RATES, metric_name, target_name
 from harness.render.format import cell_names
 from harness.spec.cell import Cell
 from harness.tracking.contents import TrialOutline, params, text_digest
+from harness.tracking.markdown import DESCRIPTION_TAG
 from harness.tracking.verdicts import LETTERS
 
 VIEW = "harness"
-DESCRIPTION_TAG = "mlflow.note.content"
 OUR_DESCRIPTION_TAG = "harness.description"  # the digests of descriptions that we have written
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
 RATIO_AND_INTERVAL = ("harness.speedup", "harness.ci_low", "harness.ci_high", "harness.ci_count")
@@ -98,7 +98,7 @@ def experiment_tags(
             _section("rest", "Model metrics"),
         ],
         "compareRunCharts": [
-            _bar_chart(name, "harness")
+            _bar_chart(name)
             for name in (rate, "harness.speedup", *targets, *others, *CHARTED_METRICS)
         ],
     }
@@ -195,15 +195,15 @@ def _section(id_: str, name: str) -> dict[str, Any]:
     }
 
 
-def _bar_chart(metric: str, section: str) -> dict[str, Any]:
-    """Return a chart with a bar for each run, as MLflow keeps it."""
+def _bar_chart(metric: str) -> dict[str, Any]:
+    """Return a chart of the first section with a bar for each run, as MLflow keeps it."""
     return {
         "uuid": f"harness-{metric}",
         "type": "BAR",
         "metricKey": metric,
         "displayName": metric,
         "runsCountToCompare": RUNS_IN_CHARTS,
-        "metricSectionId": section,
+        "metricSectionId": "harness",
         "deleted": False,
         "isGenerated": False,
     }

@@ -40,6 +40,7 @@ from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
 from harness.tracking.artifacts import collect_export, collect_files, export_metrics, staging
 from harness.tracking.contents import (
+    RACE_TAG,
     VALUE_LENGTH,
     RunContents,
     TrialOutline,
@@ -51,7 +52,7 @@ from harness.tracking.contents import (
     trials_csv,
 )
 from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
-from harness.tracking.markdown import headline, leader_board, picture
+from harness.tracking.markdown import DESCRIPTION_TAG, headline, leader_board, picture
 from harness.tracking.pace import pace_of_cells
 from harness.tracking.verdicts import error_bars
 
@@ -76,8 +77,6 @@ SPEC_TAG = "harness.spec"  # on a sweep's run: the digest of the sweep.json stor
 REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
-RACE_TAG = "harness.race"  # on the run of a cell that has left a race
-NOTE_TAG = "mlflow.note.content"
 # Those that say which files are stored with a run: they do not come from its contents.
 STORED_TAGS = (BOARD_TAG, CONFUSIONS_TAG, EXPORT_TAG, RATES_TAG, RECORD_TAG, SPEC_TAG, TABLE_TAG)
 NUMBER = re.compile(r"seed \d+ (repeat \d+ )?")  # what a trial's name begins with
@@ -656,8 +655,8 @@ def _stale_tags(present: Collection[str], tags: Mapping[str, str]) -> list[str]:
         for name in present
         if name.startswith("harness.") and name not in tags and name not in STORED_TAGS
     ]
-    if RACE_TAG in stale and NOTE_TAG in present and NOTE_TAG not in tags:
-        stale.append(NOTE_TAG)
+    if RACE_TAG in stale and DESCRIPTION_TAG in present and DESCRIPTION_TAG not in tags:
+        stale.append(DESCRIPTION_TAG)
     return stale
 
 

@@ -99,23 +99,16 @@ class SweepOutlines:
         Raises BadInput if there is no record that can be read.
         """
         if changed is None or not self._by_trial:
-            self._read_all()
-        else:
-            for trial_id in changed:
-                self._update(trial_id)
+            changed = self.folder.recorded_ids()
+            for trial_id in self._by_trial.keys() - set(changed):  # their records are gone
+                del self._by_trial[trial_id]
+        for trial_id in changed:
+            self._update(trial_id)
         if not self._by_trial:
             raise BadInput(
                 f"{self.folder.path}: found no record of a trial; allowed: a sweep that has run"
             )
         return [self._by_trial[trial_id][1] for trial_id in sorted(self._by_trial)]
-
-    def _read_all(self) -> None:
-        """Read all records that are new or changed, and forget those that are gone."""
-        recorded_ids = self.folder.recorded_ids()
-        for trial_id in self._by_trial.keys() - set(recorded_ids):
-            del self._by_trial[trial_id]
-        for trial_id in recorded_ids:
-            self._update(trial_id)
 
     def _update(self, trial_id: str) -> None:
         """Read a trial's record unless its file is as it was."""
@@ -426,20 +419,14 @@ class Tracker:
                     " results folder holds while it delivers; end that one, or wait for it"
                 )
             origin = origin_id(file, path)
-            self._forget_what_others_changed(file.fileno())
+            # The lock file has the time of the last delivery. If another process made it, what is
+            # remembered of MLflow and of the disk may no longer hold.
+            if os.fstat(handle).st_mtime_ns != self._last_delivery:
+                self._known.clear()
+                self._outlines.clear()
+            os.utime(handle)  # to the current time: only the owner of the file could set another
+            self._last_delivery = os.fstat(handle).st_mtime_ns
             yield origin
-
-    def _forget_what_others_changed(self, lock: int) -> None:
-        """Forget what MLflow has if another process has delivered since this one did last.
-
-        Each delivery sets the time of the lock file, whose descriptor is `lock`, to the current
-        one. Only the owner of the file could set another.
-        """
-        if os.fstat(lock).st_mtime_ns != self._last_delivery:
-            self._known.clear()
-            self._outlines.clear()
-        os.utime(lock)
-        self._last_delivery = os.fstat(lock).st_mtime_ns
 
 
 def load_libraries() -> None:

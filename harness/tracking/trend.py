@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harness.analysis.trend import Trend
 from harness.render.trend import headline, label
 from harness.statistics.interval import exp
+from harness.tracking.markdown import DESCRIPTION_TAG
 from harness.tracking.runs import search
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def write_trend(
     tags = {
         "harness.kind": "trend",
         "harness.sweep": trend.name,
-        "mlflow.note.content": headline(trend),
+        DESCRIPTION_TAG: headline(trend),
         "harness.new_slowdowns": str(len(trend.new_slowdowns)),
     }
     started = round(1000 * time.time())

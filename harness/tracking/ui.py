@@ -28,27 +28,24 @@ from harness.tracking import Tracker, load_libraries
 from harness.tracking.connect import SETTINGS, is_server, shown_uri
 
 DEFAULT_PORT = 5000
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+HOST = "127.0.0.1"  # the loopback interface, as the pages need no password
 STARTUP_TIMEOUT = 90.0  # seconds within which the server has to answer
 
 
-def serve(
-    results: Results, uri: str | None = None, host: str = "127.0.0.1", port: int | None = None
-) -> None:
+def serve(results: Results, uri: str | None = None, port: int | None = None) -> None:
     """Serve MLflow's pages until interrupted, and print the address of each sweep's page.
 
     `uri` None means the database in the results folder; for a URI of a server that runs already,
     only the addresses are printed. `port` None means 5000, or a free port if that one is in use.
 
-    Raises BadInput for a port in use or a host that is not loopback, TrackerDown for a store that
-    cannot be opened.
+    Raises BadInput for a port in use, TrackerDown for a store that cannot be opened.
     """
     tracker = Tracker(results, uri)
     if is_server(tracker.uri):
         _print_addresses(tracker, tracker.uri)
         return
     try:
-        with server(tracker, host, port) as base:
+        with server(tracker, port=port) as base:
             _print_addresses(tracker, base)
             print("Press Ctrl-C to end.", flush=True)
             signal.pause()
@@ -57,28 +54,27 @@ def serve(
 
 
 @contextmanager
-def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
+def server(tracker: Tracker, port: int | None = None) -> Iterator[str]:
     """Run an MLflow server over a tracker's database; yield its address, `http://HOST:PORT`.
 
     No process of the server outlives the `with` block or this process: a guard, in a session of its
     own, ends them (`guard`). The artifacts are served from the results folder, so that a browser
     needs no access to the file system.
 
-    Raises BadInput for a host that is not loopback, HarnessError if the server does not start.
+    Raises BadInput for a port in use, HarnessError if the server does not start.
     """
-    if host not in LOOPBACK:
-        raise BadInput(
-            f"host: found {host!r}; allowed: {', '.join(LOOPBACK)}, as the pages need no password"
-        )
-    port = _choose_port(host, port)
+    port = _choose_port(port)
     if not tracker.exists():
         tracker.prepare()
+    # MLflow finds `harness.tracking.server_app` once we are installed. A checkout that is only on
+    # Python's path has no entry points; its pages open as MLflow's do.
+    opening_page = metadata.entry_points(group="mlflow.app", name="harness")
     command = [
         sys.executable, "-P", "-m", "harness.tracking.ui",
         sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1",
         "--artifacts-destination", str(tracker.results.artifacts.absolute()),
-        "--host", host, "--port", str(port),
-        *(["--app-name", "harness"] if _has_opening_page() else []),
+        "--host", HOST, "--port", str(port),
+        *(["--app-name", "harness"] if opening_page else []),
     ]  # fmt: skip
     variables = {
         **SETTINGS,
@@ -97,7 +93,7 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
             start_new_session=True,
         )
         try:
-            base = _address(host, port)
+            base = f"http://{HOST}:{port}"
             load_libraries()  # while the server loads MLflow too, which alone opens the database now
             try:
                 _wait_until_it_answers(base, guard, log)
@@ -115,21 +111,6 @@ def server(tracker: Tracker, host: str = "127.0.0.1", port: int | None = None) -
             guard.wait(KILL_TIMEOUT)
 
 
-def _address(host: str, port: int) -> str:
-    """Return the address of a server; an IPv6 host is written in brackets."""
-    if ":" in host:
-        return f"http://[{host}]:{port}"
-    return f"http://{host}:{port}"
-
-
-def _has_opening_page() -> bool:
-    """Return whether MLflow can find `harness.tracking.server_app`, as it does once we are installed.
-
-    A checkout that is only on Python's path has no entry points; its pages open as MLflow's do.
-    """
-    return bool(metadata.entry_points(group="mlflow.app", name="harness"))
-
-
 def _print_addresses(tracker: Tracker, base: str) -> None:
     """Print the address of the server at `base` and of each sweep's page on it."""
     shown_base = shown_uri(base)
@@ -138,37 +119,30 @@ def _print_addresses(tracker: Tracker, base: str) -> None:
         print(f"  {sweep}: {address}")
 
 
-def _choose_port(host: str, port: int | None) -> int:
+def _choose_port(port: int | None) -> int:
     """Return the requested port, or by default port 5000, or a free port if 5000 is in use.
 
     Raises BadInput if the requested port is in use: another one would break a bookmark or a tunnel.
     """
     if port is not None:
-        if not _is_free(host, port):
-            raise BadInput(f"port {port} of {host} is in use; choose another with --port")
+        if not _is_free(port):
+            raise BadInput(f"port {port} of {HOST} is in use; choose another with --port")
         return port
-    if _is_free(host, DEFAULT_PORT):
+    if _is_free(DEFAULT_PORT):
         return DEFAULT_PORT
-    with socket.create_server((host, 0), family=_family(host)) as listening:
+    with socket.create_server((HOST, 0)) as listening:
         free: int = listening.getsockname()[1]
     print(f"Port {DEFAULT_PORT} is in use; using {free}.")
     return free
 
 
-def _is_free(host: str, port: int) -> bool:
+def _is_free(port: int) -> bool:
     """Return whether nothing listens on a port, by listening on it for a moment."""
     try:
-        socket.create_server((host, port), family=_family(host)).close()
+        socket.create_server((HOST, port)).close()
     except OSError:
         return False
     return True
-
-
-def _family(host: str) -> socket.AddressFamily:
-    """Return the family of a host's addresses; only IPv6 ones contain a colon."""
-    if ":" in host:
-        return socket.AF_INET6
-    return socket.AF_INET
 
 
 def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None:

@@ -19,7 +19,7 @@ from harness.preflight.rates import RateSearch
 from harness.render import parity as texts
 from harness.render.format import SI_PREFIXES
 from harness.spec.cell import Cell
-from harness.tracking.markdown import comparison_note
+from harness.tracking.markdown import DESCRIPTION_TAG, comparison_note
 
 # Error bars are drawn as text, because the columns of MLflow's table hold nothing else. Letters of
 # Braille are a grid of dots, two wide and four high, and all of a font's have the same width, the
@@ -96,7 +96,7 @@ def verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
         return {}
     tags = {
         "harness.reference": rows[0].a.cell.label,
-        "mlflow.note.content": comparison_note(rows),
+        DESCRIPTION_TAG: comparison_note(rows),
     }
     for row in rows:
         tag = "harness.verdict" if row.is_throughput else f"harness.verdict_{row.metric.name}"

@@ -96,7 +96,13 @@ def rank_cores(
         visible = visible_gpus(assignment.lane.gpus)
         if count > 1 and len(visible) >= count:
             gpus = list(visible[:count])
-        nodes_of_ranks = [_node_of_gpu(gpu, topology) for gpu in gpus]
+        nodes_of_ranks = []
+        for gpu in gpus:
+            # Torch's stubs lack some of the properties.
+            properties: Any = torch.cuda.get_device_properties(gpu)
+            bus, pci_device = properties.pci_bus_id, properties.pci_device_id
+            address = f"{properties.pci_domain_id:04x}:{bus:02x}:{pci_device:02x}.0"
+            nodes_of_ranks.append(topology.node_of_pci_device(address))
     else:
         nodes = list(topology.nodes(allowed))
         nodes_of_ranks = [nodes[rank * len(nodes) // count] for rank in range(count)]
@@ -157,10 +163,3 @@ def _share(groups: Sequence[set[int]], position: int, count: int) -> Sequence[se
     size, rest = divmod(len(groups), count)
     start = position * size + min(position, rest)
     return groups[start : start + size + (position < rest)]
-
-
-def _node_of_gpu(gpu: int, topology: Topology) -> int:
-    """Return the NUMA node that a GPU is connected to."""
-    properties: Any = torch.cuda.get_device_properties(gpu)  # torch's stubs lack some of them
-    bus, device = properties.pci_bus_id, properties.pci_device_id
-    return topology.node_of_pci_device(f"{properties.pci_domain_id:04x}:{bus:02x}:{device:02x}.0")

@@ -6,7 +6,7 @@ bottom in the order in which things happen, since that order decides who draws w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,7 +141,9 @@ def build_trial(
         epoch_order=epoch_order(splits.train, axes.order),
     )
     with state.timed("build"):
-        _check_device(axes, mesh)
+        setting = setting_that_needs_gpu(axes)
+        if setting is not None and mesh.device.type != "cuda":
+            raise NotApplied(f"{setting}; needed: a GPU")
         # From here on memory counts: the data is loaded, the model is not built yet.
         memory = PeakMemory(mesh.device)
         apply_matmul_precision(axes, mesh.device)
@@ -161,9 +163,10 @@ def build_trial(
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
         optimizers = [turn.optimizer for turn in turns]
         schedules = [turn.schedule for turn in turns]
-        workload_state = WorkloadState(
-            workload, _restored_objects(model, built.training_module, *optimizers, *schedules)
-        )
+        # All objects that a checkpoint restores.
+        restored: list[object] = [built.training_module, *optimizers, *schedules]
+        restored += [*model.modules(), *model.parameters(), *model.buffers()]
+        workload_state = WorkloadState(workload, restored)
         checkpointer = Checkpointer(
             origin=describe_origin(assignment.trial.id),
             resumes_from=describe_origin(assignment.continues or assignment.trial.id),
@@ -316,21 +319,6 @@ def _change_loss(
     for axis in custom.values():
         loss = axis.change_loss(loss)
     return under_autocast(axes, device, loss)
-
-
-def _check_device(axes: Axes, mesh: ParallelMesh) -> None:
-    """Raise NotApplied for a setting that does nothing without a GPU."""
-    setting = setting_that_needs_gpu(axes)
-    if setting is not None and mesh.device.type != "cuda":
-        raise NotApplied(f"{setting}; needed: a GPU")
-
-
-def _restored_objects(model: nn.Module, *others: object) -> Iterator[object]:
-    """Yield all objects that a checkpoint restores."""
-    yield from others
-    yield from model.modules()
-    yield from model.parameters()
-    yield from model.buffers()
 
 
 def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:

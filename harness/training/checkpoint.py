@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.errors import BadCheckpoint, BadFile, StorageError
-from harness.core.paths import TrialFolder
+from harness.core.paths import TrialFolder, fsync_folder
 from harness.core.storage import writing
 from harness.records.decode import decode_file
 from harness.records.record import Interruption
@@ -233,10 +233,11 @@ class Checkpointer:
                     not_resumable=not_resumable,
                 )
                 write_manifest(aside, manifest)
-                for written in (*aside.iterdir(), aside):
+                for written in aside.iterdir():
                     _flush(written)
+                fsync_folder(aside)
                 _replace_folder(aside, path)
-                _flush(folder)
+                fsync_folder(folder)
         except (StorageError, OSError):
             shutil.rmtree(aside, ignore_errors=True)  # what the disk has taken is of no use
             raise
@@ -259,7 +260,9 @@ class Checkpointer:
         if self.mesh.ranks.is_rank_0:
             folders = self.folder.best_checkpoints, self.folder.resume_checkpoints
             for folder in folders:
-                _remove_unfinished(folder)
+                # What an attempt that was killed had not finished to write.
+                for aside in folder.glob(".*step-*"):
+                    shutil.rmtree(aside, ignore_errors=True)
             path, faults = find_sound(self.resumes_from, *folders)
         # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
         name = self.mesh.broadcast_from_rank_0(None if path is None else str(path))
@@ -454,12 +457,6 @@ def keep_only(folder: Path, step: int) -> Path | None:
     return path
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what an attempt that was killed had not finished to write."""
-    for aside in folder.glob(".*step-*"):
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def _keep_newest(folder: Path, path: Path, keep: int) -> None:
     """Remove all checkpoints of a folder but `path`, which is new, and those just before it.
 
@@ -494,7 +491,7 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush to the disk a file's content, or which files a folder has."""
+    """Flush a file's content to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

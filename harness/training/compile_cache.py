@@ -17,7 +17,6 @@ TORCHINDUCTOR_CACHE_DIR does not: code there would be taken under whichever cond
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.errors import BadInput
-from harness.core.locks import share_file
+from harness.core.locks import lock_file, share_file
 from harness.core.packages import installed_version
 from harness.core.paths import cache_folder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder
@@ -114,6 +113,10 @@ def describe_environment(device: torch.device) -> dict[str, str]:
     """
     import torch
 
+    device_name = device.type
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        device_name = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
     info = cpu_info()
     names = ("vendor_id", "model name", "cpu family", "model")
     return {
@@ -122,7 +125,7 @@ def describe_environment(device: torch.device) -> dict[str, str]:
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "torch_folder": str(Path(torch.__file__).parent),
         "triton": installed_version("triton") or "none",
-        "device": _device_name(device),
+        "device": device_name,
         "cpu": " ".join(info.get(name, "") for name in names),
         "cpu_flags": info.get("flags") or info.get("Features") or platform.machine(),
         # Inductor writes its kernels for as many lanes as these allow.
@@ -144,12 +147,19 @@ def environment_folder(parent: Path, environment: Mapping[str, str]) -> Path:
 def share_cache(workload: str, device: torch.device) -> None:
     """Have torch's compilers cache in the folder that trials of a workload share.
 
-    It stays as long as this process, or until `release`. Raises BadInput if there can't be one.
-    Libraries that a killed compiler has left there unfinished are removed.
+    It stays as long as this process, or until `release`. Raises BadInput if there can't be one, or
+    if another process is removing it for longer than LOCK_TIMEOUT. Libraries that a killed compiler
+    has left there unfinished are removed.
     """
     global _cache_lock
     folder = _environment_folder(device) / safe_folder_name(workload)
-    _cache_lock = _hold(folder)
+    # Nobody removes the folder while this process has the lock open.
+    lock = os.open(_lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    if not share_file(lock, LOCK_TIMEOUT):
+        raise BadInput(f"{folder}: found it locked for {LOCK_TIMEOUT:.0f} s; allowed: a free one")
+    os.utime(lock)
+    make_private_folder(folder)
+    _cache_lock = lock
     remove_torn_libraries(folder)
     for variable in CACHE_VARIABLES:
         os.environ[variable] = str(folder)
@@ -194,11 +204,7 @@ def remove_torn_libraries(folder: Path) -> list[Path]:
         locks = folder / "locks"
         locks.mkdir(exist_ok=True)
         with (locks / f"{key}.lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if not _is_whole(library):
+            if lock_file(lock, 0) and not _is_whole(library):
                 library.unlink(missing_ok=True)
                 removed.append(library)
     return removed
@@ -242,9 +248,11 @@ def clear(parent: Path, limit: int) -> list[Path]:
     for entry in entries:
         if total <= limit:
             break
-        if _remove(entry.folder):
-            total -= entry.size
-            removed.append(entry.folder)
+        with _lock_path(entry.folder).open("ab") as lock:
+            if lock_file(lock, 0):
+                shutil.rmtree(entry.folder)
+                total -= entry.size
+                removed.append(entry.folder)
     return removed
 
 
@@ -257,30 +265,6 @@ def _environment_folder(device: torch.device) -> Path:
         make_private_folder(folder)
         write_atomically(description, json.dumps(environment, indent=1), durable=False)
     return folder
-
-
-def _hold(folder: Path) -> int:
-    """Make a folder, and keep it from being removed while this process has the returned file open.
-
-    Raises BadInput if another process is removing it for longer than LOCK_TIMEOUT.
-    """
-    lock = os.open(_lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    if not share_file(lock, LOCK_TIMEOUT):
-        raise BadInput(f"{folder}: found it locked for {LOCK_TIMEOUT:.0f} s; allowed: a free one")
-    os.utime(lock)
-    make_private_folder(folder)
-    return lock
-
-
-def _remove(folder: Path) -> bool:
-    """Remove a folder unless a process uses it; return whether it is gone."""
-    with _lock_path(folder).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        shutil.rmtree(folder)
-    return True
 
 
 def _lock_path(folder: Path) -> Path:
@@ -296,16 +280,6 @@ def _size(folder: Path) -> int:
             with suppress(FileNotFoundError):  # a temporary file
                 total += Path(parent, name).lstat().st_size
     return total
-
-
-def _device_name(device: torch.device) -> str:
-    """Return the model of a GPU with its compute capability, `cpu` for the CPU."""
-    if device.type != "cuda":
-        return device.type
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
 
 
 def _compiler_version(compiler: str) -> str:

@@ -75,6 +75,7 @@ def _compile(folder: TrialFolder, assignment: Assignment, path: Path) -> None:
     )
     scratch = TrialFolder(folder.path / "compile")
     scratch.path.mkdir(exist_ok=True)
+    scratch.result_path(0).unlink(missing_ok=True)  # of an attempt that was killed
     write_assignment(scratch.assignment_path, alone)
     command = [*module_command(sys.executable, "harness.training.worker"), str(scratch.path)]
     log = scratch.path / "log"
@@ -119,29 +120,20 @@ def save(path: Path, cache: Path) -> None:
     if saved is None:
         raise NotApplied("torch.compile compiled no graph in the first step")
     artifacts, _ = saved
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr(ARTIFACTS, artifacts)
-        for library in sorted(_loaded_libraries(cache) | _vector_probes(cache)):
-            file.write(library, library.relative_to(cache))
-
-
-def _loaded_libraries(cache: Path) -> set[Path]:
-    """Return the libraries of a cache that this process has loaded."""
-    paths = set()
+    libraries = set()  # that this process has loaded
     for line in MAPPED.read_text(encoding="utf-8").splitlines():
         _, _, name = line.partition(f" {cache}/")
         if name.endswith(".so"):
-            paths.add(cache / name)
-    return paths
-
-
-def _vector_probes(cache: Path) -> set[Path]:
-    """Return the libraries with which torch tries vector instructions, in a process of its own.
-
-    To compile one takes a rank seconds, also where its graphs are all there.
-    """
-    libraries = cache.glob("*/*.so")
-    return {library for library in libraries if not fnmatch(library.name, KERNELS)}
+            libraries.add(cache / name)
+    # And those with which torch tries vector instructions, in a process of its own. To compile one
+    # takes a rank seconds, also where its graphs are all there.
+    for library in cache.glob("*/*.so"):
+        if not fnmatch(library.name, KERNELS):
+            libraries.add(library)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(ARTIFACTS, artifacts)
+        for library in sorted(libraries):
+            file.write(library, library.relative_to(cache))
 
 
 def load(path: Path, cache: Path) -> None:

@@ -151,12 +151,23 @@ def check_interpreter(assignment: Assignment) -> None:
 
 
 def check_variables(assigned: Variables) -> None:
-    """Raise NotApplied unless this process has the variables, and began with them."""
+    """Raise NotApplied unless this process has the variables, began with them, and torch obeys them.
+
+    Of torch's own, ATEN_CPU_CAPABILITY is checked: torch takes a value that it does not know for none,
+    with a warning only.
+    """
     _check("this rank has", assigned, os.environ)
     initial = read_initial_environment()
     if initial is not None:
         _check("the process that loaded torch began with", assigned, initial)
-    _check_cpu_capability(assigned.get(CPU_CAPABILITY))
+    value = assigned.get(CPU_CAPABILITY)
+    if value is None:
+        return
+    capability = torch.backends.cpu.get_cpu_capability()
+    # Torch calls `default` one or the other, by its version.
+    names = {"default": ("DEFAULT", "NO AVX")}.get(value, (value.upper(),))
+    if capability not in names:
+        raise NotApplied(f"{PREFIX}{CPU_CAPABILITY}={value} had no effect: torch uses {capability}")
 
 
 def read_initial_environment() -> dict[str, str] | None:
@@ -186,17 +197,3 @@ def _check(whose: str, assigned: Variables, actual: Mapping[str, str]) -> None:
 def _shown(value: str | None) -> str:
     """Return a value as a sweep file has it, for errors."""
     return "unset" if value is None else value
-
-
-def _check_cpu_capability(value: str | None) -> None:
-    """Raise NotApplied if torch does not use the instructions that the variable names.
-
-    Torch takes a value that it does not know for none, with a warning only. It calls `default`
-    DEFAULT or NO AVX, by its version.
-    """
-    if value is None:
-        return
-    capability = torch.backends.cpu.get_cpu_capability()
-    names = {"default": ("DEFAULT", "NO AVX")}.get(value, (value.upper(),))
-    if capability not in names:
-        raise NotApplied(f"{PREFIX}{CPU_CAPABILITY}={value} had no effect: torch uses {capability}")

@@ -13,10 +13,9 @@ import pickle
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -67,7 +66,13 @@ class FlightRecorder:
             view = look_at(beat.pid, beat.created, self._folder.rank_log(beat.rank), native=True)
             if view is not None and beat.rank != self._ranks.rank:
                 neighbors[str(beat.rank)] = view
-        self._write(children=list(_view_children(log)), neighbors=neighbors)
+        children = []  # such as workers of its loader
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                view = look_at(child.pid, child.create_time(), log)
+                if view is not None:
+                    children.append(view)
+        self._write(children=children, neighbors=neighbors)
 
     def leave(self) -> None:
         """Leave a record because this rank has failed; raises OSError."""
@@ -107,15 +112,6 @@ def _stack_of_main_thread() -> str:
     return "\n".join(reversed(lines))
 
 
-def _view_children(log: Path) -> Iterator[ProcessView]:
-    """Yield the processes that this one has started, such as workers of its loader."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            view = look_at(child.pid, child.create_time(), log)
-            if view is not None:
-                yield view
-
-
 # Collectives
 
 
@@ -133,7 +129,14 @@ def read_calls() -> list[CollectiveCall]:
         calls = [_call(entry) for entry in entries if not entry["is_p2p"]]
     except (AttributeError, LookupError, TypeError, ValueError):
         return []
-    return _last_calls(calls)
+    # Of each group the last finished ones, and all that are not finished.
+    kept: list[CollectiveCall] = []
+    finished: Counter[str] = Counter()
+    for call in reversed(calls):
+        finished[call.group] += call.finished
+        if not call.finished or finished[call.group] <= KEPT_CALLS:
+            kept.append(call)
+    return kept[::-1]
 
 
 def _call(entry: Mapping[str, Any]) -> CollectiveCall:
@@ -169,14 +172,3 @@ def _site(frames: Sequence[Mapping[str, Any]]) -> str:
     for frame in reversed(frames):
         lines.append(f'  File "{frame["filename"]}", line {frame["line"]}, in {frame["name"]}')
     return site_of("\n".join(lines)) or "?"
-
-
-def _last_calls(calls: Sequence[CollectiveCall]) -> list[CollectiveCall]:
-    """Return of each group the last finished collectives, and all that are not finished."""
-    kept: list[CollectiveCall] = []
-    finished: Counter[str] = Counter()
-    for call in reversed(calls):
-        finished[call.group] += call.finished
-        if not call.finished or finished[call.group] <= KEPT_CALLS:
-            kept.append(call)
-    return kept[::-1]

@@ -214,21 +214,15 @@ def _prepare_worker(worker: int) -> None:
     """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
-    _return_large_blocks()
-    if sys.platform == "linux":
-        # multiprocessing has no setting for it.
-        connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
-
-
-def _return_large_blocks() -> None:
-    """Have glibc return large blocks to the system as soon as they are freed (man 3 mallopt).
-
-    Otherwise a worker grows by the size of a batch with each batch of some megabytes, which torch
-    copies to shared memory and frees in another thread. Other C libraries do nothing.
-    """
+    # Have glibc return large blocks to the system as soon as they are freed (man 3 mallopt).
+    # Otherwise a worker grows by the size of a batch with each batch of some megabytes, which torch
+    # copies to shared memory and frees in another thread. Other C libraries do nothing.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+    if sys.platform == "linux":
+        # multiprocessing has no setting for it.
+        connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
 
 
 def _socket_name(family: str) -> str:

@@ -38,7 +38,15 @@ class LossWeights:
 
         Every rank must call this. Nothing waits for the device.
         """
-        weights = torch.stack([self._weigh(micro_batch) for micro_batch in micro_batches])
+        scalars = []  # in fp64, on the device of the batch
+        for micro_batch in micro_batches:
+            weight = self.loss_weight(micro_batch)
+            if isinstance(weight, Tensor):
+                scalars.append(weight.detach().double().reshape(()))
+            else:
+                device = micro_batch[0].device
+                scalars.append(torch.full((), weight, dtype=torch.float64, device=device))
+        weights = torch.stack(scalars)
         if self.group is None:
             return weights / weights.mean()
         gathered = weights.new_empty(self.group.size() * len(weights))
@@ -48,13 +56,6 @@ class LossWeights:
         # the number of ranks.
         in_order = gathered.view(self.group.size(), -1).T.flatten()
         return weights / in_order.mean()
-
-    def _weigh(self, batch: Batch) -> Tensor:
-        """Return the weight of a batch, a scalar in fp64 on the batch's device."""
-        weight = self.loss_weight(batch)
-        if isinstance(weight, Tensor):
-            return weight.detach().double().reshape(())
-        return torch.full((), weight, dtype=torch.float64, device=batch[0].device)
 
 
 def weights_of(workload: Workload, mesh: ParallelMesh, clock: StepClock) -> LossWeights | None:

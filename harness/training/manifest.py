@@ -74,18 +74,14 @@ def describe_origin(trial_id: str) -> CheckpointOrigin:
     for name, version in software.packages.items():
         if name not in LAUNCHER_PACKAGES:
             versions.setdefault(name, version)
-    return CheckpointOrigin(
-        trial=trial_id, code=training_digest(), software=versions, limits=_describe_limits()
-    )
-
-
-def _describe_limits() -> dict[str, str]:
-    """Return the conditions that kernels are chosen by in this process, apart from the software."""
+    # What kernels are chosen by in this process, apart from the software.
     limits = {"cpu_capability": str(describe_settings().cpu_capability)}
     for name, value in relevant_variables(os.environ).items():
         if chooses_kernels(name):
             limits[name] = value
-    return limits
+    return CheckpointOrigin(
+        trial=trial_id, code=training_digest(), software=versions, limits=limits
+    )
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -69,15 +68,16 @@ def _checkpoint_activations(layer: nn.Module) -> None:
         # torch.compile changes buffers in the first computation alone, and takes no such contexts.
         if not has_buffers or torch.compiler.is_compiling():
             return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
-        contexts = partial(_buffer_contexts, layer)
-        return checkpoint(forward, *arguments, use_reentrant=False, context_fn=contexts, **keywords)
+        # The contexts are those of a forward that begins now, and of the one that computes it again.
+        return checkpoint(
+            forward,
+            *arguments,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _BuffersOfForward(layer)),
+            **keywords,
+        )
 
     layer.forward = recomputed_forward
-
-
-def _buffer_contexts(layer: nn.Module) -> tuple[nullcontext[None], _BuffersOfForward]:
-    """Return the contexts of a forward that begins now, and of the one that computes it again."""
-    return nullcontext(), _BuffersOfForward(layer)
 
 
 class _BuffersOfForward:
@@ -166,12 +166,10 @@ def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
         # Tensors of integers, such as labels, stay as they are.
         batch = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in batch)
     if axes.channels_last:
-        batch = tuple(_in_channels_last(tensor) for tensor in batch)
+        tensors = []
+        for tensor in batch:
+            if tensor.ndim == IMAGE_DIMENSIONS:
+                tensor = tensor.contiguous(memory_format=torch.channels_last)
+            tensors.append(tensor)
+        batch = tuple(tensors)
     return batch
-
-
-def _in_channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Return images in channels-last order, and any other tensor as it is."""
-    if tensor.ndim != IMAGE_DIMENSIONS:
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)

@@ -45,6 +45,13 @@ IMPLEMENTATIONS = {
     "foreach": {"foreach": True, "fused": False},
     "fused": {"foreach": False, "fused": True},
 }
+# The axis lr_schedule: the factor of the peak learning rate, by the share of the steps after the
+# warm-up that are done.
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # half of one: from 1 to 0
+    "step": lambda done: 0.1 ** int(3 * done),  # 1, 0.1 and 0.01 in the three thirds
+}
 # Settings that several turns can't have, and why.
 REFUSED_WITH_TURNS: dict[str, tuple[Any, str]] = {
     "reduction": ("tree", "its tree has the gradients of one backward"),
@@ -75,7 +82,13 @@ def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Opt
     for group in optimizer.param_groups:
         base_lr = group["lr"] if axes.lr is None else axes.lr
         group["lr"] = base_lr * factor
-    _separate_meshes(optimizer)
+    # Each group is sharded over one mesh, or not at all: the kernels of an optimizer over lists of
+    # tensors take no mix, which tensor parallelism leaves.
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        for parameters in by_mesh(group["params"]):
+            groups.append({**group, "params": parameters})
+    optimizer.param_groups[:] = groups
     return optimizer
 
 
@@ -84,18 +97,6 @@ def lr_factor(workload: Workload, axes: Axes) -> float:
     if axes.lr_scaling == "linear":
         return axes.batch_size / workload.batch_size
     return 1.0
-
-
-def _separate_meshes(optimizer: Optimizer) -> None:
-    """Cut groups of parameters so that each is sharded over one mesh, or not at all.
-
-    The kernels of an optimizer over lists of tensors take no mix, which tensor parallelism leaves.
-    """
-    groups: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
-        for parameters in by_mesh(group["params"]):
-            groups.append({**group, "params": parameters})
-    optimizer.param_groups[:] = groups
 
 
 def _replace_optimizer(recipe: Optimizer, axes: Axes) -> Optimizer:
@@ -157,26 +158,6 @@ def make_schedule(
     return LambdaLR(optimizer, scale)
 
 
-def _constant(done: float) -> float:
-    """Return 1, whatever is done."""
-    return 1.0
-
-
-def _cosine(done: float) -> float:
-    """Return half a cosine: 1 at the start, 0 at the end."""
-    return (1 + math.cos(math.pi * done)) / 2
-
-
-def _tenth_after_each_third(done: float) -> float:
-    """Return 1, 0.1 and 0.01 in the three thirds of the steps."""
-    return 0.1 ** int(3 * done)
-
-
-# The axis lr_schedule: the factor of the peak learning rate, by the share of the steps after the
-# warm-up that are done.
-DECAYS = {"constant": _constant, "cosine": _cosine, "step": _tenth_after_each_third}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreparedTurn:
     """A turn with all that the axes make of it."""
@@ -213,7 +194,10 @@ def prepare_turns(
         _check_axes(axes, name, len(turns))
     trained: dict[nn.Parameter, str] = {}
     for turn in turns:
-        for parameter in _parameters(turn.optimizer):
+        parameters: list[nn.Parameter] = []
+        for group in turn.optimizer.param_groups:
+            parameters += group["params"]
+        for parameter in parameters:
             if parameter in trained:
                 raise NotApplied(
                     f"{name}: {trained[parameter]!r} and {turn.name!r} train the same parameter;"
@@ -248,8 +232,3 @@ def _check_axes(axes: Axes, name: str, count: int) -> None:
             f"lr={axes.lr:g} cannot be used with the {count} of {name}: each has its own; make it an"
             " option of the workload"
         )
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return all parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -160,7 +160,12 @@ class Scaler:
         Under a loss scale, the step is skipped if gradients are not finite.
         """
         if max_grad_norm is not None:
-            self._clip(optimizer, max_grad_norm)
+            # Without the loss scale; this does nothing where there is none.
+            self.grad_scaler.unscale_(optimizer)
+            parameters = []
+            for group in optimizer.param_groups:
+                parameters += group["params"]
+            self._clip_norm(parameters, max_grad_norm)
         if not self.is_scaling:
             optimizer.step()
             return True
@@ -172,14 +177,6 @@ class Scaler:
         is_skipped = self._scale < scale_before
         self.skipped_steps += is_skipped
         return not is_skipped
-
-    def _clip(self, optimizer: Optimizer, max_grad_norm: float) -> None:
-        """Clip the norm of all gradients together, as they are without the loss scale."""
-        self.grad_scaler.unscale_(optimizer)  # does nothing without a loss scale
-        parameters = []
-        for group in optimizer.param_groups:
-            parameters += group["params"]
-        self._clip_norm(parameters, max_grad_norm)
 
     def account(self) -> LossScale | None:
         """Return the loss scale and the steps that were skipped; None without loss scaling."""

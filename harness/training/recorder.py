@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +99,12 @@ class Recorder(StepObserver, Hooks):
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
         if self._recording.includes(state.step + 1):
-            self._attach()
+            parts = self._parts
+            parts.train_step.observer = self
+            if self._stop_watching is None:
+                self._stop_watching = parts.strategy.watch_local_gradients(
+                    parts.model, self._on_local_gradient
+                )
         else:
             self._detach()
         return self._recording.end_of_run(state.step, stop)
@@ -108,15 +112,6 @@ class Recorder(StepObserver, Hooks):
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Record the evaluations since the last segment."""
         self._record_evaluations()
-
-    def _attach(self) -> None:
-        """Have the coming steps recorded."""
-        parts = self._parts
-        parts.train_step.observer = self
-        if self._stop_watching is None:
-            self._stop_watching = parts.strategy.watch_local_gradients(
-                parts.model, self._on_local_gradient
-            )
 
     def _detach(self) -> None:
         """Have the coming steps run as if there were no recorder."""
@@ -154,15 +149,11 @@ class Recorder(StepObserver, Hooks):
         with self._gathered():
             self._write("all-reduce", self._gradients())
         if "optimizer settings" not in self._phase_digests:  # of all turns, before the first
-            self._write("optimizer settings", self._optimizer_settings())
-
-    def _optimizer_settings(self) -> Named:
-        """Return the settings of all optimizers by name, those of a second one with its number."""
-        settings = []
-        for number, optimizer in enumerate(self._parts.optimizers):
-            for name, value in optimizer_settings(optimizer):
-                settings.append((f"optimizer {number} {name}" if number else name, value))
-        return settings
+            settings = []
+            for number, optimizer in enumerate(self._parts.optimizers):
+                for name, value in optimizer_settings(optimizer):
+                    settings.append((f"optimizer {number} {name}" if number else name, value))
+            self._write("optimizer settings", settings)
 
     def after_optimizer(self, step: int) -> None:
         with self._gathered():
@@ -329,20 +320,15 @@ def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
     settings = []
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            numbers = _setting_numbers(value)
-            if key not in NO_SETTINGS and numbers is not None:
-                settings.append((f"group {number} ({key})", numbers))
+            if key in NO_SETTINGS:
+                continue
+            name = f"group {number} ({key})"
+            values = value if isinstance(value, tuple | list) else (value,)  # lists, after a resume
+            if isinstance(value, Tensor):
+                settings.append((name, value.double()))
+            elif values and all(isinstance(entry, int | float) for entry in values):
+                settings.append((name, torch.tensor(values, dtype=torch.float64)))
     return settings
-
-
-def _setting_numbers(value: Any) -> Tensor | None:
-    """Return a setting's numbers or switches as a tensor, None for one of another type."""
-    if isinstance(value, Tensor):
-        return value.double()
-    numbers = value if isinstance(value, tuple | list) else (value,)  # lists, after a resume
-    if numbers and all(isinstance(number, int | float) for number in numbers):
-        return torch.tensor(numbers, dtype=torch.float64)
-    return None
 
 
 def random_states(device: torch.device) -> list[tuple[str, Tensor]]:

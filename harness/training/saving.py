@@ -74,15 +74,12 @@ class IntervalSaver:
             return step % self._interval.steps == 0
         if not self._checkpointer.mesh.ranks.is_rank_0:
             return False
-        return time.monotonic() - self._last >= self._seconds
-
-    @property
-    def _seconds(self) -> float:
-        """The seconds from one save to the next; before the first one, its cost is unknown."""
-        if self._interval.seconds is not None:
-            return self._interval.seconds
-        cost = sum(self._costs) / len(self._costs) if self._costs else 0.0
-        return automatic_interval(cost, self._plan.mean_seconds_between_failures)
+        seconds = self._interval.seconds  # from one save to the next
+        if seconds is None:
+            # Before the first save, its cost is unknown.
+            cost = sum(self._costs) / len(self._costs) if self._costs else 0.0
+            seconds = automatic_interval(cost, self._plan.mean_seconds_between_failures)
+        return time.monotonic() - self._last >= seconds
 
     def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> None:
         """Take the next step of the save that is under way, or begin one that is due.

@@ -51,6 +51,7 @@ from harness.training.ranks import Ranks, choose_device, seed_everything
 from harness.training.state import TrainingState
 from harness.training.stopping import LOSS
 from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
+from harness.training.tree_reduction import local_part
 from workloads.importing import make_importable
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -121,11 +122,11 @@ class ScriptObserver:
         folder: TrialFolder,
         ranks: Ranks,
         state: TrainingState,
-        hooks: Hooks,
         stack: ExitStack,
     ) -> None:
-        """Watch with `hooks` between the segments; `stack` closes what is opened on the way."""
-        self.assignment, self.ranks, self.state, self.hooks = assignment, ranks, state, hooks
+        """Watch without hooks; `stack` closes what is opened on the way."""
+        self.assignment, self.ranks, self.state = assignment, ranks, state
+        self.hooks = Hooks()  # between the segments; a gate sets its own
         cell = assignment.trial.cell
         self.uses, self.warmup = cell.workload.uses, cell.warmup
         self.length = cell.length.steps  # None: as long as the script trains
@@ -257,7 +258,8 @@ class ScriptObserver:
         self.reports.settle()
         first = max(0, len(losses) - 1)  # of which nothing may have been known last time
         del losses[first:]
-        losses += self.reports.mean_losses(first, self.state.step)
+        skipped = self.skipped_steps  # which are among the reports, and not in `state.step`
+        losses += self.reports.mean_losses(skipped + first, skipped + self.state.step)
 
     def _check_whether_to_continue(self) -> None:
         """Raise _LengthReached after the last step of the trial, Interrupted if that was asked for."""
@@ -309,9 +311,7 @@ class ScriptObserver:
         """
         digest = hashlib.sha256()
         for parameter in self._parameters():
-            local = getattr(parameter, "to_local", None)  # of a DTensor
-            tensor = parameter if local is None else local()
-            add_tensor(digest.update, tensor.detach().cpu())
+            add_tensor(digest.update, local_part(parameter).detach().cpu())
         return digest.hexdigest()
 
     def _parameters(self) -> Iterator[Tensor]:
@@ -365,14 +365,13 @@ def observe(
     folder: TrialFolder,
     ranks: Ranks,
     state: TrainingState,
-    hooks: Hooks | None = None,
 ) -> Iterator[ScriptObserver]:
     """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts.
 
     The process is bound to the cores that the axis `binding` asks for.
     """
     with ExitStack() as stack:
-        observer = ScriptObserver(assignment, folder, ranks, state, hooks or Hooks(), stack)
+        observer = ScriptObserver(assignment, folder, ranks, state, stack)
         bind_rank(assignment, ranks, observer.launch_device)
         # Torch's hooks are typed as those that may change the arguments of a step.
         stack.callback(register_optimizer_step_pre_hook(observer.before_step).remove)
@@ -444,17 +443,12 @@ def _device_of(assignment: Assignment, ranks: Ranks) -> torch.device:
         os.environ[VISIBLE_GPUS] = ""
         return torch.device("cpu")
     if assignment.lane.gpus:
-        os.environ[VISIBLE_GPUS] = ",".join(_entries_of(assignment.lane.gpus))
+        entries = [str(gpu) for gpu in assignment.lane.gpus]
+        # They are counted among those that the variable named when this process was started: it may
+        # have been set since.
+        visible = (read_initial_environment() or {}).get(VISIBLE_GPUS)
+        if visible:
+            names = visible.split(",")
+            entries = [names[gpu] for gpu in assignment.lane.gpus]
+        os.environ[VISIBLE_GPUS] = ",".join(entries)
     return choose_device(assignment.device, ranks)
-
-
-def _entries_of(gpus: Sequence[int]) -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES calls GPUs that are counted among those it names.
-
-    That is the variable that this process was started with: it may have been set since.
-    """
-    visible = (read_initial_environment() or {}).get(VISIBLE_GPUS)
-    if not visible:
-        return [str(gpu) for gpu in gpus]
-    entries = visible.split(",")
-    return [entries[gpu] for gpu in gpus]

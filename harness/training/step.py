@@ -7,7 +7,6 @@ but training and the marks of the clock, and nothing that waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -257,10 +256,21 @@ class TreeStep(TrainStep):
             # The micro-batch's number over all ranks, whichever rank this is.
             seed = derive_seed(self.seed, self.step, number * self.dp_size + self.dp_rank)
             seed_generators(seed, self.device)
-            with self._first_buffers(number):
-                losses.append(self.micro_step(micro_batch, number, divisor=1))
+            buffers: list[Tensor] = []
+            if number > 0:
+                buffers = [buffer.clone() for buffer in self.model.buffers()]
+            losses.append(self.micro_step(micro_batch, number, divisor=1))
+            if number > 0:  # back to those of the first
+                for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(value)
+                    del value  # no copy takes memory next to the gradients
+            buffers.clear()
             tree.add(self._take_gradients())
-        self._set_gradients(tree.total())
+        count = float(self.dp_size * self.grad_accum_steps)  # of the micro-batches of all ranks
+        for parameter, gradient in zip(self._parameters, tree.total(), strict=True):
+            if gradient is not None:
+                local_part(gradient).div_(count)
+            parameter.grad = gradient
         return torch.stack(losses).mean()
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
@@ -268,17 +278,6 @@ class TreeStep(TrainStep):
         width = len(batch) // self.grad_accum_steps
         for start in range(0, len(batch), width):
             yield batch[start : start + width]
-
-    @contextmanager
-    def _first_buffers(self, number: int) -> Iterator[None]:
-        """Restore the buffers after any but the first micro-batch."""
-        if number == 0:
-            yield
-            return
-        saved = [buffer.clone() for buffer in self.model.buffers()]
-        yield
-        for buffer, value in zip(self.model.buffers(), saved, strict=True):
-            buffer.copy_(value)
 
     def _take_gradients(self) -> list[Tensor | None]:
         """Return the parameters' gradients, and leave none in the parameters.
@@ -293,14 +292,6 @@ class TreeStep(TrainStep):
             gradients.append(gradient)
             parameter.grad = None
         return gradients
-
-    def _set_gradients(self, sums: Sequence[Tensor | None]) -> None:
-        """Give each parameter its sum, divided by the number of micro-batches."""
-        micro_batches = float(self.dp_size * self.grad_accum_steps)
-        for parameter, gradient in zip(self._parameters, sums, strict=True):
-            if gradient is not None:
-                local_part(gradient).div_(micro_batches)
-            parameter.grad = gradient
 
     @cached_property
     def _parameters(self) -> list[nn.Parameter]:

@@ -146,14 +146,17 @@ class Trainer:
             self._interrupt()
         if self.state.training_began_at is None:
             self.state.training_began_at = time.time()
-        if self._evaluation_was_missed():
+        step = self.state.step
+        is_due = step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
+        last_evaluated = max((done.step for done in self.state.evaluations), default=0)
+        if is_due and step > last_evaluated:  # an earlier attempt was interrupted before or in it
             self.evaluate()
         with self.parts.strategy.naming_errors():
             while self.state.step < last_step and self.stop_reason is None:
                 self._train_epoch(last_step)
-        if self.saver is not None and self.is_finished:
-            self.saver.stop()
         if self.is_finished:
+            if self.saver is not None:
+                self.saver.stop()
             self._restore_best()
 
     @property
@@ -330,13 +333,6 @@ class Trainer:
             )
 
     # Evaluation
-
-    def _evaluation_was_missed(self) -> bool:
-        """Return whether an earlier attempt was interrupted before or in an evaluation."""
-        step = self.state.step
-        is_due = step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
-        last_evaluated = max((done.step for done in self.state.evaluations), default=0)
-        return is_due and step > last_evaluated
 
     def evaluate(self) -> None:
         """Evaluate the test set, and the validation set if there is one.

@@ -165,7 +165,7 @@ def train(
             trace_steps(parts, state, assignment.profile.steps)
             result = replace(result, phases=dict(state.phases))
         parts.compiler.release_cache(is_local_rank_0=ranks.local_rank == 0)
-        del parts, trainer  # the process group ends after them
+        del parts, trainer, recorder  # the process group ends after them
     return result
 
 
@@ -332,9 +332,12 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
     """
     trace = scrub("".join(traceback.format_exception(error)))
     if isinstance(error, OSError):
-        # An error without a file name comes from printing to the log.
-        path = error.filename2 or error.filename or folder.rank_log(ranks.rank)
-        error = storage.storage_error(error, Path(path)) or error
+        # An error without a file name comes from printing to the log. A number is a file that is open.
+        name = error.filename2 or error.filename
+        path = folder.rank_log(ranks.rank)
+        if isinstance(name, str | bytes | os.PathLike):
+            path = Path(os.fsdecode(name))
+        error = storage.storage_error(error, path) or error
     kind = type(error).__name__
     if TIMED_OUT.search(str(error)):
         kind = "CollectiveTimeout"

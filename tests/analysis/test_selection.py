@@ -353,10 +353,11 @@ def test_the_best_trial_of_a_sweep_or_of_a_cell_needs_no_id(results: Results) ->
     assert folder.name == record.trial.id
     with pytest.raises(BadInput, match=r"today: found 6 trials; allowed: one: --best, --cell CELL"):
         find_trial(results, "today")
-    with pytest.raises(
-        BadInput, match=r"--cell names none of its cells; allowed: one of mlp eager"
-    ):
-        find_trial(results, "today", "precision=fp16")
+    for best in (False, True):
+        with pytest.raises(
+            BadInput, match=r"--cell names none of its cells; allowed: one of mlp eager"
+        ):
+            find_trial(results, "today", "precision=fp16", best=best)
     other = make_record(make_cell("cnn"), sweep="today")
     with pytest.raises(BadInput, match=r"the workloads mlp, cnn, whose metrics don't compare"):
         best_record([record, other], "today")

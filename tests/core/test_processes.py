@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.core import processes
 from harness.core.errors import HarnessError
 from harness.core.processes import (
     PARENT_VARIABLE,
@@ -74,6 +75,13 @@ class TestOutputLines:
     def test_end_with_a_note_if_the_command_takes_too_long(self) -> None:
         command = ["sh", "-c", "echo out; exec sleep 60"]
         assert output_lines(command, {"PATH": "/bin:/usr/bin"}, 0.2) == ["out", "ended after 0.2 s"]
+
+    def test_do_not_wait_for_what_has_left_the_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(processes, "KILL_TIMEOUT", 0.5)
+        command = ["sh", "-c", "setsid sleep 60 & echo $!; exec sleep 60"]
+        pid, note = output_lines(command, {"PATH": "/bin:/usr/bin"}, 0.2)
+        os.kill(int(pid), signal.SIGKILL)  # it still ran
+        assert note == "ended after 0.2 s"
 
 
 def run_program(program: str, **variables: str) -> str:

@@ -140,6 +140,10 @@ def test_what_is_kept_of_a_sweep_elsewhere_is_renamed_too(results: Results) -> N
     write_search(results.sweep_folder("nightly"), RateSearch(sweep="nightly", at=1.0, cells=[]))
     preflight = Preflight(sweep="nightly", at=1.0, workloads=[])
     write_preflight(results.preflight_path("nightly"), preflight)
+    write_preflight(results.preflight_path("taken"), preflight)
+    assert "taken.json exists; allowed: a name that no sweep has" in refused(
+        "rename", "nightly", "taken"
+    )
     run("rename", "nightly", "weekly")
     search = read_search(results.sweep_folder("weekly"))
     assert search is not None
@@ -150,6 +154,9 @@ def test_what_is_kept_of_a_sweep_elsewhere_is_renamed_too(results: Results) -> N
     path.write_text(path.read_text(encoding="utf-8").replace("1.0", "2.0"), encoding="utf-8")
     assert f"{path}: seal: found " in refused("rename", "weekly", "monthly")
     assert results.sweep_folder("weekly").path.exists()
+    run("prune", "weekly", "--whole", "--yes")
+    left = [path.name for path in results.path.rglob("*") if path.is_file()]
+    assert left == ["taken.json"]
 
 
 def test_a_sweep_that_is_running_is_left_alone(results: Results) -> None:
@@ -184,6 +191,13 @@ def test_merged_sweeps_ask_for_all_cells_and_seeds(results: Results, tmp_path: P
     assert list(recorded.sweep.all_seeds) == [0, 1, 2]
     assert len(read_recorded_sweep(results, "node1").records) == 2
     assert list(results.sweep_folder("both").path.glob(".*")) == []
+
+
+def test_a_sweep_that_is_named_by_two_paths_is_merged_with_itself(results: Results) -> None:
+    record_sweep(results, "node1", seeds=[0])
+    path = results.sweep_folder("node1").path.resolve()
+    run("merge", str(path), "node1", "--into", "node1")
+    assert len(read_recorded_sweep(results, "node1").records) == 1
 
 
 def test_sweeps_of_long_names_are_merged_and_named_by_their_folders(results: Results) -> None:

@@ -47,6 +47,9 @@ def test_a_second_sweep_waits_and_is_told_for_whom(path: Path) -> None:
         assert second.messages == []
         assert path.stat().st_mode & 0o777 == 0o666
         second.run()
+        third = Waiting()  # is told the same, as the second has not got the lock
+        third.run()
+    assert third.messages == second.messages
     (message,) = second.messages
     assert message.startswith(
         f"waiting, because process {os.getpid()} (`harness run`) has been running trials of first"

@@ -123,9 +123,9 @@ class TestCoreUse:
             folder = tmp_path / "self" / "task" / str(thread)
             folder.mkdir(parents=True)
             (folder / "schedstat").write_text(f"7 {waited} 3\n", encoding="ascii")
-            (folder / "children").write_text("21 " if thread == 11 else "", encoding="ascii")
+            (folder / "children").write_text("20 21 " if thread == 11 else "", encoding="ascii")
         (tmp_path / "self" / "task" / "13").mkdir()  # it has ended meanwhile
-        (tmp_path / "21").mkdir()
+        (tmp_path / "21").mkdir()  # and so has process 20
         fields = " ".join(str(number) for number in range(4, 14))
         stat = f"21 (a) b) S {fields} {hertz} {2 * hertz} 0 0"
         (tmp_path / "21" / "stat").write_text(stat, encoding="ascii")

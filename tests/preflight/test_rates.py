@@ -14,10 +14,10 @@ from harness.core.paths import Results
 from harness.preflight.rate_worker import (
     Diverged,
     UntilDivergence,
-    make_curve,
     mean_losses,
     mean_schedule_factor,
     raise_rates,
+    rates_of_losses,
 )
 from harness.preflight.rates import (
     HIGHEST,
@@ -154,7 +154,8 @@ def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
     parts.optimizers[0].register_step_pre_hook(
         lambda optimizer, *_: used.append(float(optimizer.param_groups[0]["lr"]))
     )
-    trainer.hooks = UntilDivergence(parts)
+    hooks = UntilDivergence(parts)
+    trainer.hooks = hooks
     diverged = False
     try:
         trainer.run()
@@ -163,7 +164,11 @@ def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
     losses = mean_losses(parts, state)
     assert losses is not None
     assert state.evaluations == []
-    return make_curve(parts, 0, losses, current, diverged=diverged), used
+    rates, taken = rates_of_losses(losses, hooks.is_skipped, STEPS)
+    curve = RateCurve(
+        seed=0, rates=rates.tolist(), losses=taken.tolist(), diverged=diverged, current=current
+    )
+    return curve, used
 
 
 @pytest.mark.parametrize(
@@ -174,16 +179,33 @@ def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
         {"optimizer": "sgd", "lr": 0.5},
         {"lr_scaling": "linear", "batch_size": 64},
         {"precision": "fp16", "batch_size": 4},
+        {"precision": "fp16", "batch_size": 32},
     ],
 )
 def test_every_step_is_trained_at_its_rate(tmp_path: Path, axes: dict[str, Any]) -> None:
     curve, used = run_search(tmp_path, **axes)
     factor = 2.0 if "lr_scaling" in axes else 1.0
-    skipped = len(curve.rates) - len(used)
-    assert skipped == 0 or axes.get("precision") == "fp16"
-    assert [rate * factor for rate in curve.rates[skipped:]] == pytest.approx(used)
+    assert [rate * factor for rate in curve.rates] == pytest.approx(used)
     assert curve.rates[0] == pytest.approx(LOWEST)
     assert curve.current == pytest.approx(axes.get("lr", 1e-2))
+
+
+def test_steps_that_fp16_skips_are_left_out() -> None:
+    """Whether at the start, where the loss scale is too large, or where the training diverges."""
+    losses = np.array([9.0, 8.0, 7.0, 6.0, 5.0, np.nan, 4.0])
+    rates, taken = rates_of_losses(losses, [True, False, False, True], 11)
+    assert taken.tolist() == [8.0, 7.0, 5.0]
+    assert rates.tolist() == rate_at(np.arange(3), 11).tolist()
+
+
+def test_a_search_in_fp16_suggests_what_one_in_fp32_does(tmp_path: Path) -> None:
+    """Also where the first steps are skipped, which have no rate of their own."""
+    steepest = []
+    for precision in ("fp32", "fp16"):
+        curve, _ = run_search(tmp_path / precision, precision=precision, batch_size=32)
+        assert curve.suggestion.steepest is not None
+        steepest.append(curve.suggestion.steepest)
+    assert steepest[1] == pytest.approx(steepest[0], rel=0.5)
 
 
 def test_it_ends_once_the_loss_diverges(tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def test_an_invalid_cell_is_named_where_it_is(results: Results, sweep: Sweep) ->
     assert 'trial.cell.axes.batch_size: found "many"; allowed: a whole number' in problem
 
 
+def test_a_number_beyond_64_bits_stops_no_command(results: Results, sweep: Sweep) -> None:
+    path = results.sweep_folder(sweep.name).spec_path
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["cells"][0]["axes"]["batch_size"] = 2**70
+    path.write_text(sealed_text(content), encoding="utf-8")
+    recorded = read_recorded_sweep(results, sweep.name)
+    assert recorded.sweep.cells[0].axes.batch_size == 2**70
+
+
 def test_a_record_that_is_dropped_is_freed_at_once(results: Results, sweep: Sweep) -> None:
     """Nothing in it refers back to it, so that the collector has no cycles to find."""
     record = read_record(record_path(results, sweep, 0))

@@ -118,3 +118,28 @@ def test_cells_that_differ_in_what_no_name_tells_have_their_length_or_id() -> No
         short.id: f"{short.label} {short.id}",
         changed.id: f"{short.label} {changed.id}",
     }
+
+
+def test_rounding_up_reaches_the_next_unit() -> None:
+    assert [fmt.si_prefixed(value) for value in (999.4e9, 999.7e9, 3.35e12)] == [
+        "999 G",
+        "1 T",
+        "3.35 T",
+    ]
+    assert [fmt.byte_size(size) for size in (1023, 2**20 - 1, 2**20, 2**29)] == [
+        "1023 B",
+        "1 MiB",
+        "1 MiB",
+        "512 MiB",
+    ]
+
+
+def test_large_numbers_have_no_exponent() -> None:
+    values = (0.001234, 12.34, 999.4, 999.7, 989_456.0)
+    assert [fmt.three_digits(value) for value in values] == [
+        "0.00123",
+        "12.3",
+        "999",
+        "1,000",
+        "989,456",
+    ]

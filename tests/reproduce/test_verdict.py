@@ -188,3 +188,18 @@ def test_what_commands_can_bring_back_is_a_command() -> None:
         "export MKL_CBWR=AVX2",
         "unset ATEN_CPU_CAPABILITY",
     ]
+
+
+def test_a_value_of_somebody_elses_bundle_is_no_command() -> None:
+    found = [
+        Difference("variables.XLA_FLAGS", "--a --b; rm x", None),
+        Difference("software.packages.numpy", "2.1.0; rm x", "2.2.0"),
+        Difference("software.packages.--index-url=http://e/x", "1", None),
+        Difference("software.packages.-r", "1", None),
+        Difference("variables.A\nrm", "1", None),
+        Difference("variables.B", "x\nrm y", None),
+    ]
+    assert remedies(found) == [
+        "pip install 'numpy==2.1.0; rm x'",
+        "export 'XLA_FLAGS=--a --b; rm x'",
+    ]

@@ -392,3 +392,11 @@ def test_a_submission_is_read_as_it_was_written(submission: Submission, tmp_path
     assert [trial.id for trial in restored.sweep.trials()] == [
         trial.id for trial in submission.sweep.trials()
     ]
+
+
+def test_json_is_not_refreshed() -> None:
+    ended = harness("status", "--watch", "--json")
+    assert (ended.code, ended.err) == (
+        2,
+        "harness: status: found --json with --watch; allowed: one of them\n",
+    )

@@ -23,7 +23,7 @@ from harness.records.record import Record
 from harness.tracking import Delivery, Tracker
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
-from harness.tracking.pages import DESCRIPTION_TAG
+from harness.tracking.markdown import DESCRIPTION_TAG
 from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_label, everything, runs_of
 

@@ -27,13 +27,8 @@ from harness.tracking.contents import (
     evenly_spaced,
     trial_contents,
 )
-from harness.tracking.pages import (
-    DESCRIPTION_TAG,
-    VIEW_TAG,
-    description_tags,
-    experiment_tags,
-    page,
-)
+from harness.tracking.markdown import DESCRIPTION_TAG
+from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
 from tests.factories import BEGUN, make_cell, make_record
 from tests.support.parity import OTHER, REFERENCE, make_parity
 

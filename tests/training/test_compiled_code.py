@@ -107,3 +107,22 @@ def test_a_rank_that_is_to_stop_is_interrupted_and_has_not_failed(
         folder.path.mkdir(exist_ok=True)
         with pytest.raises(Interrupted, match="stopped before the first step"):
             take_compiled_code(folder, assignment, ParallelMesh(ranks, CPU))
+
+
+def test_an_attempt_that_was_killed_leaves_no_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result of its rank says nothing of the compilation that fails now."""
+    monkeypatch.setattr(compile_cache, "environment_name", lambda device: "here")
+    folder = TrialFolder(tmp_path / "trial")
+    earlier = TrialFolder(folder.path / "compile").result_path(0)
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("the last attempt's", encoding="utf-8")
+
+    def failed(*arguments: object, **named: object) -> None:
+        raise subprocess.CalledProcessError(1, "compile")
+
+    monkeypatch.setattr(subprocess, "run", failed)
+    assignment = make_assignment(steps=1, execution="compile", cache="once")
+    with pytest.raises(NotApplied, match=r"its compilation failed: .*non-zero exit status 1"):
+        take_compiled_code(folder, assignment, ParallelMesh(SINGLE_RANK, CPU))

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from harness.core.errors import NotApplied
+from harness.core.paths import TrialFolder
 from harness.spec.environment import Variables
 from harness.training import entry
-from harness.training.worker import TASKS, _run_rank
+from harness.training.worker import TASKS, _describe, _run_rank
+from tests.support.training import SINGLE_RANK
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,15 @@ def test_instructions_that_torch_does_not_use_fail(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("task", [None, *TASKS])
 def test_every_task_names_a_function_for_ranks(task: str | None) -> None:
     assert list(signature(_run_rank(task)).parameters) == ["folder", "ranks", "entered", "state"]
+
+
+@pytest.mark.parametrize("name", [b"/nowhere/points", "/nowhere/points", 999_999])
+def test_any_file_that_cannot_be_opened_is_a_failure_with_its_error(
+    tmp_path: Path, name: bytes | str | int
+) -> None:
+    """Python names files by bytes and by numbers, too."""
+    with pytest.raises(OSError, match=r"No such file|Bad file") as raised:
+        open(name)  # noqa: PTH123, SIM115 - a Path is no bytes
+    failure = _describe(raised.value, SINGLE_RANK, TrialFolder(tmp_path))
+    assert failure.kind in ("FileNotFoundError", "OSError")
+    assert failure.message.startswith("[Errno ")

@@ -93,6 +93,17 @@ def test_steps_losses_and_samples(tmp_path: Path, *, before: bool, second: bool)
     assert len(observer.optimizers) == 1 + second
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_losses_are_those_of_the_steps_that_count(tmp_path: Path, *, before: bool) -> None:
+    """A gate skips the first step of a script, in which it builds everything."""
+    state = TrainingState()
+    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        observer.skipped_steps = 1
+        train(observer, 9, before=before)
+        observer.finish()
+    assert state.losses == [float(step) for step in range(1, 9)]
+
+
 def test_nothing_is_watched_before_or_after(tmp_path: Path) -> None:
     state = TrainingState()
     with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:

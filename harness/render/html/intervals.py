@@ -59,7 +59,6 @@ def convergence(report: Report) -> list[RowGroup]:
     comparison = report.result.comparison
     if comparison is None or comparison.rules.goal is None:
         return []
-    censored = [missing for missing in comparison.missing if ": steps to " in missing]
     groups = []
     for workload, cells in report.shown.items():
         ratios = []
@@ -67,6 +66,12 @@ def convergence(report: Report) -> list[RowGroup]:
             row = report.result.convergence_row(cell.cell)
             if row is not None:
                 ratios.append(_ratio(cell.name, row))
+        labels = {cell_result.cell.label for cell_result in report.result.workloads[workload]}
+        censored = []
+        for missing in comparison.missing:
+            label, separator, _ = missing.partition(": steps to ")
+            if separator and label in labels:
+                censored.append(missing)
         reference = report.result.reference(workload)
         if ratios and reference is not None:
             note = "; ".join([f"1× is {report.name(reference.cell)}", *shortened(censored)])

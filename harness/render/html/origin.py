@@ -19,7 +19,7 @@ from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
 from harness.hardware.roofline import device_of
 from harness.records.code import Code, Repository
-from harness.records.environment import Environment, Hardware, Software
+from harness.records.environment import Environment
 from harness.records.record import Record
 from harness.render.html.report import Report
 from harness.spec.sweep import ready_sweeps
@@ -143,8 +143,17 @@ def environment(report: Report) -> list[tuple[str, str]]:
 def _settings(described: Environment, device: Device) -> Iterator[tuple[str, str]]:
     """Yield the names and values of what a trial ran with, without those that are unknown."""
     settings: dict[str, Any] = {"device": device}
-    settings |= _hardware_settings(described.hardware)
-    settings |= _software_settings(described.software)
+    hardware = described.hardware
+    settings |= asdict(hardware)
+    del settings["gpus"], settings["memory_bytes"]
+    if hardware.memory_bytes is not None:
+        settings["memory"] = f"{hardware.memory_bytes / 2**30:.1f} GiB"
+    settings["GPUs"] = ", ".join(gpu.name for gpu in hardware.gpus)
+    settings |= asdict(described.software)
+    packages = settings.pop("packages")
+    for name, version in packages.items():
+        if name != "torch":  # a setting already, with the build in its version: `2.11.0+cu128`
+            settings[name] = version
     if described.settings is not None:
         settings |= asdict(described.settings)
     for name, value in described.variables.items():
@@ -154,29 +163,6 @@ def _settings(described: Environment, device: Device) -> Iterator[tuple[str, str
         if value in ("", None):
             continue
         yield name, value if isinstance(value, str) else json.dumps(value)
-
-
-def _hardware_settings(hardware: Hardware) -> dict[str, Any]:
-    """Return the hardware's settings, its memory in GiB and its GPUs by their names."""
-    settings = asdict(hardware)
-    del settings["gpus"], settings["memory_bytes"]
-    if hardware.memory_bytes is not None:
-        settings["memory"] = f"{hardware.memory_bytes / 2**30:.1f} GiB"
-    settings["GPUs"] = ", ".join(gpu.name for gpu in hardware.gpus)
-    return settings
-
-
-def _software_settings(software: Software) -> dict[str, Any]:
-    """Return the software's settings and the versions of its packages.
-
-    Torch is a setting already, with the build in its version: `2.11.0+cu128`.
-    """
-    settings = asdict(software)
-    packages = settings.pop("packages", {})
-    for name, version in packages.items():
-        if name != "torch":
-            settings[name] = version
-    return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,9 +291,8 @@ def _run_command(report: Report) -> str:
         source = sweep.source.stem
     command = ["harness", "run", source, *sweep.options]
     seeds = shown_seeds(sweep, report.records)
-    if not sweep.workload_seeds and seeds != list(
-        sweep.seeds
-    ):  # an earlier command asked for others
+    # An earlier command may have asked for others.
+    if not sweep.workload_seeds and seeds != list(sweep.seeds):
         command += ["--set", f"seeds={seeds}"]
     # Of the file, or added by `--until`.
     if report.repeats > 1 and not any(text.startswith("repeats=") for text in sweep.options):

@@ -88,25 +88,20 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]
     race = race_sentences(report.result, report.sweep, report.records, report.name)
+    cells = f"{len(report.cells):,} of {workloads}"
+    if report.omitted_count:
+        cells += (
+            f"; rows are of the {FASTEST} fastest of a workload and of its reference;"
+            f" harness show {report.sweep.name} has all"
+        )
     return [
-        ("cells", _cell_counts(report, workloads)),
+        ("cells", cells),
         ("trials", _trial_counts(report)),
         ("per cell", "; ".join(per_cell)),
         *([("race", " ".join(race))] if race else []),
         ("measured", f"{moment}, in {fmt.duration(ended - started)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]
-
-
-def _cell_counts(report: Report, workloads: str) -> str:
-    """Return how many cells there are, and which of them have rows if not all do."""
-    counts = f"{len(report.cells):,} of {workloads}"
-    if report.omitted_count:
-        counts += (
-            f"; rows are of the {FASTEST} fastest of a workload and of its reference;"
-            f" harness show {report.sweep.name} has all"
-        )
-    return counts
 
 
 def _trial_counts(report: Report) -> str:

@@ -24,7 +24,7 @@ from harness.preflight.rates import CellRates
 from harness.records.record import Record, Summary
 from harness.records.series import Numbers
 from harness.render import chart
-from harness.render.format import clock_movement_text, rate_spread
+from harness.render.format import clock_movement_text, rate_spread, three_digits
 from harness.render.html.report import Report, ReportCell
 from harness.render.preflight import draw_rates
 from harness.statistics.doubt import doubt_about_length
@@ -251,23 +251,26 @@ def step_times(cell: ReportCell) -> StepTimeDrawing | None:
     """
     traces = []
     for record in cell.done:
-        if record.ranks[0].step_seconds:
-            trace = _trace(record)
-            if trace.is_measured.sum() >= FEWEST_STEPS:
-                traces.append(trace)
+        if not record.ranks[0].step_seconds:
+            continue
+        seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
+        # The steps after a resumption count as warm-up again.
+        is_measured = measured_window(record.ranks, record.trial.cell.warmup).mask
+        if is_measured.sum() >= FEWEST_STEPS:
+            traces.append(StepTrace(seconds=seconds, is_measured=is_measured))
     if not traces:
         return None
     measured = np.concatenate([trace.seconds[trace.is_measured] for trace in traces]) * 1e3
     p50, p90, p99 = np.percentile(measured, (50, 90, 99))
     low, high = np.percentile(measured, (0.5, 99.5))
-    percentiles = f"p50 {_short(p50)}, p90 {_short(p90)}, p99 {_short(p99)} ms"
+    percentiles = f"p50 {three_digits(p50)}, p90 {three_digits(p90)}, p99 {three_digits(p99)} ms"
     start = cell.summaries[0].window_start
     return StepTimeDrawing(
         label=cell.name,
         course=_course(traces[0].seconds * 1e3 / p50),
         steady=_segments(traces[0].is_measured),
         distribution=_outline(measured, low, high),
-        range=(_short(low), f"{_short(high)} ms"),
+        range=(three_digits(low), f"{three_digits(high)} ms"),
         text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_doubt(cell.summaries)}"
         f"{_clock(cell.done)}",
     )
@@ -301,20 +304,6 @@ def _clock(records: Sequence[Record]) -> str:
     for text in filter(None, map(clock_movement_text, records)):
         return f"; the GPU's clock moved {text}"
     return ""
-
-
-def _short(milliseconds: float) -> str:
-    """Return a number with three significant digits or more: `9.87`, `12.3`, `1,234`."""
-    if milliseconds >= 100:
-        return f"{milliseconds:,.0f}"
-    return f"{milliseconds:.3g}"
-
-
-def _trace(record: Record) -> StepTrace:
-    """Return the steps of a trial; the steps after a resumption count as warm-up again."""
-    seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
-    window = measured_window(record.ranks, record.trial.cell.warmup)
-    return StepTrace(seconds=seconds, is_measured=window.mask)
 
 
 def _course(relative: Numbers) -> str:

@@ -82,9 +82,7 @@ class Report:
     workloads: dict[str, list[ReportCell]]  # all cells, by label
     shown: dict[str, list[ReportCell]]  # those that have rows, by label
     against: tuple[str, CellComparison] | None  # the name of what the sweep is compared with
-    parity: (
-        SweepParity | None
-    )  # how alike its cells compute; None if `harness diff parity` never ran
+    parity: SweepParity | None  # how alike cells compute; None if `harness diff parity` never ran
     explanation: Explanation | None  # of two cells; None if `harness explain` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran

@@ -129,7 +129,13 @@ class Scale:
 
         A tick is its position in percent and its label.
         """
-        step = self._tick_step()
+        width = self.high - self.low
+        power = 10.0 ** math.floor(math.log10(width))
+        step = power
+        for factor in TICK_STEPS:  # the smallest that gives at most MAX_TICKS ticks
+            step = factor * power / 10
+            if width / step <= MAX_TICKS:
+                break
         lowest = math.ceil(self.low / step)
         highest = math.floor(self.high / step)
         ticks = []
@@ -137,17 +143,6 @@ class Scale:
             value = number * step
             ticks.append((self.position(value), f"{value:.6g}"))
         return ticks
-
-    def _tick_step(self) -> float:
-        """Return the smallest round step that gives at most MAX_TICKS ticks."""
-        width = self.high - self.low
-        power = 10.0 ** math.floor(math.log10(width))
-        step = power
-        for factor in TICK_STEPS:
-            step = factor * power / 10
-            if width / step <= MAX_TICKS:
-                break
-        return step
 
 
 class RatioScale(Scale):

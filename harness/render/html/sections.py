@@ -21,7 +21,7 @@ from harness.analysis.classes import (
     mistakes,
 )
 from harness.analysis.scalars import joules_per_sample, step_phase_shares, wall_time_parts
-from harness.analysis.stopping import StopSummary, mean_over, summarize_stops
+from harness.analysis.stopping import mean_over, summarize_stops
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.records.nodes import node_times, speeds_by_trials
@@ -120,7 +120,14 @@ def _matrix(report: Report, workload: str) -> CellMatrix:
         column = fmt.cell_name(cell.cell, across)
         if column in fields.get(heading, {}):  # another cell of these axes, such as a longer one
             heading = cell.name
-        field = _field(cell, ratios.get(cell.cell.id), full_shade_ratio)
+        field = MatrixField(text=cell.why_unmeasured, ratio="", color=WHITE)
+        ratio = ratios.get(cell.cell.id)
+        if ratio is not None and cell.result.throughput is not None:
+            field = MatrixField(
+                text=fmt.samples_per_second(cell.result.throughput.mean),
+                ratio=fmt.ratio(ratio, digits=2),
+                color=shade(ratio, full_shade_ratio),
+            )
         fields.setdefault(heading, {})[column] = field
     rows = []
     for heading, by_column in fields.items():
@@ -146,17 +153,6 @@ def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
         row = report.result.throughput_row(cell.cell)
         ratios[cell.cell.id] = 1.0 if row is None else row.verdict.effect
     return ratios
-
-
-def _field(cell: ReportCell, ratio: float | None, full_shade_ratio: float) -> MatrixField:
-    """Return a cell's field; `ratio` is to the reference, None where it was not measured."""
-    if ratio is None or cell.result.throughput is None:
-        return MatrixField(text=cell.why_unmeasured, ratio="", color=WHITE)
-    return MatrixField(
-        text=fmt.samples_per_second(cell.result.throughput.mean),
-        ratio=fmt.ratio(ratio, digits=2),
-        color=shade(ratio, full_shade_ratio),
-    )
 
 
 def _axes_across(cells: Sequence[ReportCell], axes: Sequence[str]) -> Sequence[str]:
@@ -201,7 +197,7 @@ def wall_time(report: Report) -> list[RowGroup]:
     """Return where the wall time of a trial went, over all of its attempts."""
 
     def describe(seconds: Mapping[str, float]) -> str:
-        return f"{seconds['trained'] / sum(seconds.values()):.1%} trained (ETTR)"
+        return f"{seconds.get('trained', 0.0) / sum(seconds.values()):.1%} trained (ETTR)"
 
     return _stacked(report, WALL_COLORS, wall_time_parts, describe)
 
@@ -215,7 +211,7 @@ def _stacked(
     """Return a bar for each cell that is made of its phases, in the mean over its trials.
 
     `colors` are those of the known phases in their order; a phase that is not among them comes
-    last. `read` returns a trial's phases, `describe` the text next to a bar.
+    last and is black. `read` returns a trial's phases, `describe` the text next to a bar.
     """
     groups = []
     for workload, cells in report.shown.items():
@@ -226,7 +222,11 @@ def _stacked(
                 means[cell.name] = mean
         if not means:
             continue
-        looks = _looks(means.values(), colors)
+        present = set().union(*means.values())
+        looks = {}  # the color and the title of each phase that a cell has
+        for phase in [*colors, *sorted(present - colors.keys())]:
+            if phase in present:
+                looks[phase] = (colors.get(phase, INK), phase.replace("_", " "))
         longest = max(sum(mean.values()) for mean in means.values())
         rows = []
         for name, mean in means.items():
@@ -234,22 +234,6 @@ def _stacked(
             rows.append(Bar(label=name, parts=parts, text=describe(mean)))
         groups.append(RowGroup(title=workload, rows=rows, legend=list(looks.values())))
     return groups
-
-
-def _looks(
-    means: Iterable[Mapping[str, float]], colors: Mapping[str, str]
-) -> dict[str, tuple[str, str]]:
-    """Return the color and the title of each phase that a cell has, in the order of `colors`.
-
-    Phases that are not in `colors` come last and are black.
-    """
-    present = set().union(*means)
-    phases = [phase for phase in colors if phase in present]
-    phases += sorted(present - colors.keys())
-    looks = {}
-    for phase in phases:
-        looks[phase] = (colors.get(phase, INK), phase.replace("_", " "))
-    return looks
 
 
 def _parts(
@@ -350,7 +334,7 @@ def _fewest_ranks(cells: Sequence[ReportCell]) -> dict[str, ReportCell]:
 def stopping(report: Report) -> list[RowGroup]:
     """Return the epochs that trials with a rule for stopping trained, in the mean over a cell.
 
-    A bar is cut where the best evaluation was.
+    A bar is cut where the best evaluation was; the longest takes all the space.
     """
     groups = []
     for workload, cells in report.shown.items():
@@ -362,21 +346,21 @@ def stopping(report: Report) -> list[RowGroup]:
         if not summaries:
             continue
         longest = max(summary.epochs for summary in summaries.values())
-        rows = [_epochs_bar(name, summary, longest) for name, summary in summaries.items()]
+        rows = []
+        for name, summary in summaries.items():
+            best = summary.epochs if summary.epochs_to_best is None else summary.epochs_to_best
+            until, after = 100 * best / longest, 100 * (summary.epochs - best) / longest
+            parts = [
+                Part(width=until, color=COLORS[0], name="until the best evaluation"),
+                Part(width=after, color=COLORS[6], name="after it"),
+            ]
+            epochs, best_epoch = fmt.three_digits(summary.epochs), fmt.three_digits(best)
+            ended = fmt.stop_counts(summary)
+            text = f"{epochs} epochs, best at {best_epoch}; ended: {ended}"
+            rows.append(Bar(label=name, parts=parts, text=text))
         legend = [(COLORS[0], "until the best evaluation"), (COLORS[6], "after it")]
         groups.append(RowGroup(title=workload, rows=rows, legend=legend))
     return groups
-
-
-def _epochs_bar(name: str, summary: StopSummary, longest: float) -> Bar:
-    """Return the bar of a cell; that of `longest` epochs takes all the space."""
-    best = summary.epochs if summary.epochs_to_best is None else summary.epochs_to_best
-    parts = [
-        Part(width=100 * best / longest, color=COLORS[0], name="until the best evaluation"),
-        Part(width=100 * (summary.epochs - best) / longest, color=COLORS[6], name="after it"),
-    ]
-    text = f"{summary.epochs:.3g} epochs, best at {best:.3g}; ended: {fmt.stop_counts(summary)}"
-    return Bar(label=name, parts=parts, text=text)
 
 
 def memory(report: Report) -> list[RowGroup]:
@@ -395,7 +379,7 @@ def _peak_mib(record: Record) -> float | None:
 
 def energy(report: Report) -> list[RowGroup]:
     """Return the energy of all ranks' GPUs for one sample, in joules."""
-    return _measured(report, joules_per_sample, lambda value: f"{value:.3g} J")
+    return _measured(report, joules_per_sample, lambda value: f"{fmt.three_digits(value)} J")
 
 
 def _measured(

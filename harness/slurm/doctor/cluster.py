@@ -27,7 +27,6 @@ from harness.launch.controller import run_client
 from harness.launch.probe import make_folder
 from harness.slurm import queue as queues
 from harness.slurm.doctor import allocation
-from harness.slurm.doctor.allocation import Examination
 from harness.slurm.doctor.checks import (
     Check,
     checks_of_job,
@@ -64,8 +63,8 @@ def examine_cluster(
     report_progress: Callable[[str], None],
     queue_seconds: float,
     *,
-    all_nodes: bool = False,
-    measure: bool = False,
+    all_nodes: bool,
+    measure: bool,
 ) -> list[Check]:
     """Return the checks of a cluster, up to the one that makes the others pointless.
 
@@ -84,7 +83,12 @@ def examine_cluster(
     if all_nodes:
         count = partitions.count_nodes(profile.slurm) or profile.slurm.nodes
         profile = replace(profile, slurm=replace(profile.slurm, nodes=count))
-    folder = SubmissionFolder(path=_make_folder_with_token(results))
+    folder = SubmissionFolder(path=make_folder(results.path, "doctor-"))
+    try:
+        # Every node is to read it. One that sees another folder of the same name can't know it.
+        token_path(folder.path).write_text(secrets.token_hex(), encoding="ascii")
+    except OSError as error:
+        raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
     checks = [
         Check(name="Slurm", passed=True, detail=one_line(ping.stdout)),
         *_run_job(profile, folder, report_progress, queue_seconds, measure=measure),
@@ -97,21 +101,6 @@ def examine_cluster(
     if all(check.passed for check in checks):
         shutil.rmtree(folder.path)  # otherwise it holds the job's log
     return checks
-
-
-def _make_folder_with_token(results: Results) -> Path:
-    """Make a fresh folder with a random token in it, which every node is to read.
-
-    A node that sees another folder of the same name can't know the token.
-
-    Raises BadInput if results can't be written.
-    """
-    folder = make_folder(results.path, "doctor-")
-    try:
-        token_path(folder).write_text(secrets.token_hex(), encoding="ascii")
-    except OSError as error:
-        raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
-    return folder
 
 
 def _run_job(
@@ -279,20 +268,13 @@ def _check_examination(profile: Profile, folder: SubmissionFolder) -> list[Check
         if check.name == "folder" and check.passed:
             check = make_check("folder", unseen, check.detail)
         if check.name == "nodes" and check.passed:
-            check = replace(check, detail=check.detail + _describe_rest(profile, examination))
+            count = partitions.count_nodes(profile.slurm)
+            examined = len(examination.nodes)
+            if count is not None and count > examined:
+                rest = f"{examined} of the {count} nodes of the partition: --all-nodes examines the others too"
+                check = replace(check, detail=f"{check.detail}; {rest}")
         checks.append(check)
     return checks
-
-
-def _describe_rest(profile: Profile, examination: Examination) -> str:
-    """Return how many nodes of the partition were not examined, empty if all were."""
-    count = partitions.count_nodes(profile.slurm)
-    examined = len(examination.nodes)
-    if count is None or count <= examined:
-        return ""
-    return (
-        f"; {examined} of the {count} nodes of the partition: --all-nodes examines the others too"
-    )
 
 
 def _appears(path: Path) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
@@ -16,7 +15,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.launch.probe import make_folder
 from harness.launch.torchrun import Torchrun
-from harness.slurm.doctor.all_reduce import AllReduce, all_reduce
+from harness.slurm.doctor.all_reduce import all_reduce
 from harness.slurm.doctor.checks import Check, check_all_reduce, make_check
 from harness.slurm.doctor.node import installed_software
 from harness.spec.cluster import Profile, available_slots
@@ -39,10 +38,15 @@ def examine_machine(
     software = installed_software()
     # How many ranks this machine holds at a time, and why.
     slots, slots_reason = available_slots(profile)
+    ranks = min(MAX_RANKS, slots)
+    result = None
     folder = make_folder(results.path, "doctor-")
     try:
         free = shutil.disk_usage(folder).free / GIB
-        result = _try_all_reduce(profile, folder, min(MAX_RANKS, slots), report_progress)
+        if ranks:
+            report_progress(f"all-reduce over {ranks} ranks of torchrun")
+            launcher = Torchrun(environment=profile.environment)
+            result = all_reduce(launcher, folder, ranks, profile.device)
     finally:
         shutil.rmtree(folder)
     cores = len(usable_cores())
@@ -73,14 +77,3 @@ def _describe_compile_cache() -> Check:
     used = sum(entry.size for entry in compile_cache.list_entries(folder))
     detail = f"{folder} holds {used / 1e9:.2g} of at most {limit / 1e9:g} GB"
     return make_check("compiled", [], detail)
-
-
-def _try_all_reduce(
-    profile: Profile, folder: Path, ranks: int, report_progress: Callable[[str], None]
-) -> AllReduce | None:
-    """Have ranks that torchrun starts sum up; None if there is room for none."""
-    if not ranks:
-        return None
-    report_progress(f"all-reduce over {ranks} ranks of torchrun")
-    launcher = Torchrun(environment=profile.environment)
-    return all_reduce(launcher, folder, ranks, profile.device)

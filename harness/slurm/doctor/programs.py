@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,14 +55,8 @@ def run_program(
                 return decode_text(report[0], line, "rank 0", report[1])
             except BadFile as error:
                 return str(error)
-    return _failure(lines)
-
-
-def _failure(lines: Sequence[str]) -> str:
-    """Return the line of the rank that failed first, else the last line of the output.
-
-    If one rank fails, the others lose their connection to it and write lines of their own.
-    """
+    # If one rank fails, the others lose their connection to it and write lines of their own: the
+    # first one counts.
     for line in lines:
         if line.startswith("rank "):
             return line

@@ -77,16 +77,12 @@ class FSDP2(Strategy):
         self._reduce_scatter = self.tree_collective or ReduceScatter()
         if self.mesh.device.type == "cpu":
             # On GPUs, collectives overlap with computing, so the time in them is not lost.
-            self._time_collectives(model, clock)
+            all_gather = TimedCollective(AllGather(), clock)
+            self._reduce_scatter = TimedCollective(self._reduce_scatter, clock)
+            for module in sharded_modules(model):
+                module.set_custom_all_gather(all_gather)
+                module.set_custom_reduce_scatter(self._reduce_scatter)
         return training_module
-
-    def _time_collectives(self, model: nn.Module, clock: StepClock) -> None:
-        """Have `clock` count the collectives of a sharded model as communication."""
-        all_gather = TimedCollective(AllGather(), clock)
-        self._reduce_scatter = TimedCollective(self._reduce_scatter, clock)
-        for module in sharded_modules(model):
-            module.set_custom_all_gather(all_gather)
-            module.set_custom_reduce_scatter(self._reduce_scatter)
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
         """Shard each of the workload's layers, then the rest of the model."""

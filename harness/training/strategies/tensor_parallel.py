@@ -9,9 +9,8 @@ What ranks send to one another is a part of forward and backward here, and count
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
@@ -55,21 +54,14 @@ def parallelize(model: nn.Module, workload: Workload, mesh: ParallelMesh) -> Non
     name = f"{type(workload).__name__}.tensor_parallel_plan()"
     if not plan:
         raise NotApplied(f"tensor parallelism is unavailable: {name} is empty; needed: a plan")
-    _check_names(model, plan, name)
+    modules = [module_name for module_name, _ in model.named_modules()]
+    for pattern in plan:
+        # Torch would only warn, and leave such a module whole.
+        if not any(fnmatchcase(module_name, pattern) for module_name in modules):
+            raise NotApplied(f"{name}: found {pattern!r}, which names no module of the model")
     parallelize_module(model, mesh.tp_device_mesh(), plan)
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise NotApplied(f"tensor parallelism had no effect: {name} cuts no parameter")
-
-
-def _check_names(model: nn.Module, plan: Mapping[str, Any], plan_name: str) -> None:
-    """Raise NotApplied for a pattern of the plan that matches no module of the model.
-
-    Torch would only warn, and leave such a module whole.
-    """
-    modules = [name for name, _ in model.named_modules()]
-    for pattern in plan:
-        if not any(fnmatchcase(name, pattern) for name in modules):
-            raise NotApplied(f"{plan_name}: found {pattern!r}, which names no module of the model")
 
 
 def check_all_reduced(collectives: Sequence[Collective], mesh: ParallelMesh) -> None:

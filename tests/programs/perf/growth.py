@@ -72,8 +72,8 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """Return a time as in `13 ms` or `1.2 s`."""
-    return f"{seconds * 1e3:.0f} ms" if seconds < 0.1 else f"{seconds:.1f} s"
+    """Return a time as in `130 ms` or `1.2 s`."""
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.95 else f"{seconds:.1f} s"
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

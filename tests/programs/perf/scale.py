@@ -153,6 +153,10 @@ def measure_deliveries(trials: int) -> Iterator[Point]:
     yield Point(
         unit="trials", name="delivery of a trial while a sweep runs", size=trials, cost=cost
     )
+    calls = average(delivery.calls)
+    cost = Cost(seconds=calls.wall, cpu_seconds=calls.cpu, mib=delivery.running_mib)
+    name = "its `create_run`, `log_batch` and `set_terminated` alone"
+    yield Point(unit="trials", name=name, size=trials, cost=cost)
     cost = Cost(seconds=delivery.end.wall, cpu_seconds=delivery.end.cpu, mib=delivery.mib)
     yield Point(unit="trials", name="the last delivery of a sweep", size=trials, cost=cost)
 

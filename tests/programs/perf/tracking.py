@@ -4,6 +4,9 @@ No trial runs: records are written, eight at a time, and delivered as the proces
 for `harness run`. What a trial takes is shown for the first and for the last of them, which must be
 alike. The last one brings the verdicts on all cells.
 
+After each eight, another database gets their params, metrics and tags by MLflow's own three calls: the
+least that a trial's run takes on this machine at this hour, and the measure of its speed.
+
     python -m tests.programs.perf.tracking [TRIALS]
 """
 
@@ -14,8 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
@@ -24,6 +30,7 @@ from harness.records.files import write_record
 from harness.records.record import Record
 from harness.spec.cell import Trial
 from harness.tracking import Tracker
+from harness.tracking.contents import RunContents, trial_contents
 from tests.factories import make_cell, make_record, write_spec_of
 
 CELLS, STEPS = 100, 20
@@ -39,6 +46,10 @@ class Spent:
     wall: float
     cpu: float  # of this process
 
+    def for_each(self, count: int) -> Spent:
+        """Return what each of `count` things took."""
+        return Spent(wall=self.wall / count, cpu=self.cpu / count)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepDelivery:
@@ -46,6 +57,8 @@ class SweepDelivery:
 
     opening: Spent  # loading MLflow and making a database
     trials: Sequence[Spent]  # a trial of each delivery while the sweep runs
+    # The same trials by `create_run`, `log_batch` and `set_terminated` alone.
+    calls: Sequence[Spent]
     end: Spent  # the last trial, with all verdicts and pictures
     again: Spent  # all once more, which writes nothing
     running_mib: float  # the peak of this process's resident memory while the sweep runs
@@ -56,25 +69,33 @@ def deliver_sweep(trials: int) -> SweepDelivery:
     """Deliver a sweep of so many trials as `harness run` does, and return what that took."""
     planned = Records()
     ids = [planned.trial(number).id for number in range(trials)]
-    with tempfile.TemporaryDirectory() as aside:
+    with ExitStack() as stack:
+        aside = stack.enter_context(tempfile.TemporaryDirectory())
         results = Results(Path(aside))
         folder = results.sweep_folder("demo")
         folder.path.mkdir(parents=True)
         write_spec_of(folder, "demo", [planned.trial(number) for number in range(trials)])
         tracker = Tracker(results)
         opening = measure(tracker.prepare)
-        while_it_runs = []
+        caller = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+        caller.submit(time_three_calls, Path(aside), []).result()
+        while_it_runs, by_calls = [], []
         for start in range(0, trials - 1, BATCH):
             batch = range(start, min(start + BATCH, trials - 1))
-            write(folder, [planned.record(number) for number in batch])
+            records = [planned.record(number) for number in batch]
+            write(folder, records)
             new = ids[batch.start : batch.stop]
             spent = measure(partial(tracker.deliver, folder, new, in_passing=True))
-            while_it_runs.append(Spent(wall=spent.wall / len(batch), cpu=spent.cpu / len(batch)))
+            while_it_runs.append(spent.for_each(len(batch)))
+            contents = [trial_contents(record, repeats=1) for record in records]
+            spent = caller.submit(time_three_calls, Path(aside), contents).result()
+            by_calls.append(spent.for_each(len(batch)))
         running_mib = peak_mib()
         write(folder, [planned.record(trials - 1)])
         return SweepDelivery(
             opening=opening,
             trials=while_it_runs,
+            calls=by_calls,
             end=measure(partial(tracker.deliver, folder, ids)),
             running_mib=running_mib,
             mib=peak_mib(),
@@ -85,6 +106,29 @@ def deliver_sweep(trials: int) -> SweepDelivery:
 def peak_mib() -> float:
     """Return the peak of this process's resident memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def time_three_calls(folder: Path, contents: Sequence[RunContents]) -> Spent:
+    """Return what it takes to make the runs of some trials, in a database in `folder`.
+
+    To be called in one other process, whose memory does not count.
+    """
+    from mlflow import MlflowClient
+    from mlflow.entities import Param, RunTag
+
+    client = MlflowClient(f"sqlite:///{folder / 'calls.db'}")
+    found = client.get_experiment_by_name("calls")
+    experiment = client.create_experiment("calls") if found is None else found.experiment_id
+
+    def send() -> None:
+        for run_contents in contents:
+            run = client.create_run(experiment, run_contents.started)
+            params = [Param(name, value) for name, value in run_contents.params.items()]
+            tags = [RunTag(name, value) for name, value in run_contents.tags.items()]
+            client.log_batch(run.info.run_id, run_contents.metrics, params, tags)
+            client.set_terminated(run.info.run_id, run_contents.status, run_contents.ended)
+
+    return measure(send)
 
 
 class Records:
@@ -141,6 +185,7 @@ def main() -> None:
     show("opening a new database", delivery.opening)
     show(f"each of the first {SHOWN}", average(delivery.trials[:deliveries]))
     show(f"each of the last {SHOWN}", average(delivery.trials[-deliveries:]))
+    show("each by MLflow's three calls alone", average(delivery.calls))
     show("the last one, with all verdicts", delivery.end)
     show("all again: nothing is written", delivery.again)
     print(

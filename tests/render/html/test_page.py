@@ -18,7 +18,7 @@ from harness.hardware import machine as machines
 from harness.records.code import Repository
 from harness.records.record import TargetMetric
 from harness.records.store import read_recorded_sweep
-from harness.render.html import page, sections
+from harness.render.html import intervals, page, sections
 from harness.render.html import report as report_module
 from harness.spec.sweep import Sweep
 from tests.factories import make_machine, write_trial
@@ -33,6 +33,7 @@ from tests.support.reports import (
     write_run,
 )
 from tests.support.secrets import SECRET, SECRET_TEXTS
+from tests.support.sweeps import load
 from tests.support.tree import TOP
 
 LOG_BEGINS = "the log of a trial begins"
@@ -417,3 +418,33 @@ def test_the_recipe_is_that_of_the_trial_that_ended_last(results: Results, tmp_p
     assert f"git checkout {'beef' * 10}" in recipe
     assert f"git checkout {'feeb' * 10}" in recipe
     assert "git checkout face" not in recipe
+
+
+def test_a_workload_names_its_own_cells_that_never_reached_the_goal(
+    results: Results, tmp_path: Path
+) -> None:
+    """Not those of another workload, of which no cell can be compared."""
+    mlp = {"uses": "mlp", "data": {"source": "digits"}}
+    sweep = load(
+        tmp_path,
+        {"good": mlp, "bad": {**mlp, "options": {"hidden": [8]}}},
+        seeds=[0, 1, 2],
+        length={"steps": 60},
+        matrix={"precision": ["fp32", "bf16"]},
+    )
+    records = []
+    for record in make_records(sweep):
+        assert record.rank0 is not None
+        if record.trial.cell.workload.label == "bad":
+            evaluations = [
+                replace(evaluation, metrics={"accuracy": 0.1})
+                for evaluation in record.rank0.evaluations
+            ]
+            record = replace(record, rank0=replace(record.rank0, evaluations=tuple(evaluations)))
+        records.append(record)
+    made = report_module.make_report(results, sweep, records, None, goal=0.4)
+    comparison = made.result.comparison
+    assert comparison is not None
+    assert any(missing.startswith("bad") for missing in comparison.missing)
+    (group,) = intervals.convergence(made)
+    assert (group.title, group.note) == ("good", "1× is fp32")
