@@ -155,10 +155,12 @@ class SweepParity:
         """Return whether a cell is on `lowest` or a higher rung, None if that is unknown."""
         if parity.failure is not None:
             return False
-        if parity.rung is not None:
-            return at_least(parity.rung, lowest)
         reference = self.reference_of(parity)
         is_fp64_known = reference is not None and reference.fp64_problem is None
+        if parity.rung == "equivalent" and lowest == "fp64" and not is_fp64_known:
+            return None  # it may be on the rung above
+        if parity.rung is not None:
+            return at_least(parity.rung, lowest)
         if lowest in ("bitwise", "ulp") or (lowest == "fp64" and is_fp64_known):
             return False
         return None

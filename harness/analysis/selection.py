@@ -19,7 +19,7 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder
 from harness.launch.race import SweepRace
 from harness.records.decode import FileFormat, read_json
-from harness.records.files import read_record
+from harness.records.files import RECORD_FILE, read_record
 from harness.records.record import Record
 from harness.records.store import (
     read_recorded_cells,
@@ -48,8 +48,9 @@ Recall = Callable[[str], Sequence[Record]]
 def select(results: Results, names: Sequence[str], recall: Recall | None = None) -> list[Side]:
     """Return the results that each name stands for, as `FORMS` lists them.
 
-    `baseline` without a hardware means the baselines of the hardware of the other names. Without
-    `recall` no name is that of an MLflow run. Raises BadInput for an unknown or ambiguous name.
+    `baseline` without a hardware means the baselines of the hardware of the other names, and of these
+    those of their cells and sweeps, or all if there are none. Without `recall` no name is that of an
+    MLflow run. Raises BadInput for an unknown or ambiguous name.
     """
     sides = {}
     for name in names:
@@ -57,7 +58,17 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
             sides[name] = Side(name=name, cells=find(results, name, recall).cells)
     if BASELINE in names:
         hardware = sorted(hardware_of(sides.values()))
-        sides[BASELINE] = Side(name=BASELINE, cells=_read_baselines(results, hardware))
+        baselines = _read_baselines(results, hardware)
+        others = [result for side in sides.values() for result in side.cells]
+        # By the sweeps too: cells that a sweep has lost since must count as missing.
+        ids = {result.cell.settings_id for result in others}
+        sweeps = {trial.sweep for result in others for trial in result.trials}
+        related = []
+        for result in baselines:
+            is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
+            if is_of_sweep or result.cell.settings_id in ids:
+                related.append(result)
+        sides[BASELINE] = Side(name=BASELINE, cells=related or baselines)
     return [sides[name] for name in names]
 
 
@@ -188,10 +199,11 @@ def find_trial(
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
     folder = Path(name)
-    if folder.is_file():
-        folder = folder.parent
-    elif named.folder is not None and not folder.is_dir():
+    is_of_trial = folder.is_file() or (folder / RECORD_FILE).is_file()
+    if named.folder is not None and (named.sweep is not None or not is_of_trial):
         folder = named.folder / record.trial.id
+    elif folder.is_file():
+        folder = folder.parent
     return record, folder
 
 

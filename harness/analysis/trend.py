@@ -188,7 +188,7 @@ def make_trend(
     throughput of each other cell is divided by that of the control's cell with the same axes, or by that
     of its only cell. Raises BadInput if no trial was measured, or for a control that can't be one.
     """
-    points, left_out = _points(nights)
+    points, last_night, left_out = _points(nights)
     if not points:
         raise BadInput(f"{name}: found no measured trial; allowed: a sweep that has run")
     control_points: list[TrendPoint] = []
@@ -206,18 +206,21 @@ def make_trend(
         threshold=NIGHTS_A_YEAR * fmean(points_by_night.values()),
         notes=[*notes, *left_out],
     )
-    last_night = max(points_by_night)
     series = _series(points, trend, last_night, is_control=False)
     series += _series(control_points, trend, last_night, is_control=True)
     return replace(trend, series=series)
 
 
-def _points(nights: Sequence[Sequence[Record]]) -> tuple[list[TrendPoint], list[str]]:
-    """Return all points by date, and what was left out, a line for each reason."""
-    started = [min((record.started for record in night), default=math.inf) for night in nights]
+def _points(nights: Sequence[Sequence[Record]]) -> tuple[list[TrendPoint], int, list[str]]:
+    """Return all points by date, the last night, and what was left out, a line for each reason.
+
+    The last night counts even if it measured nothing: what was new the night before is not new again.
+    """
+    # By the newest record of each, because a results folder may also hold records of earlier nights.
+    started = [max((record.started for record in night), default=-math.inf) for night in nights]
     points: list[TrendPoint] = []
     known: set[tuple[str, float]] = set()
-    unmeasured = 0
+    unmeasured = last_night = 0
     for night, index in enumerate(sorted(range(len(nights)), key=started.__getitem__)):
         groups: dict[tuple[str, ...], list[Record]] = {}
         for record in nights[index]:
@@ -225,6 +228,7 @@ def _points(nights: Sequence[Sequence[Record]]) -> tuple[list[TrendPoint], list[
             if identity in known:
                 continue
             known.add(identity)
+            last_night = night
             if record.status == "done" and record.summary and record.summary.throughput:
                 groups.setdefault(_group(record), []).append(record)
             else:
@@ -233,7 +237,7 @@ def _points(nights: Sequence[Sequence[Record]]) -> tuple[list[TrendPoint], list[
     left_out = []
     if unmeasured:
         left_out.append(f"left out {counted(unmeasured, 'trial')} without a measured throughput")
-    return sorted(points, key=lambda point: point.started), left_out
+    return sorted(points, key=lambda point: point.started), last_night, left_out
 
 
 def _group(record: Record) -> tuple[str, ...]:
@@ -298,11 +302,24 @@ def _divide(
 
 
 def _control_of(point: TrendPoint, controls: Sequence[TrendPoint]) -> TrendPoint | None:
-    """Return the control's point with the same axes, or its only one; None for neither."""
+    """Return the control's point with the same axes, or its only one; None for neither.
+
+    A workload may lack an axis that the other has. If no control has all the same axes, the axes that
+    both have must be equal, and only one cell of the control may have these.
+    """
+    levels = point.result.cell.levels
     for control in controls:
-        if control.result.cell.axes == point.result.cell.axes:
+        if control.result.cell.levels == levels:
             return control
-    return controls[0] if len(controls) == 1 else None
+    matching = []
+    for control in controls:
+        control_levels = control.result.cell.levels
+        shared = levels.keys() & control_levels.keys()
+        if all(control_levels[axis] == levels[axis] for axis in shared):
+            matching.append(control)
+    candidates = matching or controls
+    cells = {control.result.cell.settings_id for control in candidates}
+    return candidates[0] if len(cells) == 1 else None
 
 
 def _series(

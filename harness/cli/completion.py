@@ -19,8 +19,10 @@ def complete_sweeps(incomplete: str) -> list[str]:
     """Return the names of ready sweeps, then the YAML files."""
     from harness.spec.sweep import ready_sweeps
 
-    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.y*ml"))
-    return _beginning_with(incomplete, ready_sweeps()) + files
+    folder, slash, _ = incomplete.rpartition("/")
+    paths = sorted(Path(f"{folder}{slash}").glob("*.y*ml"))
+    files = [f"{folder}{slash}{path.name}" for path in paths]  # as it was typed: ./ stays
+    return _beginning_with(incomplete, [*ready_sweeps(), *files])
 
 
 def complete_profiles(incomplete: str) -> list[str]:
@@ -32,13 +34,14 @@ def complete_profiles(incomplete: str) -> list[str]:
 
 def complete_recorded_sweeps(incomplete: str) -> list[str]:
     """Return the names of sweeps that have run, as their folders are called."""
-    return [path.parent.name for path in _runs_folder().glob(f"{incomplete}*/sweep.json")]
+    files = _runs_folder().glob("*/sweep.json")
+    return _beginning_with(incomplete, [path.parent.name for path in files])
 
 
 def complete_trials(incomplete: str) -> list[str]:
     """Return the ids of trials that have started, each once: several sweeps may share a trial."""
-    files = _runs_folder().glob(f"*/{incomplete}*/trial.json")
-    return sorted({path.parent.name for path in files})
+    files = _runs_folder().glob("*/*/trial.json")
+    return _beginning_with(incomplete, sorted({path.parent.name for path in files}))
 
 
 def complete_set(incomplete: str) -> list[str]:

@@ -99,8 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # Fails where the project's tests have a package called `workloads`.
         from harness.spec import sweep as spec
 
-        # Absolute, because pytest gives `pytest_collect_file` absolute paths to compare it with.
-        path = spec.find_sweep_file(str(sweep)).absolute()
+        # Absolute and without `..`, as the paths that pytest gives `pytest_collect_file`.
+        path = Path(os.path.abspath(spec.find_sweep_file(str(sweep))))  # noqa: PTH100
     except BadInput as error:
         raise pytest.UsageError(f"--harness-sweep {error}") from None
     # Without paths on its command line pytest collects `testpaths`, or all tests below the current

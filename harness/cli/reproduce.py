@@ -420,6 +420,7 @@ def reproduce(
     """
     from harness.analysis.rungs import RUNGS
     from harness.core.paths import Results, safe_folder_name
+    from harness.core.redaction import scrub
     from harness.interface.reproducing import reproduce_trials, select_originals
     from harness.render import reproduction as view
     from harness.reproduce import bundle
@@ -444,7 +445,7 @@ def reproduce(
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
     terminal = view.ReproductionView(folder, quiet=as_json)
-    command = shlex.join(["harness", *sys.argv[1:]])
+    command = scrub(shlex.join(["harness", *sys.argv[1:]]))  # a tracking URI may have a password
     subject = Subject(name=run, originals=chosen, commands=[command])
     verdict = reproduce_trials(subject, options, demand, folder, terminal)
     if as_json:

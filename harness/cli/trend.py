@@ -135,13 +135,23 @@ def trend(
         files = {"trend.html": page, "trend.md": view.markdown(found)}
         Tracker(Results(results), tracking_uri).deliver_trend(found, files)
     if bisect and found.new_slowdowns:
-        _bisect(found, Results(results), profile, budget_seconds)
+        _bisect(found, Results(results), profile, budget_seconds, stderr=as_json)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 
 
-def _bisect(found: "Trend", results: "Results", profile: "Profile", budget_seconds: float) -> None:
-    """Measure the commits of each new slowdown, and print what is found on stdout."""
+def _bisect(
+    found: "Trend",
+    results: "Results",
+    profile: "Profile",
+    budget_seconds: float,
+    *,
+    stderr: bool,
+) -> None:
+    """Measure the commits of each new slowdown, and print what is found.
+
+    On stderr where stdout has JSON, which text after it would make invalid.
+    """
     from harness.interface.history import bisect_slowdowns
     from harness.render import bisect as view
 
@@ -153,4 +163,4 @@ def _bisect(found: "Trend", results: "Results", profile: "Profile", budget_secon
             if isinstance(outcome, str):
                 print_message(outcome)
             else:
-                view.show(outcome)
+                view.show(outcome, stderr=stderr)

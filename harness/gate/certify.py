@@ -6,12 +6,14 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
+from harness.core.errors import BadInput
 from harness.core.paths import Results
+from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.against import Conditions, GateOptions
 from harness.gate.paired import Budget, run_paired, visible_effect
@@ -20,6 +22,7 @@ from harness.hardware import certificate as certificates
 from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
 from harness.hardware.machine import Device, machine_key
 from harness.records.code import describe_code
+from harness.records.differences import Value, differences, flatten, shown
 from harness.records.environment import (
     Hardware,
     Software,
@@ -32,6 +35,7 @@ from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
 MAX_TIME_RATIO = 2.0  # of a certificate's pairs and a gate's, either way
+MOST_NAMED = 4  # differences that an error lists
 MAX_VISIBLE_EFFECT = 0.9  # a machine that can't even see that has another problem
 
 
@@ -50,7 +54,8 @@ def prepare(
 ) -> Certificate:
     """Return this machine's certificate for these settings and versions, an empty one if it has none.
 
-    `restart` ignores an existing one. Raises BadInput for one that can't be read.
+    `restart` ignores an existing one. Raises BadInput for one that can't be read, and for one of other
+    settings or versions, whose comparisons would be lost.
     """
     hardware, device = _describe_machine(profile)
     software = describe_software()
@@ -70,9 +75,32 @@ def prepare(
     if restart:
         return empty
     earlier = certificates.read(results, empty.key)
-    if earlier is None or not earlier.continues(empty):
+    if earlier is None:
         return empty
+    if not earlier.continues(empty):
+        changed = differences(_decisive_fields(earlier), _decisive_fields(empty))
+        texts = []
+        for difference in changed:
+            texts.append(f"{difference.field} {shown(difference.a)}, now {shown(difference.b)}")
+        if len(texts) > MOST_NAMED:
+            texts[MOST_NAMED:] = [f"{len(texts) - MOST_NAMED} more"]
+        raise BadInput(
+            f"{certificates.certificate_path(results, earlier.key)}: found"
+            f" {counted(len(earlier.comparisons), 'comparison')} with {'; '.join(texts)};"
+            " allowed: the same settings and versions, or --restart, which discards them"
+        )
     return earlier
+
+
+def _decisive_fields(certificate: Certificate) -> dict[str, Value]:
+    """Return what all comparisons of a certificate share, as a flat table."""
+    content = asdict(certificate)
+    decisive = {
+        "settings": content["settings"],
+        "harness": content["code"],
+        "software": content["software"],
+    }
+    return flatten(decisive)
 
 
 def describe_conditions(results: Results, profile: Profile) -> Conditions:

@@ -122,4 +122,6 @@ def _matches(pattern: str, cell: Cell) -> bool:
 
     The id of the settings stays the same when code changes.
     """
-    return pattern in (cell.id, cell.settings_id) or fnmatchcase(cell.label, pattern)
+    # A label may hold characters of patterns, as in `hidden=[16]`, and then does not match itself.
+    names = (cell.id, cell.settings_id, cell.label)
+    return pattern in names or fnmatchcase(cell.label, pattern)

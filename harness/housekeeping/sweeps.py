@@ -22,9 +22,11 @@ from harness.records.store import (
     is_locked,
     lock,
     read_recorded_sweep,
+    read_spec,
     read_spec_content,
     recorded_sweep_names,
     recorded_trials,
+    write_spec,
 )
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.text import problem_of_name
@@ -246,3 +248,14 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
             for name in (folder.spec_path.name, folder.trial_folder("").record_path.name):
                 (removal.path / name).unlink(missing_ok=True)
             shutil.rmtree(removal.path)
+        if folder.spec_path.exists():
+            _forget_removed_trials(folder)
+
+
+def _forget_removed_trials(folder: SweepFolder) -> None:
+    """Leave the ids of trials that have been removed out of a sweep's file, as of the same time."""
+    stat = folder.spec_path.stat()
+    write_spec(read_spec(folder), folder)
+    os.utime(
+        folder.spec_path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
+    )  # by which the latest is known

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.analysis.selection import planned_cell
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.errors import BadInput, HarnessError, did_you_mean
 from harness.core.paths import Results
 from harness.gate.against import GateOptions, GateOutcome, gate
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
@@ -113,7 +113,8 @@ def explain_slower(
 ) -> dict[str, Explanation]:
     """Explain each cell that a gate has found slower, for as long as it was measured; by cell id.
 
-    `wait` and `on_message` are those of `hold_machine`.
+    `wait` and `on_message` are those of `hold_machine`. A cell that can't be explained is a message,
+    because the gate's verdict stands without its explanation.
     """
     explanations = {}
     for slower in outcome.slower_cells:
@@ -124,15 +125,18 @@ def explain_slower(
             budget_seconds=outcome.options.budget_seconds,
             order_seed=outcome.options.order_seed,
         )
-        explanations[slower.cell.id] = explain_arms(
-            sweep,
-            slower.cell.id,
-            profile,
-            options,
-            wait=wait,
-            on_message=on_message,
-            on_progress=on_progress,
-        )
+        try:
+            explanations[slower.cell.id] = explain_arms(
+                sweep,
+                slower.cell.id,
+                profile,
+                options,
+                wait=wait,
+                on_message=on_message,
+                on_progress=on_progress,
+            )
+        except HarnessError as error:
+            on_message(f"{slower.cell.label}: not explained: {error}")
     return explanations
 
 
@@ -186,11 +190,12 @@ def certify_machine(
 ) -> tuple[Certificate, int]:
     """Make the missing comparisons of `count`; return the certificate and how many were made.
 
-    `settings` are common to all comparisons; those of an earlier run count if they had the same, on
-    the same machine with the same versions. `restart` discards them. Every comparison is on disk as
+    `settings` are common to all comparisons; those of an earlier run on this machine count, and must
+    have had the same settings and versions. `restart` discards them. Every comparison is on disk as
     soon as it is made. `wait` and `on_message` are those of `hold_machine`.
 
-    Raises BadInput for an earlier certificate that can't be read, HarnessError if a rank fails.
+    Raises BadInput for an earlier certificate that can't be read or continued, HarnessError if a rank
+    fails.
     """
     with hold_machine(profile, "measuring its false alarms", wait=wait, on_message=on_message):
         certificate = prepare(results, profile, settings, restart=restart)

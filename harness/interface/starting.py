@@ -277,9 +277,8 @@ def _command_line(
     `arguments` has them.
     """
     words, options = list(arguments), dict[str, object]()
-    given = {word.partition("=")[0] for word in arguments}
     for option in facts.options:
-        if option.flag in given or not option.flag.startswith("-"):
+        if option.is_given(arguments) or not option.flag.startswith("-"):
             continue
         if option.name == "seed":
             words += [option.flag, "{seed}"]
@@ -291,10 +290,8 @@ def _command_line(
 
 def _check_required(script: Path, facts: ScriptFacts, arguments: Sequence[str]) -> None:
     """Raise BadInput for an option that the script requires, and that `arguments` lacks."""
-    given = {word.partition("=")[0] for word in arguments}
     for option in facts.options:
-        is_given = option.flag in given if option.flag.startswith("-") else bool(arguments)
-        if option.is_required and not is_given:
+        if option.is_required and not option.is_given(arguments):
             raise BadInput(
                 f"{script}: found no {option.flag}, which it requires; allowed: its command line after"
                 f" it, as in `harness init {script} {option.flag} VALUE`"

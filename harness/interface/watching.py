@@ -59,13 +59,18 @@ def watch(
 
     delivery = JobDelivery(results, tracking_uri)
     patience = LagPatience()
+    delivered_sweeps: set[str] = set()  # names
+    if len(sweeps) == 1:  # a single sweep in any case, as the user has asked for it
+        delivered_sweeps.add(sweeps[0].name)
     while True:
         statuses = sweep_statuses(sweeps, results)
         # Shown before the delivery, which may take seconds if the tracking server is slow.
         show_statuses(statuses, delivery.error)
         for status in statuses:
-            # A single sweep is delivered in any case, as the user has asked for it.
-            if len(statuses) == 1 or not status.is_over:
+            if not status.is_over:
+                delivered_sweeps.add(status.sweep.name)
+            # Also once it is over: its last record may have come since the previous reading.
+            if status.sweep.name in delivered_sweeps:
                 delivery.deliver(status)
         if patience.is_exhausted(statuses):
             return statuses, delivery.error

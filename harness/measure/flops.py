@@ -6,13 +6,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.measure.probe import ForwardContext, probe_gradients
-from workloads.base import Batch, Workload
+from harness.measure.probe import Loss, probe_gradients
+from workloads.base import Batch
 
 
-def flops_per_sample(
-    workload: Workload, module: nn.Module, batch: Batch, forward: ForwardContext
-) -> float | None:
+def flops_per_sample(loss: Loss, module: nn.Module, batch: Batch) -> float | None:
     """Return the operations of one forward and backward, per sample of `batch`.
 
     Matrix products, convolutions and attentions are counted, a multiply-add as 2; everything else is
@@ -23,6 +21,6 @@ def flops_per_sample(
     # Fused attention computes its scores again in backward; written out as products, each is
     # counted once.
     with sdpa_kernel(SDPBackend.MATH):
-        if not probe_gradients(workload, module, batch, forward, counter):
+        if not probe_gradients(loss, module, batch, counter):
             return None
     return counter.get_total_flops() / len(batch[0]) or None

@@ -8,17 +8,16 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from workloads.base import Batch, Workload
+from workloads.base import Batch
 
-# Makes the context that a forward runs in, such as autocast.
-ForwardContext = Callable[[], AbstractContextManager[object]]
+# Returns the mean loss of a batch, as a workload's `loss` does, under autocast if it is trained so.
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 def probe_gradients(
-    workload: Workload,
+    loss_of: Loss,
     module: nn.Module,
     batch: Batch,
-    forward: ForwardContext,
     counting: AbstractContextManager[object],
 ) -> bool:
     """Compute the gradients of a batch in the context `counting`; return whether memory sufficed.
@@ -32,8 +31,7 @@ def probe_gradients(
     generators = [device] if device.type == "cuda" else []  # besides the CPU's
     try:
         with torch.random.fork_rng(generators), counting:
-            with forward():
-                loss = workload.loss(module, batch)
+            loss = loss_of(module, batch)
             # Unlike `backward`, this leaves `parameter.grad` as it is.
             torch.autograd.grad(loss, parameters, allow_unused=True)
     except torch.OutOfMemoryError:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.measure.probe import ForwardContext, probe_gradients
-from workloads.base import Batch, Workload
+from harness.measure.probe import Loss, probe_gradients
+from workloads.base import Batch
 
 # Operators that read only the shape of a tensor.
 SHAPE_ONLY = {
@@ -144,15 +144,13 @@ def tensor_bytes(tensor: Tensor) -> int:
     return elements * tensor.element_size()
 
 
-def bytes_per_sample(
-    workload: Workload, module: nn.Module, batch: Batch, forward: ForwardContext
-) -> float | None:
+def bytes_per_sample(loss: Loss, module: nn.Module, batch: Batch) -> float | None:
     """Return the traffic of one forward and backward, in bytes per sample of `batch`.
 
     The training is left as it was (`probe_gradients`). Returns None if memory is insufficient.
     """
     traffic = Traffic()
-    if not probe_gradients(workload, module, batch, forward, traffic):
+    if not probe_gradients(loss, module, batch, traffic):
         return None
     return float(traffic.bytes / len(batch[0]))
 

@@ -355,9 +355,26 @@ class Rehearsal:
         return not self.probe.has_several_turns and self._has_learned(self.losses)
 
     def _has_learned(self, losses: Sequence[float]) -> bool:
-        """Return whether the last loss is near its lower bound, relative to the first loss."""
-        floor = self.probe.calls[-1].floor if self.probe.calls else 0.0
-        return losses[-1] - floor <= LEARNED * (losses[0] - floor)
+        """Return whether the last loss is near its lower bound, relative to the first loss.
+
+        A loss that begins at or below the bound has another one, which is unknown.
+        """
+        if losses[0] <= self.floor:
+            return False
+        return losses[-1] - self.floor <= LEARNED * (losses[0] - self.floor)
+
+    @property
+    def floor(self) -> float:
+        """The lower bound of the loss: that of a cross-entropy, 0 of any other."""
+        return self.probe.calls[-1].floor if self.probe.calls else 0.0
+
+    @property
+    def unknown_floor(self) -> str | None:
+        """Why it is unknown how far the loss can fall; None if it is known."""
+        begins_at_floor = self.losses[0] <= self.floor
+        if not begins_at_floor:
+            return None
+        return f"the loss begins at {self.losses[0]:.3g}, and how far it can fall is unknown"
 
 
 def _with_gradients(model: nn.Module) -> list[str]:
@@ -380,6 +397,8 @@ def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
         )
     if probe.has_several_turns:
         return skipped(SEVERAL_LOSSES)
+    if rehearsal.unknown_floor is not None:
+        return skipped(rehearsal.unknown_floor)
     if rehearsal.has_learned:
         return passed(course)
     if rehearsal.rescue is not None:
@@ -415,6 +434,8 @@ def check_direction(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
         return skipped(f"{target.name} is not defined over {len(probe.batch[0])} samples")
     if math.isnan(before[target.name] - after[target.name]):
         return skipped(f"{target.name} is not finite")
+    if rehearsal.unknown_floor is not None and not probe.has_several_turns:
+        return skipped(rehearsal.unknown_floor)
     if not rehearsal.has_learned or before[target.name] == after[target.name]:
         return skipped(f"{target.name} did not change")
     course = f"{target.name} goes from {before[target.name]:.4g} to {after[target.name]:.4g}"

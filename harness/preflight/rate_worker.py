@@ -129,16 +129,21 @@ def raise_rates(parts: TrialParts) -> float:
             f"{name}.turns(): found {len(parts.optimizers)} turns; allowed: one, whose rate is searched"
         )
     (optimizer,) = parts.optimizers
-    peak = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
-    current = peak / lr_factor(parts.workload, parts.axes)
+    # LambdaLR multiplies `initial_lr`, which torch's OneCycleLR begins at, far below its peak `max_lr`.
+    initial_rates, peak_rates = [], []
+    for group in optimizer.param_groups:
+        initial_rates.append(float(group.get("initial_lr", group["lr"])))
+        peak_rates.append(float(group.get("max_lr", initial_rates[-1])))
+    scaling = lr_factor(parts.workload, parts.axes)
+    initial = max(initial_rates) / scaling
     steps = parts.total_steps
 
     def factor(step: int) -> float:
         """Return the factor of the workload's rates at a step, counted from 0."""
-        return float(rate_at(np.asarray(step), steps)) / current
+        return float(rate_at(np.asarray(step), steps)) / initial
 
     parts.train_step.schedule = LambdaLR(optimizer, factor)
-    return current
+    return max(peak_rates) / scaling
 
 
 def mean_losses(parts: TrialParts, state: TrainingState) -> Numbers | None:

@@ -39,14 +39,27 @@ class Found:
 class ScriptOption:
     """An option of a script's command line, as its argparse declares it."""
 
-    flag: str  # as in --lr
+    flags: Sequence[str]  # as in -l and --lr
     default: object
     is_required: bool
+
+    @property
+    def flag(self) -> str:
+        """Return the longest flag, or the name of a positional argument."""
+        return max(self.flags, key=len)
 
     @property
     def name(self) -> str:
         """Return the name as a placeholder has it: `batch_size` for `--batch-size`."""
         return self.flag.lstrip("-").replace("-", "_").replace(".", "_")
+
+    def is_given(self, arguments: Sequence[str]) -> bool:
+        """Return whether a command line has one of the flags, or for a positional argument any word."""
+        if not self.flag.startswith("-"):
+            return bool(arguments)
+        given = {word.partition("=")[0] for word in arguments}
+        given |= {word[:2] for word in arguments if not word.startswith("--")}  # as in -l0.5
+        return not given.isdisjoint(self.flags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +207,7 @@ def _option(node: ast.AST) -> ScriptOption | None:
     required = keywords.get("required")
     is_positional = not flags[0].startswith("-") and "nargs" not in keywords
     return ScriptOption(
-        flag=max(flags, key=len),
+        flags=flags,
         default=default.value if isinstance(default, ast.Constant) else None,
         is_required=is_positional
         or (isinstance(required, ast.Constant) and required.value is True),

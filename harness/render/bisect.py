@@ -103,9 +103,9 @@ def stacks_as_json(outcome: StackBisectOutcome) -> str:
     return json.dumps({"exit_code": outcome.exit_code, **content}, indent=1, allow_nan=False)
 
 
-def show(outcome: BisectOutcome | StackBisectOutcome) -> None:
+def show(outcome: BisectOutcome | StackBisectOutcome, *, stderr: bool = False) -> None:
     """Print the result; subjects of commits are escaped, as they may have any character."""
-    console = TerminalConsole()
+    console = TerminalConsole(stderr=stderr)
     shown = lines(outcome) if isinstance(outcome, BisectOutcome) else stack_lines(outcome)
     for line in shown:
         console.print_text(line)

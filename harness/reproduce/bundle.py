@@ -73,8 +73,9 @@ def seal_bundle(folder: Path) -> None:
     A bundle is passed on. So it loses the key of its records: whoever has that could try out values
     that were withheld.
     """
-    for sweep_folder in Results(folder / RESULTS_FOLDER).runs.glob("*"):
-        SweepFolder(sweep_folder).key_path.unlink(missing_ok=True)
+    for name in (RESULTS_FOLDER, CONTROL_FOLDER):
+        for sweep_folder in Results(folder / name).runs.glob("*"):
+            SweepFolder(sweep_folder).key_path.unlink(missing_ok=True)
     files = {name: _sha256(path) for name, path in _files(folder)}
     write_atomically(folder / MANIFEST_FILE, sealed_text(asdict(BundleManifest(files=files))))
 

@@ -150,11 +150,11 @@ def outcome_of(
     """
     if rung is not None and at_least(rung, demanded):
         return "reproduced" if differences else "repeated"
+    is_undecided = exact_failure is not None or agreement.fp64_problem == "other random numbers"
+    if demanded == "fp64" and is_undecided and rung in (None, "equivalent"):
+        return "inconclusive"
     if rung is not None or demanded == "bitwise":
         return "different"
-    is_undecided = exact_failure is not None or agreement.fp64_problem == "other random numbers"
-    if demanded == "fp64" and is_undecided:
-        return "inconclusive"
     if demanded != "equivalent" and agreement.has_series:
         return "different"
     return "inconclusive"

@@ -83,12 +83,12 @@ def probe_calls(
     """Return the common shape of the calls of an evaluation.
 
     `inputs_of_samples` returns the calls for some of `count` samples. Batches from the whole set
-    are evaluated, and a single sample, so that the dimension of samples varies.
+    are evaluated, a single sample and two, so that the dimension of samples varies.
     Raises NotApplied where calls have different numbers of inputs, or of dimensions.
     """
     starts = range(0, count, batch_size)
     stride = max(1, len(starts) // PROBED_BATCHES)
-    calls = inputs_of_samples([0])
+    calls = inputs_of_samples([0]) + inputs_of_samples(range(min(2, count)))
     for start in starts[::stride]:
         calls += inputs_of_samples(range(start, min(start + batch_size, count)))
     ranks = {tuple(tensor.ndim for tensor in inputs) for inputs in calls}

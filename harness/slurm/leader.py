@@ -299,12 +299,17 @@ def refuse_foreign_files(submission_folder: SubmissionFolder) -> None:
 def refuse_cancelled(submission: Submission, array: int) -> None:
     """Stop if the user has cancelled the submission: once requeued, its job would run all the same.
 
-    Raises JobIsOver, also if the array was given up because nobody knew of its jobs.
+    Raises JobIsOver, also if the array was given up because nobody knew of its jobs, and if it was
+    submitted again under another id.
     """
     if submission.cancelled_at is not None:
         raise JobIsOver("the sweep's jobs were cancelled")
     if submission.arrays[array].is_abandoned:
         raise JobIsOver("harness submit gave this job up before it was in the queue")
+    # A call of sbatch to which Slurm gave no answer was repeated, and Slurm has received both.
+    slurm_id = submission.arrays[array].slurm_id
+    if slurm_id is not None and slurm_id != own_job_id().partition("_")[0]:
+        raise JobIsOver(f"harness submit has submitted these trials again, as job {slurm_id}")
 
 
 def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:

@@ -277,8 +277,12 @@ def _count_open_trials(sweep_folder: SweepFolder, submission: Submission) -> int
     for job in submission.jobs():
         for trial_id in job.trial_ids:
             record = read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
-            first_attempt = submission.first_attempts[trial_id]
-            count += record is None or record.attempt < first_attempt or _runs_again(record)
+            if (
+                record is None
+                or submission.is_preceded_by(trial_id, record.attempt, record.started)
+                or _runs_again(record)
+            ):
+                count += 1
     return count
 
 

@@ -40,6 +40,7 @@ class RecordHeader:
     status: Literal["done", "failed", "invalid", "interrupted"]
     attempt: int  # counted from 1
     detail: str  # why it failed or is invalid
+    started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0  # that the attempt took
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
     retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures, where it failed

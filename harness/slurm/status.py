@@ -108,7 +108,11 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """The state of a sweep, with the trials that an earlier version of its file asked for."""
+    """The state of a sweep.
+
+    Of cells that only an earlier version of its file had, it has the trials that are done or that
+    a job still has.
+    """
 
     sweep: Sweep
     trials: Sequence[TrialState]
@@ -243,7 +247,7 @@ def _submitted_state(
     """
     first_attempt = submission.first_attempts[trial.id]
     record = files.record
-    if record is not None and record.attempt < first_attempt:
+    if record is not None and submission.is_preceded_by(trial.id, record.attempt, record.started):
         record = None  # an earlier submission left it
     queued = None if live_jobs is None else live_jobs.get(trial.id)
     job_state = _job_state(queued, slurm_answers=live_jobs is not None)
@@ -415,7 +419,7 @@ def _read_status(
     headers = [entry.record for entry in files.values() if entry.record is not None]
     return SweepStatus(
         sweep=sweep,
-        trials=rows,
+        trials=_without_earlier(rows, trials, sweep, slurm_answers=queue is not None),
         bad_nodes=_count_bad_nodes(headers),
         goodput=total(header.goodput for header in headers if header.goodput is not None),
         nodes=speeds_by_trials(
@@ -430,6 +434,27 @@ def _without_skipped(row: TrialState, reason: str | None) -> TrialState:
     if reason is None or row.state not in NOT_BEGUN:
         return row
     return replace(row, state="skipped", detail=reason, is_live=False)
+
+
+def _without_earlier(
+    rows: Sequence[TrialState], trials: Mapping[str, Trial], sweep: Sweep, *, slurm_answers: bool
+) -> list[TrialState]:
+    """Return the rows without trials of cells that the sweep no longer has.
+
+    Such a trial stays if it is done or has a job. If it went wrong, nothing is left to do about it:
+    no command runs it again. `trials` are by id.
+    """
+    present_cells = {cell.id for cell in sweep.cells}
+    shown = []
+    for row in rows:
+        # Without a job, it counts as live because of a local run, which does not run it.
+        has_job = row.is_live and row.job is not None
+        if not slurm_answers:
+            has_job = row.state in OPEN_STATES
+        is_present = trials[row.trial].cell.id in present_cells
+        if is_present or row.state == "done" or has_job:
+            shown.append(row)
+    return shown
 
 
 def _count_bad_nodes(headers: Iterable[RecordHeader]) -> Counter[str]:
@@ -507,6 +532,7 @@ def _summary(record: Record, path: Path) -> RecordHeader:
     header = RecordHeader(
         status=record.status,
         attempt=record.attempt,
+        started=record.started,
         detail=one_line(detail),
         failures=failures,
         seconds=whole_seconds(record),

@@ -96,6 +96,14 @@ class Submission:
                     name=self.job_name(number),
                 )
 
+    def is_preceded_by(self, trial_id: str, attempt: int, started: float) -> bool:
+        """Return whether an attempt at a trial was made before this submission.
+
+        `started` is in seconds since the epoch. The number alone does not tell, because
+        `harness run --force` counts attempts from 1 again.
+        """
+        return attempt < self.first_attempts[trial_id] and started < self.created_at
+
     def abandoned(self, arrays: Container[int]) -> Submission:
         """Return a copy in which the arrays with these numbers are abandoned."""
         copies = []

@@ -43,6 +43,7 @@ from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SHELL_VARIABLE
 from harness.slurm.nodes import read_findings, reasons_to_exclude
 from harness.slurm.packing import JobArray, pack
+from harness.slurm.queue import QueuedJob
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec import partitions
 from harness.spec.cell import Trial
@@ -202,12 +203,14 @@ def prepare(
 
     Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have
     jobs: a trial must not run in two jobs at once. Raises BadInput for a stack that ranks can't run
-    under.
+    under, and while cancelled jobs are ending that have some of the trials.
     """
     todo = plan(sweep, sweep_folder, redo)
     refuse_changed_profile(todo, sweep, profile, sweep_folder)
     earlier = submissions.read_all(sweep_folder)
-    live = queues.live_jobs(earlier, queues.query_submitters(earlier, on_wait=on_wait))
+    queue = queues.query_submitters(earlier, on_wait=on_wait)
+    refuse_ending_jobs(sweep_folder, earlier, queue, todo.pending)
+    live = queues.live_jobs(earlier, queue)
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
     check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
@@ -247,6 +250,28 @@ def prepare(
         remarks=[*packing.remarks, *remarks, *todo.unreadable],
         earlier=earlier,
     )
+
+
+def refuse_ending_jobs(
+    sweep_folder: SweepFolder,
+    earlier: Sequence[Submission],
+    queue: Mapping[str, QueuedJob],
+    pending: Sequence[Trial],
+) -> None:
+    """Refuse to submit while cancelled jobs that have pending trials are still in the queue.
+
+    Such a job runs no further trial, and no other job may run its trials before it has ended. Raises
+    BadInput.
+    """
+    cancelled = [submission for submission in earlier if submission.cancelled_at is not None]
+    ending = queues.live_jobs(cancelled, queue)
+    job_ids = {ending[trial.id].id for trial in pending if trial.id in ending}
+    if job_ids:
+        listed = one_line(", ".join(sorted(job_ids)), 60)
+        raise BadInput(
+            f"{sweep_folder.path}: cancelled jobs {listed} are still in Slurm's queue;"
+            " submit again once they have ended"
+        )
 
 
 def with_race(profile: Profile, sweep: Sweep) -> Profile:

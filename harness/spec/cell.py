@@ -16,7 +16,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter
@@ -453,19 +452,21 @@ def level_reader(axis: str) -> Callable[[Cell], Hashable]:
 def has_settings(cell: Cell, text: str) -> bool:
     """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`.
 
-    Values are compared as text, as Python prints them; `workload` is the sweep's name for it.
+    Values are compared as text, as a sweep file has them or as Python prints them: `true` or `True`.
+    `workload` is the sweep's name for it.
     """
     if "=" not in text:
         return False
     for setting in text.split(","):
-        name, _, value = setting.partition("=")
-        actual: Hashable = None  # of a name that is no axis
-        if name.strip() == "workload":
+        name, _, value = (part.strip() for part in setting.partition("="))
+        actual: Hashable
+        if name == "workload":
             actual = cell.workload.label
+        elif name in AXES or setting_of(name) is not None or variable_of(name) is not None:
+            actual = cell.level(name)
         else:
-            with suppress(AttributeError):
-                actual = cell.level(name.strip())
-        if str(actual) != value.strip():
+            return False
+        if value not in (_as_yaml(actual), str(actual)):
             return False
     return True
 

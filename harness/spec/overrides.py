@@ -15,7 +15,8 @@ from harness.spec.axes import AXIS_TYPES
 from harness.spec.cell import setting_of
 from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
-from harness.spec.shorthand import LENGTHS
+from harness.spec.saving import AXIS as CHECKPOINT_EVERY
+from harness.spec.shorthand import DOTTED_AXIS, LENGTHS
 from harness.spec.text import find_control_character
 from workloads.sources import SOURCES_OF_FILES
 
@@ -24,6 +25,7 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
 
     An axis, seeds and lengths hold for all workloads then, those that have their own included.
+    `checkpoint.every` is the axis of that name if the sweep has it or gets several values, else a key.
     `text` is what follows `--set`, and `sweep_keys` are the keys of a sweep file. Raises BadInput
     for an unknown key or a value that is no YAML. Values are checked when the document is.
     """
@@ -36,6 +38,10 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
             f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
         )
     source = f"--set {text}"
+    if name == DOTTED_AXIS:
+        has_several_values = "," in value or value.lstrip().startswith("[")
+        if has_several_values or _has_axis(document, CHECKPOINT_EVERY):
+            name = CHECKPOINT_EVERY
     is_open_axis = variable_of(name) is not None or setting_of(name) is not None
     if name in AXIS_TYPES or is_open_axis:
         _replace_axis(document, name, value, source)
@@ -62,18 +68,29 @@ def _replace_axis(document: Document, axis: str, value: str, source: str) -> Non
 
     The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are.
     """
+    setting = setting_of(axis)
+    if setting is not None:
+        for entry in document.content["workloads"].values():
+            (entry or {}).get(setting.section, {}).pop(setting.name, None)
+    for group in _groups_of_axes(document):
+        group.pop(axis, None)
+    document.put(("matrix", axis), _parse_list(value, source), source)
+
+
+def _has_axis(document: Document, axis: str) -> bool:
+    """Return whether the sweep sets an axis, rules of `exclude` and `include` aside."""
+    groups = [document.content.get("matrix", {}), *_groups_of_axes(document)]
+    return any(axis in group for group in groups)
+
+
+def _groups_of_axes(document: Document) -> list[dict[str, Any]]:
+    """Return what sets axes apart from the matrix: `axes`, each part of `zip`, and the workloads' own."""
     content = document.content
     groups = [content.get("axes", {}), *content.get("zip", [])]
     for entry in content["workloads"].values():
         if entry:  # null in the file: a workload as it is declared
             groups.append(entry.get("axes", {}))
-    setting = setting_of(axis)
-    if setting is not None:
-        for entry in content["workloads"].values():
-            (entry or {}).get(setting.section, {}).pop(setting.name, None)
-    for group in groups:
-        group.pop(axis, None)
-    document.put(("matrix", axis), _parse_list(value, source), source)
+    return groups
 
 
 def _replace_key(

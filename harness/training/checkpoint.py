@@ -156,9 +156,16 @@ class Checkpointer:
             content = self.strategy.optimizer_state(self.model, optimizer)
             content["state"] = _share(content["state"], f"optimizer {number}")
             optimizers.append(content)
-        schedules = []
+        schedules: list[dict[str, Any] | None] = []
         for schedule in self.schedules:
-            schedules.append(schedule.state_dict() if schedule else None)
+            if schedule is None:
+                schedules.append(None)
+                continue
+            kept = {}
+            for name, value in schedule.state_dict().items():
+                if not callable(value):  # functions are those that the schedule is made with again
+                    kept[name] = value
+            schedules.append(kept)
         content = {
             "step": state.step,
             "parameters": parameters,

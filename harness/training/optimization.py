@@ -8,6 +8,7 @@ with a loss, an optimizer and a schedule.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # half of one: from 1 to 0
     "step": lambda done: 0.1 ** int(3 * done),  # 1, 0.1 and 0.01 in the three thirds
 }
+SIMULATED_STEPS = 1000  # of a schedule at most, to see whether it depends on the optimizer's rates
 # Settings that several turns can't have, and why.
 REFUSED_WITH_TURNS: dict[str, tuple[Any, str]] = {
     "reduction": ("tree", "its tree has the gradients of one backward"),
@@ -138,9 +140,12 @@ def make_schedule(
     """Return the schedule over `steps` optimizer steps; None for a constant learning rate.
 
     It is stepped after each optimizer step. Over the first share `lr_warmup` of the steps the rate
-    rises linearly, then it decays.
+    rises linearly, then it decays. Raises NotApplied if the axes change the rate, and the workload's
+    schedule sets rates of its own.
     """
     if axes.lr_schedule == "recipe":
+        if axes.lr is not None or lr_factor(workload, axes) != 1:
+            _check_schedule(workload, optimizer, axes, steps)
         return workload.schedule(optimizer, steps)
     if axes.lr_schedule == "one-cycle":
         return one_cycle(optimizer, steps, ONE_CYCLE_RISE)
@@ -156,6 +161,50 @@ def make_schedule(
         return decay((step - warmup_steps) / max(1, steps - warmup_steps))
 
     return LambdaLR(optimizer, scale)
+
+
+def _check_schedule(workload: Workload, optimizer: Optimizer, axes: Axes, steps: int) -> None:
+    """Raise NotApplied if the workload's schedule has the same rates at twice the optimizer's.
+
+    So do torch's OneCycleLR and CyclicLR with numbers for their rates.
+    """
+    rates = _simulate_schedule(workload, optimizer, steps, factor=1.0)
+    doubled = _simulate_schedule(workload, optimizer, steps, factor=2.0)
+    # A group that stays at 0 is frozen by a factor, which depends on no rate.
+    if all(once != twice or not any(once) for once, twice in zip(rates, doubled, strict=True)):
+        return
+    setting = f"lr_scaling={axes.lr_scaling}" if axes.lr is None else f"lr={axes.lr:g}"
+    raise NotApplied(
+        f"{setting} had no effect: {type(workload).__name__}.schedule() sets rates of its own; needed:"
+        " the optimizer's, as in max_lr=[group['lr'] for group in optimizer.param_groups]"
+    )
+
+
+def _simulate_schedule(
+    workload: Workload, optimizer: Optimizer, steps: int, *, factor: float
+) -> list[list[float]]:
+    """Return the workload's rates at `factor` times the optimizer's, shape (groups, simulated steps).
+
+    Nothing is trained, and the optimizer is left as it was.
+    """
+    groups = optimizer.param_groups
+    before = [dict(group) for group in groups]
+    for group in groups:
+        group["lr"] = factor * group["lr"]
+    rates: list[list[float]] = [[] for _ in groups]
+    with warnings.catch_warnings():
+        # Torch warns of a schedule that is stepped before its optimizer.
+        warnings.simplefilter("ignore", UserWarning)
+        schedule = workload.schedule(optimizer, steps)
+        for _ in range(min(steps, SIMULATED_STEPS)):
+            for group, group_rates in zip(groups, rates, strict=True):
+                group_rates.append(float(group["lr"]))
+            if schedule is not None:
+                schedule.step()
+    for group, settings in zip(groups, before, strict=True):
+        group.clear()
+        group.update(settings)
+    return rates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,8 @@ class ScriptObserver:
         self.optimizers.setdefault(optimizer)
         assert self._clock is not None
         is_leader = optimizer is next(iter(self.optimizers))
+        if is_leader and self._is_at_length():
+            raise _LengthReached
         if not self._clock.running and is_leader and self._steps_seen >= self.skipped_steps:
             self._begin_segment()
         if self._clock.running:
@@ -186,6 +188,8 @@ class ScriptObserver:
         is_over = time.perf_counter() - self._segment_began >= SEGMENT_SECONDS
         if is_over or self.state.step >= self._segment_stop or is_requested():
             self._end_segment()
+            if self._is_at_length():
+                return  # it may still report this step and evaluate; `before_step` ends it
             self._check_whether_to_continue()
             self._begin_segment()
 
@@ -193,7 +197,10 @@ class ScriptObserver:
         """Keep what the script reports; the target metric makes an evaluation of the newest values."""
         if loss is not None or samples is not None:
             self.reports.add(self._steps_seen, loss, samples)
-        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        for name, value in metrics.items():
+            self.metrics[name] = float(value)
+            if name != self.target.name and not math.isfinite(self.metrics[name]):
+                del self.metrics[name]  # no record can hold it; of the target, `check` says so
         if self.target.name in metrics:
             evaluation = Evaluation(
                 step=self.state.step,
@@ -261,10 +268,12 @@ class ScriptObserver:
         skipped = self.skipped_steps  # which are among the reports, and not in `state.step`
         losses += self.reports.mean_losses(skipped + first, skipped + self.state.step)
 
+    def _is_at_length(self) -> bool:
+        """Return whether all steps of the trial are done."""
+        return self.length is not None and self.state.step >= self.length
+
     def _check_whether_to_continue(self) -> None:
-        """Raise _LengthReached after the last step of the trial, Interrupted if that was asked for."""
-        if self.length is not None and self.state.step >= self.length:
-            raise _LengthReached
+        """Raise Interrupted if that was asked for."""
         if is_requested():
             self.progress.report("interrupted", self.state.step)
             raise Interrupted(
@@ -302,6 +311,13 @@ class ScriptObserver:
                 f"the loss became NaN or infinite at step {bad_step + 1} of {steps}",
                 rank=self.ranks.rank,
             )
+        for evaluation in self.state.evaluations:
+            value = evaluation.metrics[self.target.name]
+            if not math.isfinite(value):
+                raise NonFiniteLoss(
+                    f"the script reported {self.target.name}={value} after step {evaluation.step}",
+                    rank=self.ranks.rank,
+                )
 
     def digest_parameters(self) -> str:
         """Return the SHA-256 of the parameters of all optimizers, as this rank holds them.
@@ -315,10 +331,12 @@ class ScriptObserver:
         return digest.hexdigest()
 
     def _parameters(self) -> Iterator[Tensor]:
-        """Yield all parameters of the optimizers, in their order."""
+        """Yield each parameter of the optimizers once, in their order."""
+        parameters: dict[Tensor, None] = {}  # an optimizer may wrap another one, which has them too
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                yield from group["params"]
+                parameters.update(dict.fromkeys(group["params"]))
+        yield from parameters
 
     def result(self, entered: RankResult) -> RankResult:
         """Return what this rank leaves; no other rank takes part."""

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -110,7 +111,7 @@ def pack(content: Mapping[str, Any], mesh: ParallelMesh) -> CheckpointPart:
     """Return a rank's part with this content: plain values, tensors and shared tensors.
 
     The tensors share their memory with those of the content. Raises NotApplied for a tensor of a
-    type that no file has.
+    type that no file has, and for any other object.
     """
     packer = _Packer(mesh)
     packed = packer.pack(content, "")
@@ -144,7 +145,7 @@ class _Packer:
         if isinstance(value, list | tuple):
             items = [self.pack(item, f"{path}/{number}") for number, item in enumerate(value)]
             return items if isinstance(value, list) else {TUPLE: items}
-        return value
+        return _plain(value, path)
 
     def _add(self, key: str, tensor: Tensor) -> str:
         """Add a tensor to the file, and return its key there."""
@@ -166,6 +167,18 @@ class _Packer:
             key = self._add(f"shared/{shared.name}", block)
             shape = list(shared.tensor.shape)
             self.blocks[shared.name] = {"key": key, "shape": shape, "offsets": list(offsets)}
+
+
+def _plain(value: Any, path: str) -> bool | int | float | str | None:
+    """Return a value that JSON has, such as a number of NumPy; raises NotApplied for any other."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise NotApplied(
+        f"a checkpoint can't hold {path}: found {type(value).__name__}; allowed: numbers, texts,"
+        " tensors, and lists and mappings of these"
+    )
 
 
 class Staging:

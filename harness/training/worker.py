@@ -51,7 +51,6 @@ from harness.training.entry import cool_down, joined, load_workload, with_batch_
 from harness.training.flight import FlightRecorder
 from harness.training.model import place_batch
 from harness.training.outcome import environment_of, pack_series
-from harness.training.precision import autocast
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks
@@ -231,12 +230,13 @@ def _rank0_report(
         kept = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
         if kept is not None:
             checkpoint_path = str(kept.relative_to(parts.folder.path))
+    tokens = parts.workload.tokens_per_sample()
     report = Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
         flops_per_sample=_flops_per_sample(parts),
-        tokens_per_sample=parts.workload.tokens_per_sample(),
+        tokens_per_sample=None if tokens is None else float(tokens),
         evaluations=tuple(trainer.state.evaluations),
         parameter_digest=parameter_digest,
         environment=environment_of(parts.assignment),
@@ -289,8 +289,7 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
     if not _can_compute_alone(parts):
         return None
     axes = parts.axes
-    forward = partial(autocast, axes, parts.mesh.device)
-    forward_backward = bytes_per_sample(parts.workload, parts.model, _micro_batch(parts), forward)
+    forward_backward = bytes_per_sample(parts.train_step.loss, parts.model, _micro_batch(parts))
     if forward_backward is None:
         return None
     optimizer = optimizer_bytes(parts.optimizers[0]) / parts.mesh.rank_batch_size(axes)
@@ -305,11 +304,10 @@ def _flops_per_sample(parts: TrialParts) -> float | None:
     """
     stated = parts.workload.flops_per_sample()
     if stated is not None:
-        return stated
+        return float(stated)  # it may be a number of NumPy or torch
     if not _can_compute_alone(parts) or parts.axes.activation_checkpointing:
         return None
-    forward = partial(autocast, parts.axes, parts.mesh.device)
-    return flops_per_sample(parts.workload, parts.model, _micro_batch(parts), forward)
+    return flops_per_sample(parts.train_step.loss, parts.model, _micro_batch(parts))
 
 
 def _can_compute_alone(parts: TrialParts) -> bool:

@@ -85,6 +85,10 @@ def test_without_fp64_that_rung_can_not_be_told() -> None:
     parity = make_parity()
     reference = replace(parity.references[0], fp64_problem="out of memory")
     assert replace(parity, references=[reference]).exit_code("fp64") == 3
+    # Seeds that are equivalent do not make it worse.
+    equivalent = replace(parity.cells[0], tensor_rung="equivalent")
+    parity = replace(parity, references=[reference], cells=[equivalent])
+    assert (parity.exit_code("equivalent"), parity.exit_code("fp64")) == (0, 3)
 
 
 def test_worst_by_step_and_largest_ulp() -> None:

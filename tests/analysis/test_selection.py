@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,15 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
 
 
 def write_run(
-    results: Results, name: str, *, slower: float = 1.0, keys: object = None, started: float = 1.7e9
+    results: Results,
+    name: str,
+    *,
+    slower: float = 1.0,
+    keys: Mapping[str, Any] | None = None,
+    started: float = 1.7e9,
 ) -> Sweep:
     """Leave a sweep that has run, with a trial every 10 s; bf16 takes half the time."""
-    sweep = replace(load(Path(), **KEYS), name=name)
+    sweep = replace(load(Path(), **{**KEYS, **(keys or {})}), name=name)
     for number, trial in enumerate(sweep.trials()):
         seconds = slower * (0.005 if trial.cell.axes.precision == "bf16" else 0.01)
         record = make_record(
@@ -121,6 +126,25 @@ def test_baselines_by_keyword_hardware_and_path(results: Results) -> None:
         (2, 6),
         (1, 3),
     ]
+
+
+def test_baselines_of_another_sweep_do_not_count(results: Results) -> None:
+    write_run(results, "one")
+    write_run(results, "two", keys={"length": {"steps": 40}})
+    for name in ("one", "two"):
+        assert harness("gate", "baseline", "save", name).code == 0
+    write_run(results, "one", started=1.8e9)
+    assert harness("compare", "baseline", "one").code == 0
+    assert counts(results, "baseline", "two") == [(2, 6), (2, 6)]
+
+
+def test_the_baseline_of_a_cell_that_the_sweep_has_lost_is_missing(results: Results) -> None:
+    write_run(results, "one")
+    assert harness("gate", "baseline", "save", "one").code == 0
+    write_run(results, "one", keys={"matrix": {"precision": ["fp32"]}})
+    command = harness("compare", "baseline", "one")
+    assert command.code == 3
+    assert "only in baseline" in command.out
 
 
 def test_a_cell_of_two_sweeps_is_ambiguous(results: Results) -> None:
@@ -358,6 +382,13 @@ def test_the_best_trial_of_a_sweep_or_of_a_cell_needs_no_id(results: Results) ->
             BadInput, match=r"--cell names none of its cells; allowed: one of mlp eager"
         ):
             find_trial(results, "today", "precision=fp16", best=best)
+    # Nor does another folder of that name in the working directory, or the sweep's own path.
+    Path("today").mkdir()
+    for name in ("today", str(results.sweep_folder("today").path)):
+        assert (
+            find_trial(results, name, "precision=bf16", best=True)[1].resolve() == folder.resolve()
+        )
+    assert find_trial(results, str(folder))[1].resolve() == folder.resolve()
     other = make_record(make_cell("cnn"), sweep="today")
     with pytest.raises(BadInput, match=r"the workloads mlp, cnn, whose metrics don't compare"):
         best_record([record, other], "today")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from harness.core.errors import BadInput
 from harness.records.record import Record
 from tests.factories import make_cell
 from tests.support.nights import make_night
+from tests.support.sweeps import DIGITS, load
 
 
 def test_a_slowdown_with_a_commit_is_new_in_the_night_that_shows_it() -> None:
@@ -25,6 +27,18 @@ def test_a_slowdown_with_a_commit_is_new_in_the_night_that_shows_it() -> None:
     seen = change.seen.night
     assert make_trend("nightly", nights[: seen + 1]).exit_code == 1
     assert make_trend("nightly", nights[:seen]).exit_code == 0
+    # The results folder keeps trials of the first night, whose archive has them too.
+    kept = [*nights[0], *nights[seen]]
+    assert make_trend("nightly", [kept, *nights[:seen]]).exit_code == 1
+
+
+def test_a_slowdown_is_not_new_again_after_a_night_without_a_measurement() -> None:
+    nights = [make_night(number, 1.0 if number < 15 else 0.95) for number in range(30)]
+    (change,) = make_trend("nightly", nights).series[0].changes
+    after = [replace(record, status="invalid") for record in nights[change.seen.night + 1]]
+    trend = make_trend("nightly", [*nights[: change.seen.night + 1], after])
+    assert trend.exit_code == 0
+    assert len(trend.series[0].changes) == 1
 
 
 def test_a_speedup_is_a_change_that_fails_nothing() -> None:
@@ -114,6 +128,42 @@ def test_a_night_without_its_control_is_left_out() -> None:
     trend = make_trend("nightly", nights, control="before")
     assert len(trend.series[0].points) == 29
     assert trend.notes == ["left out 1 point without a control of the same night"]
+
+
+@pytest.mark.parametrize("has_option", [True, False])
+def test_a_cell_is_divided_by_the_control_with_its_settings(
+    tmp_path: Path, has_option: bool
+) -> None:
+    """Whichever ran first, and also by a control that lacks an option of the cell."""
+    before = {**DIGITS["mlp"], "uses": "mlp", "options": {"hidden": [64]}}
+    matrix = {"options.dropout": [0.0, 0.1], "env.SPEED": ["1", "2"]}
+    sweep = load(tmp_path, {**DIGITS, "before": before}, length={"steps": 30}, matrix=matrix)
+    nights = []
+    for number in range(4):
+        night = []
+        for position, cell in enumerate(sweep.cells):
+            speed = float(str(cell.level("env.SPEED")))
+            if has_option and cell.level("options.dropout"):
+                speed /= 4
+            if cell.workload.label == "mlp":
+                speed *= 0.8
+            elif not has_option:
+                if cell.level("options.dropout"):
+                    continue
+                cell = replace(cell, workload=replace(cell.workload, axes=()))
+            for record in make_night(number, speed, cell=cell):
+                order = position if number % 2 else -position
+                night.append(replace(record, started=record.started + order))
+        nights.append(night)
+    divided = [
+        series
+        for series in make_trend("demo", nights, control="before").series
+        if not series.is_control
+    ]
+    assert len(divided) == 4
+    for series in divided:
+        ratios = [math.exp(point.value) for point in series.points]
+        assert ratios == pytest.approx([0.8] * 4, rel=0.02)
 
 
 @pytest.mark.parametrize("control", ["mlp", "after"])

@@ -333,6 +333,12 @@ class TestCompletion:
         write(tmp_path)
         assert completed(monkeypatch, capsys, "run", "quick") == ["quickstart"]
         assert completed(monkeypatch, capsys, "plan", "swe") == ["sweep.yaml"]
+        assert completed(monkeypatch, capsys, "plan", "./swe") == ["./sweep.yaml"]
+        assert completed(monkeypatch, capsys, "plan", f"{tmp_path}/swe") == [
+            f"{tmp_path}/sweep.yaml"
+        ]
+        assert completed(monkeypatch, capsys, "plan", "/nowhere/swe") == []
+        assert completed(monkeypatch, capsys, "plan", "**x") == []
 
     def test_of_profiles(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -346,6 +352,8 @@ class TestCompletion:
         Path("results/runs/nightly/sweep.json").touch()
         assert completed(monkeypatch, capsys, "show", "ni") == ["nightly"]
         assert completed(monkeypatch, capsys, "compare", "nightly", "ni") == ["nightly"]
+        for incomplete in ("/tmp", "**x"):
+            assert completed(monkeypatch, capsys, "show", incomplete) == []
         monkeypatch.setenv("HARNESS_RESULTS", "elsewhere")
         assert completed(monkeypatch, capsys, "show", "ni") == []
 
@@ -359,6 +367,8 @@ class TestCompletion:
             "mlp-1-s0-r0",
             "mlp-1-s1-r0",
         ]
+        for incomplete in ("/tmp", "**x"):
+            assert completed(monkeypatch, capsys, "status", "logs", incomplete) == []
 
     def test_of_set_offers_axes(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

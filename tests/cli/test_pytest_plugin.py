@@ -80,6 +80,16 @@ def test_the_certificate_of_this_hardware_is_cited(project: BenchmarkProject) ->
     )
 
 
+def test_a_sweep_in_a_folder_above_is_found(
+    project: BenchmarkProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.save_and_record()
+    (project.path / "tests").mkdir()
+    monkeypatch.chdir(project.path / "tests")
+    folders = ["--harness-baseline=../results/baselines", "--harness-results=../results"]
+    project.pytest("--harness-sweep=../sweep.yaml", *folders).assert_outcomes(passed=2)
+
+
 def test_a_slurm_profile_is_refused_unless_trials_are_recorded(project: BenchmarkProject) -> None:
     project.save_and_record()
     (project.path / "far.yaml").write_text("launcher: slurm\n", encoding="utf-8")

@@ -9,6 +9,10 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from harness.core.paths import Results
+from harness.gate.bisect import BisectOptions, BisectOutcome
+from harness.gate.history import Commit
+from harness.gate.judge import BisectFinding
+from harness.interface import history as interface_history
 from harness.tracking import Tracker
 from harness.tracking.connect import connect, quiet
 from tests.factories import make_cell, write_sweep
@@ -109,6 +113,25 @@ def test_a_bisection_needs_the_sweep_in_the_results_folder(
     assert found.code == 2
     assert "1 new slowdown" in found.out  # which is shown before
     assert found.err.startswith("harness: nightly: no records of such a sweep in ")
+
+
+def test_a_bisection_leaves_the_json_alone(
+    history: Path, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Commit(id="a" * 40, short="aaaaaaa", author="a", date="d", subject="the slow one")
+    outcome = BisectOutcome(
+        options=BisectOptions(good="good", bad="bad"),
+        cell=make_cell(),
+        steps=[],
+        suspects=[commit],
+        against_parent=BisectFinding(mark="bad", description="5% slower"),
+    )
+    monkeypatch.setattr(interface_history, "bisect_slowdowns", lambda *_: [outcome])
+    found = harness(
+        "trend", "nightly", *archives(history, seen), "--results", "nowhere", "--json", "--bisect"
+    )
+    assert (found.code, json.loads(found.out)["exit_code"]) == (1, 1)
+    assert "is the first bad commit" in found.err
 
 
 def test_mlflow_gives_the_nights_and_takes_the_trend(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from harness.analysis.compare import Rules, Side, compare
 from harness.analysis.result import CellResult, aggregate
 from harness.gate.answer import judge_cell
-from harness.gate.limits import read_gate
+from harness.gate.limits import read_gate, unused_patterns
 from tests.factories import make_cell, make_record
+from tests.support.sweeps import load
 
 CELL = make_cell()
 
@@ -35,3 +37,14 @@ def test_the_first_line_says_why_a_cell_fails() -> None:
     first, *others = answer.text.splitlines()
     assert first.startswith("worse accuracy: ")
     assert any(line.startswith("inconclusive: samples/s") for line in others)
+
+
+def test_a_label_with_brackets_names_its_cell(tmp_path: Path) -> None:
+    sweep = load(tmp_path, length={"steps": 30}, matrix={"options.hidden": [[16], [32, 16]]})
+    small, large = sweep.cells
+    assert "hidden=[16]" in small.label
+    path = tmp_path / "gate.yaml"
+    path.write_text(f"cells: {{'{small.label}': {{bits: fail}}}}\n", encoding="utf-8")
+    gate = read_gate(path)
+    assert (gate.limits(small).bits, gate.limits(large).bits) == ("fail", "ignore")
+    assert unused_patterns(gate, sweep.cells) == []

@@ -17,6 +17,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate.against import CellOutcome, Conditions, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult, SpeedVerdict
+from harness.interface import gating
 from harness.render import gate as view
 from tests.factories import make_cell
 from tests.support.commands import harness
@@ -332,3 +333,22 @@ def test_a_bound_without_meaning_is_cut_and_rates_have_their_unit() -> None:
     assert "Steps/s of main" in view.markdown(found, "sweep")
     slower = outcome(paired("slower", 0.9, unit="steps/s"))
     assert view.sentence(slower, slower.cells[0]).endswith("1,000 → 900 steps/s")
+
+
+def test_a_gate_keeps_its_verdict_if_it_cannot_be_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BadInput("local: another command measures here")
+
+    found = outcome(paired("slower", 0.9))
+    monkeypatch.setattr(gating, "gate_sweep", lambda *_, **__: found)
+    monkeypatch.setattr(gating, "explain_arms", refuse)
+    summary, junit = tmp_path / "gate.md", tmp_path / "gate.xml"
+    files = ["--summary", str(summary), "--junit", str(junit)]
+    ended = harness("gate", "--against", "main", "quickstart", "--explain", *files)
+    assert ended.code == 1
+    assert "slower" in ended.out
+    assert f"{CELL.label}: not explained: local: another command measures here" in ended.err
+    assert summary.exists()
+    assert junit.exists()

@@ -175,9 +175,24 @@ def test_an_interrupted_run_is_gone_on_with_unless_told_otherwise(tmp_path: Path
     certificate.write(results, begun)
     assert prepare(results, profile, SETTINGS, restart=False) == begun
     assert prepare(results, profile, SETTINGS, restart=True).comparisons == ()
-    assert (
-        prepare(results, profile, replace(SETTINGS, seconds=9.0), restart=False).comparisons == ()
+
+
+def test_a_run_of_other_settings_or_versions_is_not_overwritten(tmp_path: Path) -> None:
+    results, profile = Results(tmp_path), Profile(device="cpu")
+    begun = prepare(results, profile, SETTINGS, restart=False)
+    software = replace(begun.software, packages={**begun.software.packages, "numpy": "1.0"})
+    path = certificate.write(
+        results, replace(begun, software=software, comparisons=made(0, 2).comparisons)
     )
+    wanted = replace(SETTINGS, seconds=9.0)
+    with pytest.raises(BadInput) as caught:
+        prepare(results, profile, wanted, restart=False)
+    assert str(caught.value).startswith(
+        f"{path}: found 2 comparisons with settings.seconds 1.0, now 9.0;"
+        " software.packages.numpy 1.0, now "
+    )
+    assert "--restart" in str(caught.value)
+    assert prepare(results, profile, wanted, restart=True).comparisons == ()
 
 
 def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from harness.preflight.rates import RateSearch, read_search, write_search
 from harness.preflight.report import Preflight, read_preflight, write_preflight
 from harness.records.record import Record
 from harness.records.settings import run_settings
-from harness.records.store import lock, read_recorded_sweep, write_spec
+from harness.records.store import lock, read_recorded_sweep, read_spec_content, write_spec
 from harness.slurm import submission as submissions
 from harness.slurm.packing import Packing
 from harness.spec.cluster import Profile, load_profile
@@ -247,6 +247,9 @@ def test_pruning_names_what_it_removes(results: Results) -> None:
     failed = make_record(sweep.cells[0], seed=9, status="failed", sweep="nightly")
     write_trial(folder, earlier)
     write_trial(folder, failed)
+    write_spec(sweep, folder)
+    assert failed.trial.id in read_spec_content(folder.spec_path)["trials"]
+    os.utime(folder.spec_path, (1.0, 1.0))
     assert "--yes: needed to remove files" in refused("prune", "nightly")
     listed = run("prune", "nightly", "--failed", "--dry-run").out
     assert f"would remove {folder.path / earlier.trial.id} (" in listed
@@ -258,6 +261,9 @@ def test_pruning_names_what_it_removes(results: Results) -> None:
     assert len(folder.record_paths()) == 3
     run("prune", "nightly", "--failed", "--yes")
     assert len(folder.record_paths()) == 2
+    # Nor is it waited for; when the sweep was asked for stays as it was.
+    assert read_spec_content(folder.spec_path)["trials"] == [t.id for t in sweep.trials()]
+    assert folder.spec_path.stat().st_mtime == 1.0
     assert run("prune", "nightly", "--failed").out == "nothing to remove\n"
     run("prune", "nightly", "--whole", "--yes")
     assert not folder.path.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.interface import starting
+from harness.preflight.script_facts import read_script
 from harness.spec.sweep import load_sweep
 from tests.factories import make_cell, make_record
 from tests.support.commands import harness
@@ -90,6 +91,23 @@ def test_what_does_not_run_leaves_no_file(
     assert message in done.err
     assert "\n" not in done.err.strip()
     assert files_here() == ["train.py"]
+
+
+def test_values_of_short_flags_are_kept() -> None:
+    Path("train.py").write_text(
+        "parser.add_argument('-d', '--data', required=True)\n"
+        "parser.add_argument('-l', '--lr', type=float, default=0.1)\n"
+        "parser.add_argument('-s', '--seed', type=int, default=0)\n"
+        "raise ValueError('it ran')\n"
+    )
+    facts = read_script(Path("train.py"), [Path("train.py")])
+    arguments = ["-d", "DIR", "-l", "0.5", "-s", "7"]
+    text = starting.sweep_text("train.py", facts, arguments, None)
+    assert 'arguments: "-d DIR -l 0.5 -s 7"\n' in text
+    assert "options:" not in text
+    text = starting.sweep_text("train.py", facts, arguments[:2], None)
+    assert 'arguments: "-d DIR --lr {lr} --seed {seed}"\n' in text
+    starting._check_required(Path("train.py"), facts, arguments)
 
 
 def test_a_script_that_is_missing_is_named() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -100,7 +99,7 @@ def test_of_a_linear_layer() -> None:
     module = nn.Linear(n, m)
     forward = (n * m + m + batch * n + batch * m) + (batch * m + 1)
     backward = 1 + (1 + batch * n + n * m) + (1 + m)
-    measured = bytes_per_sample(Sum(Options(), None), module, (torch.ones(batch, n),), nullcontext)
+    measured = bytes_per_sample(Sum(Options(), None).loss, module, (torch.ones(batch, n),))
     assert measured == F32 * (forward + backward) / batch
 
 
@@ -127,7 +126,7 @@ def test_of_the_mlp() -> None:
     total += 1  # the first gradient
     total += 1 + batch * classes + labels + 1 + batch * classes  # nll_loss_backward
     total += 3 * batch * classes  # log_softmax_backward reads g and the result
-    assert bytes_per_sample(workload, module, samples, nullcontext) == F32 * total / batch
+    assert bytes_per_sample(workload.loss, module, samples) == F32 * total / batch
 
 
 def test_leaves_everything_as_it_was() -> None:
@@ -136,7 +135,7 @@ def test_leaves_everything_as_it_was() -> None:
     module = workload.build_model()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     random = torch.random.get_rng_state()
-    measured = bytes_per_sample(workload, module, samples, nullcontext)
+    measured = bytes_per_sample(workload.loss, module, samples)
     assert measured is not None
     assert measured > 0
     assert module.training
@@ -149,10 +148,13 @@ def test_lower_precision_moves_other_bytes() -> None:
     workload = MLP(MLPOptions(), Digits())
     samples = workload.splits().train.batch(range(64))
     module = workload.build_model()
-    full = bytes_per_sample(workload, module, samples, nullcontext)
-    half = bytes_per_sample(
-        workload, module, samples, lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-    )
+    full = bytes_per_sample(workload.loss, module, samples)
+
+    def half_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return workload.loss(model, batch)
+
+    half = bytes_per_sample(half_loss, module, samples)
     assert full != half
 
 
@@ -162,9 +164,7 @@ def test_lack_of_memory_is_no_error() -> None:
             raise torch.OutOfMemoryError("there is not enough")
 
     module = nn.Linear(8, 1)
-    assert (
-        bytes_per_sample(Large(Options(), None), module, (torch.ones(2, 8),), nullcontext) is None
-    )
+    assert bytes_per_sample(Large(Options(), None).loss, module, (torch.ones(2, 8),)) is None
 
 
 @pytest.mark.parametrize(

@@ -595,6 +595,26 @@ def test_nothing_is_found_in_a_sound_workload(seed: int) -> None:
     ]  # fmt: skip
 
 
+class NegativeCosine(Sound):
+    """A loss without a softmax, which falls from about -1 to -2."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, labels = batch
+        wanted = functional.one_hot(labels, CLASSES).float()
+        return -1.0 - functional.cosine_similarity(model(inputs), wanted).mean()
+
+
+def test_a_loss_below_zero_is_not_taken_for_learned() -> None:
+    report = examine_class(NegativeCosine)
+    assert report.problems == []
+    findings = {finding.check: finding for finding in report.findings}
+    assert findings["reach"].status == "passed"
+    for check in ("one batch", "direction"):
+        assert findings[check].status == "skipped"
+        assert findings[check].measured.startswith("the loss begins at -")
+        assert findings[check].measured.endswith(", and how far it can fall is unknown")
+
+
 @pytest.mark.parametrize("label", ["mlp", "cnn", "distilbert"])
 def test_nothing_is_found_in_what_is_built_in(label: str) -> None:
     sweep = load_sweep(ready_sweeps()["quickstart"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
 from harness.core.paths import Results
 from harness.preflight.rate_worker import (
@@ -188,6 +190,17 @@ def test_every_step_is_trained_at_its_rate(tmp_path: Path, axes: dict[str, Any])
     assert [rate * factor for rate in curve.rates] == pytest.approx(used)
     assert curve.rates[0] == pytest.approx(LOWEST)
     assert curve.current == pytest.approx(axes.get("lr", 1e-2))
+
+
+def test_the_current_rate_of_torchs_one_cycle_is_its_peak(tmp_path: Path) -> None:
+    class OneCycle(LineFit):
+        def schedule(self, optimizer: Optimizer, steps: int) -> OneCycleLR:
+            return OneCycleLR(optimizer, max_lr=0.5, total_steps=steps)
+
+    trainer = make_trainer(make_assignment(steps=STEPS), OneCycle(Options(), Settings()), tmp_path)
+    assert raise_rates(trainer.parts) == pytest.approx(0.5)
+    (group,) = trainer.parts.optimizers[0].param_groups
+    assert group["lr"] == pytest.approx(LOWEST)
 
 
 def test_steps_that_fp16_skips_are_left_out() -> None:

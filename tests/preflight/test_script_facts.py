@@ -73,6 +73,25 @@ def test_required_options(tmp_path: Path, declared: str, required: bool) -> None
     assert option.is_required == required
 
 
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("--data DIR", True),
+        ("--data=DIR", True),
+        ("-d DIR", True),
+        ("-dDIR", True),
+        ("--other d", False),
+        ("--d DIR", False),
+        ("", False),
+    ],
+)
+def test_an_option_is_given_by_any_of_its_flags(tmp_path: Path, words: str, given: bool) -> None:
+    (tmp_path / "train.py").write_text("parser.add_argument('-d', '--data', required=True)\n")
+    (option,) = facts(tmp_path / "train.py").options
+    assert (option.flag, option.name) == ("--data", "data")
+    assert option.is_given(words.split()) == given
+
+
 def test_directions_of_metrics() -> None:
     assert [lower_is_better(name) for name in ("val_loss", "val_bpb", "accuracy")] == [
         True,

@@ -65,9 +65,13 @@ def test_a_whole_bundle_is_accepted(folder: Path) -> None:
 
 def test_a_bundle_has_no_key_to_what_its_records_withhold(folder: Path) -> None:
     key = SweepFolder((folder / RESULT).parent.parent).key_path
-    key.write_text("00" * 32, encoding="utf-8")
+    control = folder / bundle.CONTROL_FOLDER / key.relative_to(folder / bundle.RESULTS_FOLDER)
+    control.parent.mkdir(parents=True)
+    for path in (key, control):
+        path.write_text("00" * 32, encoding="utf-8")
     bundle.seal_bundle(folder)
     assert not key.exists()
+    assert not control.exists()
     assert bundle.check(folder).outcome == "repeated"
 
 

@@ -65,6 +65,9 @@ def test_what_runs_in_double_precision_could_not_judge_is_inconclusive() -> None
     unjudged = agreement(None, fp64_problem="other random numbers")
     assert outcome_of(unjudged, None, "fp64", []) == "inconclusive"
     assert outcome_of(agreement(None), None, "fp64", [], "out of memory") == "inconclusive"
+    # More seeds make it no worse.
+    known = agreement("equivalent")
+    assert outcome_of(known, "equivalent", "fp64", [], "out of memory") == "inconclusive"
     random = agreement(None, fp64_problem="not deterministic")
     assert outcome_of(random, None, "fp64", []) == "different"
 

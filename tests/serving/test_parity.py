@@ -173,6 +173,8 @@ def test_sizes_that_vary_are_seen_in_the_calls() -> None:
     shape = probe_calls(calls_of, count=40, batch_size=16)
     assert [set(varying) for varying in shape.varying] == [{0, 1}, {0}]
     assert shape.example[0].shape[0] == 16
+    single = probe_calls(calls_of, count=40, batch_size=1)
+    assert all(0 in varying for varying in single.varying)
 
 
 def test_a_model_that_is_called_by_keywords_is_refused() -> None:

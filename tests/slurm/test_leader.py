@@ -323,6 +323,27 @@ class TestLead:
         with pytest.raises(JobIsOver, match="gave this job up"):
             self.lead(runner, submitted)
 
+    def test_of_an_array_that_was_submitted_again_starts_nothing(
+        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Slurm has received a call of sbatch that it did not answer, after the next one."""
+        ran: list[Trial] = []
+
+        def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
+            ran.extend(pending)
+            return iter(())
+
+        monkeypatch.setattr(Runner, "run", run)
+        submission.write(runner.folder, submitted.with_slurm_id(0, "72"))
+        with pytest.raises(JobIsOver, match="again, as job 72"):
+            self.lead(runner, submitted)
+        assert ran == []
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "72")  # the last task has the array's own id
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+        with pytest.raises(JobIsOver, match="left undone"):
+            self.lead(runner, submitted)
+        assert len(ran) == 5
+
     def test_of_a_job_that_is_cancelled_while_it_saves_does_not_requeue(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 
 from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.interface import watching
+from harness.interface.delivery import JobDelivery
 from harness.records.record import Failure
 from harness.records.store import lock
 from harness.render.status import panel
@@ -344,6 +346,38 @@ def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path:
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
     assert "samples/s" in ended.out
+
+
+def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
+    submission: Submission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last record appeared, and its job left the queue, between two readings. A sweep that was
+    over from the start is not delivered.
+    """
+    states: list[list[State]] = [["running", "running"], ["done", "running"], ["done", "done"]]
+    sweeps = [replace(submission.sweep, name=name) for name in ("over", "first", "second")]
+    (row, *_) = states_by(submission)
+    readings = []
+    for reading in states:
+        statuses = []
+        for sweep, state in zip(sweeps, ["done", *reading], strict=True):
+            rows = [replace(row, state=state, is_live=state == "running")]
+            statuses.append(replace(status_of(submission, rows), sweep=sweep))
+        readings.append(statuses)
+    delivered: list[str] = []
+
+    def deliver(delivery: JobDelivery, status: SweepStatus) -> None:
+        """Note the sweep if a trial of it is done."""
+        if status.trials[0].is_final:
+            delivered.append(status.sweep.name)
+
+    remaining = iter(readings)
+    monkeypatch.setattr(watching, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "sweep_statuses", lambda *_: next(remaining))
+    monkeypatch.setattr(JobDelivery, "deliver", deliver)
+    statuses, error = watching.watch(sweeps, Results(tmp_path), None, lambda *_: None)
+    assert (statuses, error) == (readings[-1], None)
+    assert set(delivered) == {"first", "second"}
 
 
 class TestEstimatedSecondsLeft:

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import yaml
 from harness.core.paths import Results
 from harness.launch import controller
 from harness.records.record import Failure
+from harness.records.store import lock
 from harness.slurm import submission as submissions
 from harness.slurm.leader import SHELL_VARIABLE
 from harness.slurm.nodes import NodeFinding, keep_findings
@@ -375,6 +377,71 @@ def test_cancel_is_one_call_of_scancel_and_makes_nothing_lost(
     assert ended.code == 0
     assert "3 cancelled" in ended.out
     assert "0 jobs cancelled" in harness(*cancel).out
+
+
+def test_cancelled_trials_are_not_submitted_before_their_jobs_have_ended(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
+    """Such a job runs no further trial, so that its trials must not count as in the queue."""
+    sweep = write(tmp_path, seeds=[0, 1])
+    submit(sweep, results)
+    slurm.set_queue(squeue_output(results, state="RUNNING"))
+    harness("status", "cancel", "demo", "--results", str(results.path))
+    slurm.set_queue(squeue_output(results, state="COMPLETING"))
+    ended = submit(sweep, results)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert (
+        "cancelled jobs 1_0, 1_1 are still in Slurm's queue; submit again once they have ended"
+        in ended.err
+    )
+    with_another_seed = submit(sweep, results, "--set", "seeds=[7]")
+    assert "demo: 1 trial\n" in with_another_seed.out
+    slurm.set_queue("")
+    assert "2 trials" in submit(sweep, results).out
+
+
+def test_status_has_of_earlier_cells_what_is_done_or_has_a_job(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that failed has another cell once its code is mended, and is never run again."""
+    submit(write(tmp_path, matrix={"batch_size": [16, 64, 256]}), results)
+    cells = load(tmp_path, matrix={"batch_size": [16, 64, 256]}).cells
+    folder = results.sweep_folder("demo")
+    write_trial(folder, make_record(cells[0]))
+    write_trial(folder, make_record(cells[1], status="failed"))
+    first_queue = squeue_output(results, state="RUNNING")
+    submit(write(tmp_path, matrix={"batch_size": [32]}), results)
+    (present,) = load(tmp_path, matrix={"batch_size": [32]}).cells
+    write_trial(folder, make_record(present))
+
+    slurm.set_queue(first_queue)
+    assert "4 trials: 2 done, 1 failed, 1 queued" in status(results, "demo").out
+    slurm.set_queue("")
+    ended = status(results, "demo")
+    assert (ended.code, ended.out.splitlines()[-2]) == (0, "demo: 2 trials: 2 done")
+    with lock(folder):  # by a `harness run`
+        assert "demo: 2 trials: 2 done" in status(results, "demo").out
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "1 queued" in status(results, "demo").out, "nobody knows whether its job exists"
+
+
+def test_a_local_run_after_the_last_submission_counts(
+    slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --force, it counts attempts from 1 again."""
+    sweep = write(tmp_path)
+    (cell,) = load(tmp_path).cells
+    folder = results.sweep_folder("demo")
+    write_trial(folder, make_record(cell, status="failed"))
+    submit(sweep, results)
+    assert list(only_submission(results).first_attempts.values()) == [2]
+    assert "1 lost" in status(results, "demo").out
+    write_trial(folder, make_record(cell, started=time.time()))
+    ended = status(results, "demo")
+    assert (ended.code, "1 trial: 1 done" in ended.out) == (0, True)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without squeue, what may be open is not removed
+    remove = ("results", "prune", "demo", "--whole", "--yes", "--results", str(results.path))
+    assert harness(*remove).code == 0
 
 
 def test_a_local_run_refuses_a_sweep_that_jobs_are_running(

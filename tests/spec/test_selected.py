@@ -56,6 +56,18 @@ def test_a_cell_is_named_by_its_id_or_its_beginning(sweep: Sweep, length: int | 
     assert select(sweep, "", [cell.label, sweep.cells[0].id]).cells == [sweep.cells[0], cell]
 
 
+def test_settings_of_a_cell_are_written_as_in_a_sweep_file_or_as_in_python(tmp_path: Path) -> None:
+    matrix = {"deterministic": [False, True], "lr": [None, 0.1]}
+    sweep = load(tmp_path, matrix=matrix)
+    cells = {(cell.axes.deterministic, cell.axes.lr): cell for cell in sweep.cells}
+    for true, null in (("true", "null"), ("True", "None")):
+        chosen = select(sweep, "", [f"deterministic={true},lr={null}"])
+        assert chosen.cells == [cells[True, None]]
+    for name in ("lrr=null", "values=x", "replace=null"):
+        with pytest.raises(BadInput, match="no such cell"):
+            select(sweep, "", [name])
+
+
 @pytest.mark.parametrize(
     ("only", "cell", "message"),
     [

@@ -20,11 +20,14 @@ from harness.core.paths import Results, SweepFolder
 from harness.housekeeping.sweeps import rename
 from harness.records.files import COLUMNS_SUFFIX
 from harness.records.record import Record
+from harness.records.seal import sealed_text
+from harness.records.store import read_spec_content
+from harness.spec.cell import Trial
 from harness.tracking import Delivery, Tracker
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
 from harness.tracking.markdown import DESCRIPTION_TAG
-from tests.factories import make_cell, make_record, write_sweep, write_trial
+from tests.factories import make_cell, make_record, write_spec_of, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_label, everything, runs_of
 
 PNG_SIGNATURE = b"\x89PNG\r\n"
@@ -332,6 +335,39 @@ def test_a_cell_without_done_trials_loses_its_numbers(
         "trials_invalid",
     }
     assert list(parents_of(shown).values()).count("mlp eager fp32 single w0 b64 t1") == 2
+
+
+def test_each_cell_of_a_race_has_one_run_when_it_goes_on(
+    results: Results, folder: SweepFolder
+) -> None:
+    """Also a cell that another one's trials have made leave, and that has no new trial."""
+    cells = [make_cell(), make_cell(precision="bf16"), make_cell(num_workers=1)]
+    trials = [Trial(cell=cell, seed=seed) for seed in range(2) for cell in cells]
+    write_trial(folder, make_record(cells[2], status="failed", sweep="demo"))
+    ended = []
+    for cell in cells[:2]:
+        record = make_record(cell, sweep="demo")
+        write_trial(folder, record)
+        ended.append(record.trial.id)
+    write_spec_of(folder, "demo", trials)
+    content = read_spec_content(folder.spec_path)
+    rules = {"metric": "throughput", "reach": None, "keep": 1, "error_rate": 0.05}
+    folder.spec_path.write_text(sealed_text({**content, "race": rules}), encoding="utf-8")
+    Tracker(results).deliver(folder)
+    tracker = Tracker(results)  # of the next command
+    for cell in cells[:2]:
+        record = make_record(cell, seed=1, sweep="demo")
+        write_trial(folder, record)
+        ended.append(record.trial.id)
+        tracker.deliver(folder, ended[-1:], in_passing=True)
+    tracker.deliver(folder, ended)
+    runs = runs_of(f"sqlite:///{results.database}", "demo")
+    keys = [
+        run.data.tags["harness.cell"] for run in runs if run.data.tags["harness.kind"] == "cell"
+    ]
+    assert sorted(keys) == sorted(cell.id for cell in cells)
+    ids = {run.info.run_id for run in runs}
+    assert {run.data.tags.get("mlflow.parentRunId") for run in runs} <= {None, *ids}
 
 
 def test_a_tag_that_no_longer_holds_goes(

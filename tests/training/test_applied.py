@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
 from harness.spec.cell import MAX_STEPS, Length
-from harness.training import build
+from harness.training import build, worker
 from harness.training.build import build_step, count_steps
 from harness.training.execution import (
     CUDA_GRAPHS,
@@ -34,9 +35,10 @@ from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.step import StepObserver, TrainStep
 from harness.training.strategies import strategy_class
+from tests.support.adversarial import Gan, GanOptions
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
-from workloads.base import Batch, Splits, TensorSamples, Workload
+from workloads.base import Batch, Splits, TensorSamples, Turn, Workload
 from workloads.cnn import CNN
 from workloads.datasets import load_splits
 from workloads.options import CNNOptions, Settings
@@ -133,6 +135,41 @@ def test_a_profiled_step_gets_its_images_in_the_same_memory_format(
     trainer.run()
     trace_steps(trainer.parts, trainer.state, 1)
     assert is_channels_last == [True] * 4  # two recorded, one to warm the profiler up, one traced
+
+
+class SingleTurn(LineFit):
+    """Its loss is that of its only turn."""
+
+    def turns(self, model: nn.Module) -> Sequence[Turn]:
+        return [Turn("fit", self.optimizer(model), self.fit_loss)]
+
+    def fit_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model, batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        raise NotImplementedError("a workload with turns needs no loss")
+
+
+def test_work_is_counted_by_the_loss_of_a_single_turn(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        make_assignment(steps=2), SingleTurn(Options(), Settings()), tmp_path / "turn"
+    )
+    plain = make_trainer(make_assignment(steps=2), LineFit(Options(), Settings()), tmp_path / "fit")
+    counts = []
+    for parts in (trainer.parts, plain.parts):
+        counts.append((worker._flops_per_sample(parts), worker._bytes_per_sample(parts)))
+    assert counts[0] == counts[1]
+    assert counts[0][0] is not None
+
+
+def test_a_trace_goes_on_with_the_rates_that_turns_ended_with(tmp_path: Path) -> None:
+    trainer = make_trainer(make_assignment(steps=3), Gan(GanOptions(), Settings()), tmp_path)
+    trainer.run()
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.parts.optimizers]
+    trace_steps(trainer.parts, trainer.state, 1)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in trainer.parts.optimizers] == rates
+    schedules = [turn.schedule for turn in trainer.parts.turns]
+    assert {schedule.last_epoch for schedule in schedules if schedule is not None} == {3}
 
 
 def test_channels_last_without_convolutions_is_refused() -> None:

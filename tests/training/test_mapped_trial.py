@@ -21,10 +21,11 @@ from harness.training.state import TrainingState
 from harness.training.train import Trainer
 from tests.support.training import SINGLE_RANK, make_assignment, make_trainer
 from tests.workloads.test_mapped import COUNTS, FORMATS
+from workloads.base import Splits
 from workloads.mapped import map_npy
 from workloads.mlp import MLP
 from workloads.options import MLPOptions
-from workloads.sources import Mapped
+from workloads.sources import Digits, Mapped
 
 
 def run(folder: Path, data: dict[str, Any], **axes: Any) -> RankResult:
@@ -108,6 +109,23 @@ def test_what_is_in_memory_of_files_is_no_state_of_the_training(tmp_path: Path, 
 def test_the_rows_of_a_mapped_file_are_not_pickled(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((1000, 100)))
     assert len(pickle.dumps(map_npy(tmp_path / "rows.npy"))) < 1000
+
+
+def test_the_page_cache_of_files_that_no_setting_names_is_not_asked_for(tmp_path: Path) -> None:
+    """Nobody could drop them from it; a cold cell would be compared with a warm one."""
+    for split in COUNTS:
+        FORMATS["npy"](tmp_path, split)
+    mapped = MLP(MLPOptions(hidden=(4,)), Mapped(path=tmp_path, window=1))
+
+    class Hidden(MLP):
+        def splits(self) -> Splits:
+            return mapped.splits()
+
+    assignment = make_assignment(steps=1, batch_size=8, page_cache="warm")
+    with pytest.raises(
+        NotApplied, match=r"page_cache=warm had no effect: found no file in the sett"
+    ):
+        make_trainer(assignment, Hidden(MLPOptions(hidden=(4,)), Digits()), tmp_path / "trial")
 
 
 def test_the_page_cache_of_samples_in_memory_is_not_asked_for(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,12 +93,12 @@ def test_traffic_is_counted_in_the_modes_of_training() -> None:
     workload = FrozenFit(FrozenOptions(dropout=0.0), Settings())
     batch = workload.splits().train.batch(range(32))
     model = workload.build_model()
-    frozen = bytes_per_sample(workload, model, batch, nullcontext)
+    frozen = bytes_per_sample(workload.loss, model, batch)
     built_with = modes_of(model)
-    assert frozen == bytes_per_sample(workload, model, batch, nullcontext)
+    assert frozen == bytes_per_sample(workload.loss, model, batch)
     assert modes_of(model) == built_with
     model.train()
-    trained = bytes_per_sample(workload, model, batch, nullcontext)
+    trained = bytes_per_sample(workload.loss, model, batch)
     assert frozen is not None
     assert trained is not None
     assert frozen < trained

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
@@ -151,3 +162,86 @@ def test_a_schedule_keeps_the_rate_that_an_own_axis_has_set() -> None:
             turn.schedule.step()
     assert rates[1] == pytest.approx([2 * rate for rate in rates[0]])
     assert len(set(rates[0])) == 5
+
+
+def peak(optimizer: Optimizer) -> list[float]:
+    """Return the rates of the optimizer's groups."""
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def warm_up(optimizer: Optimizer, then: LRScheduler) -> LRScheduler:
+    """Return a schedule that rises over three steps, and goes on as another one."""
+    return SequentialLR(optimizer, [LinearLR(optimizer, 0.1, total_iters=3), then], [3])
+
+
+Schedule = Callable[[Optimizer], LRScheduler | None]
+# With the optimizer's rates, whichever they are.
+RELATIVE: list[Schedule] = [
+    lambda optimizer: None,
+    lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, step / 5)),
+    lambda optimizer: LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.0]),
+    lambda optimizer: StepLR(optimizer, 4),
+    lambda optimizer: CosineAnnealingLR(optimizer, 10),
+    lambda optimizer: OneCycleLR(optimizer, peak(optimizer), 10),
+    lambda optimizer: OneCycleLR(optimizer, [10 * rate for rate in peak(optimizer)], 10),
+    lambda optimizer: CyclicLR(optimizer, 1e-4, peak(optimizer), 4),
+    lambda optimizer: CyclicLR(optimizer, peak(optimizer), 10.0, 4),
+    lambda optimizer: warm_up(optimizer, CosineAnnealingLR(optimizer, 7)),
+]
+# With numbers for rates.
+ABSOLUTE: list[Schedule] = [
+    lambda optimizer: OneCycleLR(optimizer, 0.5, 10),
+    lambda optimizer: OneCycleLR(optimizer, [peak(optimizer)[0], 0.5], 10),
+    lambda optimizer: CyclicLR(optimizer, 1e-4, 0.5, 4),
+    lambda optimizer: warm_up(optimizer, OneCycleLR(optimizer, 0.5, 10)),
+]
+# Whether axes change the rate.
+CHANGING: list[dict[str, Any]] = [{"lr": 0.3}, {"lr_scaling": "linear", "batch_size": 64}]
+UNCHANGING: list[dict[str, Any]] = [
+    {},
+    {"lr_scaling": "linear"},
+    {"lr": 0.3, "lr_schedule": "cosine"},
+]
+
+
+def scheduled(schedule: Schedule, **axes: Any) -> Optimizer:
+    """Return the optimizer that the axes make of a recipe with this schedule, its first rates set."""
+
+    class Scheduled(Recipe):
+        def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
+            return schedule(optimizer)
+
+    workload = Scheduled(Options(), Settings())
+    every_axis = Axes(**{"batch_size": 32, **axes})
+    optimizer = adapt_optimizer(workload.optimizer(workload.build_model()), workload, every_axis)
+    make_schedule(workload, optimizer, every_axis, 10)
+    return optimizer
+
+
+@pytest.mark.parametrize("schedule", ABSOLUTE)
+def test_a_schedule_with_rates_of_its_own_is_refused_where_axes_change_them(
+    schedule: Schedule,
+) -> None:
+    for axes, setting in zip(CHANGING, ("lr=0.3", "lr_scaling=linear"), strict=True):
+        message = (
+            rf"^{setting} had no effect: Scheduled.schedule\(\) sets rates of its own; needed: "
+        )
+        with pytest.raises(NotApplied, match=message):
+            scheduled(schedule, **axes)
+    for axes in UNCHANGING:
+        scheduled(schedule, **axes)
+
+
+@pytest.mark.parametrize("schedule", RELATIVE)
+def test_a_schedule_of_the_optimizers_rates_is_what_the_workload_makes_of_them(
+    schedule: Schedule,
+) -> None:
+    for axes in CHANGING:
+        optimizer = scheduled(schedule, **axes)
+        expected = build_optimizer(**axes)
+        schedule(expected)
+        settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in (*optimizer.param_groups, *expected.param_groups)
+        ]
+        assert settings[:2] == settings[2:], "simulating it leaves nothing behind"

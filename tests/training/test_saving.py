@@ -12,10 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import Interrupted
+from harness.core.errors import Interrupted, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
@@ -30,7 +33,8 @@ from harness.training import checkpoint, saving, shards
 from harness.training.mesh import ParallelMesh
 from harness.training.shards import SavedParts, SharedTensor, Staging, pack, write_part
 from tests.factories import make_cell
-from tests.support.training import SINGLE_RANK
+from tests.support.line import LineFit, Options
+from tests.support.training import SINGLE_MESH, SINGLE_RANK, make_assignment, make_trainer
 from tests.training.test_interruption import (
     PLAIN,
     STEPS,
@@ -41,6 +45,7 @@ from tests.training.test_interruption import (
     names_in,
     outcome_of,
 )
+from workloads.options import Settings
 
 EVERY = 4  # steps between two saves, of 20
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -407,3 +412,38 @@ def test_replicas_are_written_once_by_all_ranks_together(tmp_path: Path, ranks: 
     parts = SavedParts(paths)
     for name, tensor in whole.items():
         assert torch.equal(parts.whole(name), tensor)
+
+
+class Halving(LRScheduler):
+    """A schedule that keeps a function, and a number of NumPy."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.factor: Callable[[int], float] = lambda step: 0.5**step
+        self.milestone = np.int64(3)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        return [rate * self.factor(self.last_epoch) for rate in self.base_lrs]
+
+
+class HalvedFit(LineFit):
+    def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
+        return Halving(optimizer)
+
+
+def test_a_schedule_of_ones_own_is_saved_and_resumed(tmp_path: Path) -> None:
+    rates = []
+    for stop in (2, 4):
+        workload = HalvedFit(Options(), Settings())
+        trainer = make_trainer(make_assignment(steps=4), workload, tmp_path)
+        parts, state = trainer.parts, trainer.state
+        parts.checkpointer.resume(state, lambda: None)
+        trainer.run(stop)
+        parts.checkpointer.save(parts.folder.resume_checkpoints, state)
+        rates.append(parts.optimizers[0].param_groups[0]["lr"])
+    assert rates[1] == pytest.approx(rates[0] / 4)
+
+
+def test_what_a_checkpoint_cannot_hold_is_named() -> None:
+    with pytest.raises(NotApplied, match=r"a checkpoint can't hold /schedule/when: found object;"):
+        pack({"schedule": {"when": object()}}, SINGLE_MESH)

@@ -126,6 +126,47 @@ def test_a_length_ends_the_script(tmp_path: Path) -> None:
     assert len(state.losses) == state.step == 5
 
 
+def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path: Path) -> None:
+    """As most scripts do, after the optimizer has stepped, and once they have trained."""
+    state = TrainingState()
+    assignment = watched_cell(Length(steps=5), "accuracy")
+    with observe(assignment, TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        train(observer, 5, before=False)
+        harness.report(accuracy=0.5)
+        observer.finish()
+    observer.check()
+    assert state.losses == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert [evaluation.step for evaluation in state.evaluations] == [5]
+
+
+def test_an_optimizer_that_wraps_another_one_has_its_parameters_once(tmp_path: Path) -> None:
+    with observe(
+        watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
+    ) as observer:
+        model = nn.Linear(2, 1)
+        optimizers = [SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1)]
+        model(torch.ones(3, 2)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        observer.finish()
+    assert len(list(observer._parameters())) == 2
+
+
+def test_a_metric_that_is_no_number_fails_where_it_is_the_target(tmp_path: Path) -> None:
+    """Another one, such as a perplexity that overflows, is left out."""
+    assignment = watched_cell(EPOCH, "accuracy")
+    state = TrainingState()
+    with observe(assignment, TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        train(observer, 3)
+        harness.report(accuracy=0.5, perplexity=math.inf)
+        assert state.evaluations[-1].metrics == {"accuracy": 0.5}
+        observer.finish()
+        observer.check()
+        harness.report(accuracy=math.nan)
+    with pytest.raises(NonFiniteLoss, match="the script reported accuracy=nan after step 3"):
+        observer.check()
+
+
 def test_too_few_steps_and_none_are_refused(tmp_path: Path) -> None:
     with observe(
         watched_cell(Length(steps=5)), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()

@@ -156,9 +156,8 @@ def test_flops_are_counted_where_they_are_not_stated() -> None:
     workload, model = make(Line), Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_numbers = torch.get_rng_state()
-    counted = flops_per_sample(
-        workload, model, load_splits(workload).train.batch(range(4)), torch.enable_grad
-    )
+    batch = load_splits(workload).train.batch(range(4))
+    counted = flops_per_sample(workload.loss, model, batch)
     # Forward, the gradient of each weight, and that of the second layer's input.
     assert counted == 2 * 2 * (FEATURES * 8 + 8) + 2 * 8
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
