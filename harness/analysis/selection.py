@@ -60,16 +60,23 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
         hardware = sorted(hardware_of(sides.values()))
         baselines = _read_baselines(results, hardware)
         others = [result for side in sides.values() for result in side.cells]
-        # By the sweeps too: cells that a sweep has lost since must count as missing.
-        ids = {result.cell.settings_id for result in others}
-        sweeps = {trial.sweep for result in others for trial in result.trials}
-        related = []
-        for result in baselines:
-            is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
-            if is_of_sweep or result.cell.settings_id in ids:
-                related.append(result)
-        sides[BASELINE] = Side(name=BASELINE, cells=related or baselines)
+        sides[BASELINE] = Side(name=BASELINE, cells=_related(baselines, others) or baselines)
     return [sides[name] for name in names]
+
+
+def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> list[CellResult]:
+    """Return the baselines of the cells of other results, and of the sweeps that these are of.
+
+    Cells that a sweep has lost since are among them, as they must count as missing.
+    """
+    ids = {result.cell.settings_id for result in others}
+    sweeps = {trial.sweep for result in others for trial in result.trials}
+    related = []
+    for result in baselines:
+        is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
+        if is_of_sweep or result.cell.settings_id in ids:
+            related.append(result)
+    return related
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,6 +256,5 @@ def _forget_removed_trials(folder: SweepFolder) -> None:
     """Leave the ids of trials that have been removed out of a sweep's file, as of the same time."""
     stat = folder.spec_path.stat()
     write_spec(read_spec(folder), folder)
-    os.utime(
-        folder.spec_path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
-    )  # by which the latest is known
+    # The latest sweep is known by this time.
+    os.utime(folder.spec_path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

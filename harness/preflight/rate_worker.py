@@ -6,7 +6,6 @@ FOLDER/rates.json in addition to its result.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ from harness.records.record import RankResult
 from harness.records.series import Numbers
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload
-from harness.training.optimization import lr_factor
+from harness.training.optimization import lr_factor, simulate_rates
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
@@ -104,16 +103,7 @@ def mean_schedule_factor(parts: TrialParts) -> float:
     schedule, (optimizer, *_) = parts.train_step.schedule, parts.optimizers
     if schedule is None:
         return 1.0
-    before = [dict(group) for group in optimizer.param_groups]
-    rates = []
-    with warnings.catch_warnings():
-        # Torch warns of a schedule that is stepped before its optimizer.
-        warnings.simplefilter("ignore", UserWarning)
-        for _ in range(parts.total_steps):
-            rates.append(float(optimizer.param_groups[0]["lr"]))
-            schedule.step()
-    for group, settings in zip(optimizer.param_groups, before, strict=True):
-        group.update(settings)
+    rates, *_ = simulate_rates(optimizer, lambda: schedule, parts.total_steps)
     return float(np.mean(rates) / np.max(rates))
 
 

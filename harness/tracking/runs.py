@@ -231,9 +231,8 @@ class SweepRuns:
         self.stale_cells |= changed_cells
         updates_cells = not in_passing or result is not None or self.pace_of_cells.is_due()
         by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
-        self.find_existing(
-            set(by_cell)
-        )  # those that a race has changed may be more than the chosen
+        # A race may have changed more cells than those of the chosen trials.
+        self.find_existing(set(by_cell))
         self._update_cells(by_cell, outlines, result, sweep_run, spec, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
         written = 0

@@ -286,11 +286,6 @@ def build_step(
     )
 
 
-def _files_of(workload: Workload) -> list[Path]:
-    """Return the files that a workload reads, of its data and of its options."""
-    return [*workload.data.files(), *workload.options.files()]
-
-
 def _load_splits(
     workload: Workload, axes: Axes, mesh: ParallelMesh
 ) -> tuple[Splits, PageCacheWatch | None]:
@@ -300,20 +295,21 @@ def _load_splits(
     Raises NotApplied if the axis has no effect.
     """
     is_first_on_machine = mesh.ranks.local_rank == 0
+    files = [*workload.data.files(), *workload.options.files()]
     if axes.page_cache != "any":
         if is_first_on_machine:
-            prepare_page_cache(_files_of(workload), axes.page_cache)
+            prepare_page_cache(files, axes.page_cache)
         mesh.barrier()
     splits = load_splits(workload)
     if getattr(splits.train, "reads_files", False):
-        if axes.page_cache != "any" and not _files_of(workload):
+        if axes.page_cache != "any" and not files:
             raise NotApplied(
                 f"page_cache={axes.page_cache} had no effect: found no file in the settings of"
                 f" {type(workload).__name__}; needed: the path of what it reads, as an option"
             )
         if not is_first_on_machine:
             return splits, None
-        return splits, PageCacheWatch(_files_of(workload))
+        return splits, PageCacheWatch(files)
     if axes.page_cache != "any":
         raise NotApplied(
             f"page_cache={axes.page_cache} had no effect: {type(splits.train).__name__} are in"

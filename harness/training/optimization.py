@@ -168,8 +168,15 @@ def _check_schedule(workload: Workload, optimizer: Optimizer, axes: Axes, steps:
 
     So do torch's OneCycleLR and CyclicLR with numbers for their rates.
     """
-    rates = _simulate_schedule(workload, optimizer, steps, factor=1.0)
-    doubled = _simulate_schedule(workload, optimizer, steps, factor=2.0)
+    simulated = min(steps, SIMULATED_STEPS)
+
+    def at_twice_the_rates() -> LRScheduler | None:
+        for group in optimizer.param_groups:
+            group["lr"] = 2 * group["lr"]
+        return workload.schedule(optimizer, steps)
+
+    rates = simulate_rates(optimizer, lambda: workload.schedule(optimizer, steps), simulated)
+    doubled = simulate_rates(optimizer, at_twice_the_rates, simulated)
     # A group that stays at 0 is frozen by a factor, which depends on no rate.
     if all(once != twice or not any(once) for once, twice in zip(rates, doubled, strict=True)):
         return
@@ -180,23 +187,21 @@ def _check_schedule(workload: Workload, optimizer: Optimizer, axes: Axes, steps:
     )
 
 
-def _simulate_schedule(
-    workload: Workload, optimizer: Optimizer, steps: int, *, factor: float
+def simulate_rates(
+    optimizer: Optimizer, make_schedule: Callable[[], LRScheduler | None], steps: int
 ) -> list[list[float]]:
-    """Return the workload's rates at `factor` times the optimizer's, shape (groups, simulated steps).
+    """Return the rates of a schedule at its first steps, shape (groups of parameters, steps).
 
-    Nothing is trained, and the optimizer is left as it was.
+    Nothing is trained, and the optimizer is left as it was before `make_schedule` was called.
     """
     groups = optimizer.param_groups
     before = [dict(group) for group in groups]
-    for group in groups:
-        group["lr"] = factor * group["lr"]
     rates: list[list[float]] = [[] for _ in groups]
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.
         warnings.simplefilter("ignore", UserWarning)
-        schedule = workload.schedule(optimizer, steps)
-        for _ in range(min(steps, SIMULATED_STEPS)):
+        schedule = make_schedule()
+        for _ in range(steps):
             for group, group_rates in zip(groups, rates, strict=True):
                 group_rates.append(float(group["lr"]))
             if schedule is not None:
