@@ -243,7 +243,7 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
     if paired.verdict == "same":
         return f"trains as fast as {revision}, to within {outcome.options.min_effect:.1%}"
     if paired.verdict == "not slower":
-        interval = _describe_interval(paired, revision)
+        interval = _describe_interval(paired.verdict_bounds, revision)
         return f"is not slower by {outcome.options.min_effect:.1%}: {interval}"
     measured = "whole turns are " if paired.by_whole_turns else ""
     seconds = paired.seconds_until_certain
@@ -254,17 +254,24 @@ def _describe_speed(outcome: GateOutcome, cell_outcome: CellOutcome) -> str:
         )
     return (
         f"inconclusive after {paired.seconds:.0f} s of measuring:"
-        f" {measured}{_describe_interval(paired, revision)}; {remedy}"
+        f" {measured}{_describe_interval(paired.verdict_bounds, revision)}; {remedy}"
     )
 
 
 def _describe_whole_turns(paired: PairedResult, revision: str) -> str:
-    """Return a change that only whole turns show: `… 12.0% slower as a whole than main (…)`."""
-    change = abs((paired.whole_ratio or 1) - 1)
-    return (
-        f"trains {change:.1%} slower as a whole than {revision} ({_sizes(paired)}),"
-        " which its usual steps don't show: some steps take far longer, or time passes between them"
-    )
+    """Return a change that whole turns show: `… 12.0% slower as a whole than main (…), …`.
+
+    Usual steps that exclude so large a change say where it comes from; others are not certain yet.
+    """
+    whole_ratio = paired.whole_ratio or 1
+    text = f"trains {abs(whole_ratio - 1):.1%} slower as a whole than {revision} ({_sizes(paired)})"
+    if paired.low is not None and whole_ratio < paired.low:
+        return (
+            f"{text}, which its usual steps don't show:"
+            " some steps take far longer, or time passes between them"
+        )
+    usual = _describe_interval((paired.low, paired.high), revision)
+    return f"{text}; its usual steps alone are not certain: {usual}"
 
 
 def _describe_change(paired: PairedResult, revision: str) -> str:
@@ -290,9 +297,9 @@ def _sizes(paired: PairedResult) -> str:
     return f"{abs(near - 1):.1%} to {abs(far - 1):.1%}"
 
 
-def _describe_interval(paired: PairedResult, revision: str) -> str:
+def _describe_interval(bounds: tuple[float | None, float | None], revision: str) -> str:
     """Return an interval in words: `between 3.8% slower and 1.0% faster than main`."""
-    low, high = paired.verdict_bounds
+    low, high = bounds
     if low is None or high is None:
         return "too few measurements for an interval"
     return f"between {_describe_bound(low)} and {_describe_bound(high)} than {revision}"

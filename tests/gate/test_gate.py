@@ -96,7 +96,13 @@ def test_words_for_a_tired_engineer() -> None:
     assert line.endswith("to be certain would take about --budget 242s here, or a quieter machine")
     whole = {"by_whole_turns": True, "whole_ratio": 0.88, "whole_low": 0.86, "whole_high": 0.9}
     (line,) = view.lines(outcome(paired("slower", 1.0, **whole)))
-    assert "trains 12.0% slower as a whole than main (10.0% to 14.0%)" in line
+    assert "trains 12.0% slower as a whole than main (10.0% to 14.0%), which its usual" in line
+    whole |= {"low": 0.87, "high": 1.01}
+    (line,) = view.lines(outcome(paired("slower", 0.9, **whole)))
+    assert line.endswith(
+        "trains 12.0% slower as a whole than main (10.0% to 14.0%);"
+        " its usual steps alone are not certain: between 13.0% slower and 1.0% faster than main"
+    )
     (line,) = view.lines(outcome(paired("inconclusive", seconds=2.0, low=None, high=None)))
     assert "inconclusive after 2 s of measuring: too few measurements for an interval" in line
     (line,) = view.lines(outcome(paired("slower", 0.9), control=paired("faster", 1.1)))
