@@ -1,8 +1,8 @@
 """The results of a cell's trials, in the form in which records and baselines are compared.
 
-`of_trial` reduces a record to the few numbers that comparisons need, as a `CellResult` of one trial;
-`join` merges those of the same cell. MLflow keeps the parts and joins them again whenever a trial is
-added.
+`of_trials` reduces the records of a cell to the few numbers that comparisons need; `of_trial` does
+that of one trial, and `join` merges the results of the same cell. MLflow keeps the parts and joins
+them again whenever a trial is added.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import get_args
 
+from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
 from harness.launch.race import SweepRace
@@ -31,7 +32,6 @@ from harness.statistics.interval import Interval, geometric_mean_interval, mean_
 from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
-UNKNOWN_CONDITIONS = {"hardware": [UNKNOWN], "code": [UNKNOWN], "software": [UNKNOWN]}
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
@@ -233,7 +233,7 @@ def with_departures(results: Sequence[CellResult], race: SweepRace) -> list[Cell
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:
     """Return the cells of some records in order of appearance, each with all its trials."""
-    return join(list(map(of_trial, records)))
+    return list(map(of_trials, group_by_cell(records).values()))
 
 
 def join(parts: Sequence[CellResult]) -> list[CellResult]:
@@ -280,27 +280,40 @@ def _merge_values(tables: Sequence[Mapping[str, Sequence[str]]]) -> Mapping[str,
 
 
 def of_trial(record: Record) -> CellResult:
-    """Return what a single trial contributes to its cell.
+    """Return what a single trial contributes to its cell."""
+    return of_trials([record])
 
-    One that is not done is only counted, by its status.
+
+def of_trials(records: Sequence[Record]) -> CellResult:
+    """Return the result of a cell from the records of its trials.
+
+    Trials that are not done are only counted, by their status.
     """
-    cell = record.trial.cell
-    if record.status != "done":
-        return without_trials(cell, record.status, 1)
+    left_out: Counter[str] = Counter()
+    trials: list[TrialResult] = []
+    origins: list[tuple[Environment, Device]] = []  # usually one, which all trials have
     target = None
-    conditions: Mapping[str, Sequence[str]] = UNKNOWN_CONDITIONS
-    environment: Mapping[str, Sequence[str]] = {}
-    if record.rank0 is not None:
-        target = record.rank0.target
-        conditions = _conditions_by_device(record.rank0.environment)[device_of(record)]
-        environment = _environment_values(record.rank0.environment)
+    for record in records:
+        if record.status != "done":
+            left_out[record.status] += 1
+            continue
+        assert record.rank0 is not None
+        target = target or record.rank0.target
+        trials.append(_trial_result(record, record.rank0))
+        origin = (record.rank0.environment, device_of(record))
+        if origin not in origins:
+            origins.append(origin)
+    conditions, environments = [], []
+    for environment, device in origins:
+        conditions.append(_conditions_by_device(environment)[device])
+        environments.append(_environment_values(environment))
     return CellResult(
-        cell=cell,
+        cell=records[0].trial.cell,
         target=target,
-        conditions=conditions,
-        trials=[_trial_result(record)],
-        left_out={},
-        environment=environment,
+        conditions=_merge_values(conditions),
+        trials=trials,
+        left_out=dict(left_out),
+        environment=_merge_values(environments),
     )
 
 
@@ -309,10 +322,9 @@ def without_trials(cell: Cell, status: str, trials: int) -> CellResult:
     return CellResult(cell=cell, target=None, conditions={}, trials=[], left_out={status: trials})
 
 
-def _trial_result(record: Record) -> TrialResult:
+def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
     """Return the numbers of a trial that is done."""
     assert record.summary is not None
-    assert record.rank0 is not None
     error = record.summary.relative_error
     relative_error = None if error is None else rounded(error)
     company, lanes = ALONE, 1
@@ -331,11 +343,11 @@ def _trial_result(record: Record) -> TrialResult:
         window_steps=record.summary.window_steps,
         batch_seconds=record.summary.batch_seconds or (),
         metric=record.summary.final_metric,
-        parameter_digest=record.rank0.parameter_digest,
+        parameter_digest=report.parameter_digest,
         order_digest=record.order_digest,
-        improvements=_improvements(record, record.rank0),
+        improvements=_improvements(record, report),
         cost=trial_cost(record),
-        test_samples=record.rank0.test_samples,
+        test_samples=report.test_samples,
         company=company,
         lanes=lanes,
     )

@@ -21,7 +21,7 @@ from harness.analysis.result import (
     UNRECORDED,
     CellResult,
     join,
-    of_trial,
+    of_trials,
     with_departures,
     without_trials,
 )
@@ -71,13 +71,18 @@ class SweepResult:
                 missing[trial.cell.id] += 1
         parts = []
         for cell in sweep.cells:
-            parts += [of_trial(record) for record in by_cell.get(cell.id, [])]
+            if cell.id in by_cell:
+                parts.append(of_trials(by_cell[cell.id]))
             if missing[cell.id]:
                 parts.append(without_trials(cell, UNRECORDED, missing[cell.id]))
+        records_in_race = {}
+        for cell_id, cell_records in by_cell.items():
+            if race.departure(cell_records[0].trial.cell) is None:
+                records_in_race[cell_id] = cell_records
         return SweepResult(
             name=sweep.name,
             cells=with_departures(join(parts), race),
-            records=group_by_cell(race.records_in(records)),
+            records=records_in_race,
             goal=goal,
             races=race.races,
         )
@@ -337,8 +342,12 @@ def attributions(side: Side) -> dict[str, Attribution]:
     Throughputs of different workloads have nothing in common, so each has its own model.
     Its cells have to differ in an axis, and it needs more trials than the model has parameters.
     """
-    names = axis_names(result.cell for result in side.cells)
-    axes = {axis: level_reader(axis) for axis in names}
+    cells = [result.cell for result in side.cells]
+    axes = {}
+    for axis in axis_names(cells):
+        read = level_reader(axis)
+        if len(set(map(read, cells))) > 1:  # one that is the same everywhere has no effect
+            axes[axis] = read
     points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
         points.setdefault(result.cell.workload.label, []).extend(_points(result, axes))
@@ -358,7 +367,7 @@ def _points(
     Trials of all cells with the same seed and repeat ran interleaved and are one block: they have
     the seed and the drift of the machine in common. What else ran on the machine counts as one more
     axis, which matters where it differs between trials. `axes` are the functions that read the
-    values of axes, by name.
+    values of the axes that vary, by name.
     """
     levels_of_cell = {axis: read(result.cell) for axis, read in axes.items()}
     points = []

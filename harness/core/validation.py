@@ -256,7 +256,8 @@ def choose(kind: Any, value: Mapping[str, Any]) -> Any:
     return by_source[source]
 
 
-def members_by_source(kind: Any) -> dict[str, Any]:
+@lru_cache(maxsize=256)  # as `_hints`
+def members_by_source(kind: Any) -> Mapping[str, Any]:
     """Return the dataclasses of a union by their literal `source`, in their order.
 
     A single dataclass is its own only member; the source of one that declares none is "".

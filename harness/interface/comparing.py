@@ -21,7 +21,6 @@ from harness.analysis.questions import ACCURACY_MARGIN, SPEED
 from harness.analysis.selection import select
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.interface.data import SweepData
 from harness.interface.folders import Folder, results_folder
 from harness.records.record import Record
 from harness.render.compare import row_fields
@@ -29,6 +28,8 @@ from harness.statistics.verdict import Correction
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from harness.interface.data import SweepData
 
 TABLE_COLUMNS = [
     "cell", "reference", "b_side", "metric", "higher_is_better", "relative", "a", "b", "value", "low",

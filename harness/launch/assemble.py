@@ -14,6 +14,7 @@ from harness.core.text import ranges
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.launch.hang import explain_collective
+from harness.launch.retries import PEER_FAILURES
 from harness.launch.watchdog import read_evidence
 from harness.measure.summary import mean_loss, reported_samples, summarize, unpack
 from harness.measure.validity import violations
@@ -35,14 +36,6 @@ from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
 INTERRUPTED = Interrupted.__name__
-# What ranks report of which another is the cause: it is gone, or they waited for it in vain.
-PEER_FAILURES = {
-    "ConnectionLost",
-    "CollectiveTimeout",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

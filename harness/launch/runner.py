@@ -12,7 +12,6 @@ from collections.abc import (
     Callable,
     Collection,
     Generator,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -33,6 +32,12 @@ from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
 from harness.launch.launcher import GRACE_SECONDS, Launcher, describe_end
 from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch, write_once
+from harness.launch.retries import (
+    RETRIED_FAILURES,
+    count_without_save,
+    last_saved_at,
+    retried_kinds,
+)
 from harness.launch.stack import ReadyStack
 from harness.launch.watchdog import Watchdog
 from harness.mllog.log import write_log
@@ -49,7 +54,7 @@ from harness.records.files import (
 )
 from harness.records.record import Failure, Record, RunSettings
 from harness.records.running import read_heartbeats, read_progress_file
-from harness.records.settings import run_settings, saves_at_intervals
+from harness.records.settings import run_settings
 from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -60,22 +65,6 @@ from workloads.catalog import heavy_modules
 POLL = 0.1  # seconds between two looks at a running trial
 SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
 COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
-RETRIES = 2  # of a trial that was lost without being the cause
-# Failures that say nothing about the trial itself.
-RETRIED_FAILURES = {
-    "Lost",
-    "NodeFailure",
-    "NotStarted",
-    "ControllerDown",
-    "Unresponsive",
-    "ConnectionLost",
-    "CollectiveTimeout",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-}
-# Failures that may be the trial's own, after which one that saves at intervals resumes.
-RESUMED_FAILURES = {"Killed", "OutOfMemory", "Hang"}
 
 
 class TrialListener(Protocol):
@@ -525,31 +514,6 @@ def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None
             f"{sweep_folder.path}: moved or removed while {folder.path.name} ran, which was ended;"
             " move it back, or name the results folder that it is in now, and run the same command again"
         )
-
-
-def retried_kinds(record: Record, kinds: Collection[str]) -> Collection[str]:
-    """Return the failures after which a trial runs again, where `kinds` are those of any trial."""
-    return {*kinds, *RESUMED_FAILURES} if saves_at_intervals(record) else kinds
-
-
-def last_saved_at(record: Record, folder: TrialFolder) -> float:
-    """Return when a trial was last saved at an interval, in seconds since the epoch; 0 if never."""
-    if not saves_at_intervals(record):
-        return 0.0
-    saved_at = [path.stat().st_mtime for path in folder.resume_checkpoints.glob("step-*")]
-    return max(saved_at, default=0.0)
-
-
-def count_without_save(failures: Iterable[Failure], kinds: Collection[str], saved_at: float) -> int:
-    """Return how many failures of these kinds have come since a trial was last saved.
-
-    After a save the next attempt has less to do, so that it repeats none of those before it.
-    """
-    count = 0
-    for failure in failures:
-        is_before_save = failure.began_at is not None and failure.began_at < saved_at
-        count += failure.kind in kinds and not is_before_save
-    return count
 
 
 def _advance(life: Life) -> Record | None:

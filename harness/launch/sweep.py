@@ -17,8 +17,8 @@ from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
 from harness.launch.race import SweepRace
+from harness.launch.retries import RETRIES
 from harness.launch.runner import (
-    RETRIES,
     Runner,
     StopRequest,
     TrialListener,

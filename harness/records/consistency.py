@@ -17,7 +17,6 @@ import msgspec
 from harness.records.across import across_ranks
 from harness.records.record import (
     AcrossRanks,
-    Header,
     RankResult,
     Record,
     Summary,
@@ -44,18 +43,18 @@ def header_problem(record: Record) -> str | None:
 
 
 def ranks_problem(
-    header: Header, results: Sequence[RankResult], *, count: int, steps: int | None
+    results: Sequence[RankResult], *, world_size: int, count: int, steps: int | None
 ) -> str | None:
     """Return the first contradiction between a record's header and the results of its ranks.
 
-    `count` is that of the ranks that the header counts, and `steps` that of its losses, None without.
+    `count` is that of the ranks that the header counts, of the trial's `world_size`. `steps` is the
+    number of its losses, None of a trial that did not finish.
     """
     if len(results) != count:
         return f"ranks: found {len(results)}; allowed: the {count} that the header counts"
-    problem = _rank_problem(header, results)
-    if problem is not None or header.summary is None:
+    problem = _rank_problem(results, world_size)
+    if problem is not None or steps is None:
         return problem
-    assert steps is not None
     return _steps_problem(results, steps)
 
 
@@ -111,9 +110,8 @@ def _price_problem(record: Record) -> str | None:
     return None
 
 
-def _rank_problem(header: Header, results: Sequence[RankResult]) -> str | None:
+def _rank_problem(results: Sequence[RankResult], world_size: int) -> str | None:
     """Return which ranks are double, none of the trial's, or contradict themselves."""
-    world_size = header.trial.cell.axes.world_size
     ranks = [result.rank for result in results]
     if ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= world_size):
         listed = ", ".join(map(str, ranks))

@@ -22,7 +22,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
@@ -36,25 +36,18 @@ from harness.core.validation import decode_value
 from harness.records import seal
 from harness.records.across import in_memory_ranks
 from harness.records.consistency import header_problem, rank_problem, ranks_problem
-from harness.records.decode import (
-    FileFormat,
-    checked_content,
-    decode_text,
-    parse_json,
-    read_json,
-)
+from harness.records.decode import FileFormat, checked_content, parse_json, read_json
 from harness.records.environment import Environment
 from harness.records.record import (
     SCHEMA,
     AcrossRanks,
-    Header,
     RankResult,
     RankResults,
     Record,
     RunSettings,
 )
 from harness.records.series import DType, Numbers, Series
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, Trial
 
 COLUMNS_SUFFIX = ".npz"
 FILE_NAME = re.compile(r"[^/\0]+-[0-9a-f]{12}\.npz")
@@ -74,7 +67,6 @@ RANK_RESULT_FORMAT = FileFormat(
 # The columns of a rank are all read: at once, because a shared file system takes its time for each.
 RANK_BUFFER_BYTES = 2**18
 RECORD_FILE = TrialFolder(Path()).record_path.name
-HEADER_FIELDS = tuple(field.name for field in fields(Header))
 TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
 
 # Columns besides those of `take_series`.
@@ -283,9 +275,10 @@ def _series_slots(result: Any) -> list[_Slot]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredHeader(Header):
-    """The header of a record as its file has it, with what it says of the columns."""
+class StoredParts:
+    """What a header says of the numbers of its trial, which are in the columns."""
 
+    trial: Trial
     ranks: AcrossRanks
     columns: ColumnFile | None = None  # None where there are none
 
@@ -374,11 +367,7 @@ def read_record(path: Path, common: CommonParts | None = None) -> Record:
     content = checked_content(read_json(path, RECORD_FORMAT), path, RECORD_FORMAT)
     if common is not None and isinstance(content, dict):
         common.decode_in(content)
-    try:
-        header: StoredHeader = decode_value(StoredHeader, content)
-    except ValueError as error:
-        raise RECORD_FORMAT.invalid(path, error) from None
-    return _record_of(header, path)
+    return _record_of(content, path)
 
 
 def read_record_if_exists(path: Path, common: CommonParts | None = None) -> Record | None:
@@ -394,21 +383,26 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     `source` is what errors call the text. `fetch` returns the content of a file next to it, by its
     name, when the columns are needed; it may raise OSError.
     """
-    header = decode_text(StoredHeader, text, source, RECORD_FORMAT)
-    return _record_of(header, source, fetch)
+    content = checked_content(parse_json(text, source, RECORD_FORMAT), source, RECORD_FORMAT)
+    return _record_of(content, source, fetch)
 
 
 def _record_of(
-    header: StoredHeader, source: Path | str, fetch: Callable[[str], bytes] | None = None
+    content: Any, source: Path | str, fetch: Callable[[str], bytes] | None = None
 ) -> Record:
-    """Return a record whose ranks and losses are read from its columns when they are needed.
+    """Return the record whose header has this content.
 
-    Raises BadFile unless it agrees with itself and with its folder.
+    Its ranks and losses are read from its columns when they are needed. Raises BadFile unless it
+    agrees with itself and with its folder.
     """
-    columns = _Columns(header, source, fetch)
-    of_trial = {name: getattr(header, name) for name in HEADER_FIELDS}
-    ranks = RankResults(columns.ranks, header.ranks)
-    record = Record(**of_trial, ranks=ranks, loss=columns.mean_loss())
+    try:
+        stored: StoredParts = decode_value(StoredParts, content)
+        columns = _Columns(stored, source, fetch)
+        ranks = RankResults(columns.ranks, stored.ranks)
+        of_trial = {"trial": stored.trial, "ranks": ranks, "loss": columns.mean_loss()}
+        record: Record = decode_value(Record, content | of_trial)
+    except ValueError as error:
+        raise RECORD_FORMAT.invalid(source, error) from None
     problem = header_problem(record)
     # A record may be anywhere, as in a folder of records that somebody has collected, except in the
     # folder of another trial.
@@ -431,16 +425,16 @@ def _ranks_of(columns: _Columns) -> list[RankResult]:
 class _Columns:
     """The columns of one record, each read when it is needed.
 
-    It knows the header and not the record, which has it: thousands of records that know themselves
-    would wait for Python's collector.
+    It does not know the record, which has it: thousands of records that know themselves would wait
+    for Python's collector.
     """
 
-    __slots__ = ("_fetch", "header", "source")
+    __slots__ = ("_fetch", "_stored", "source")
 
     def __init__(
-        self, header: StoredHeader, source: Path | str, fetch: Callable[[str], bytes] | None
+        self, stored: StoredParts, source: Path | str, fetch: Callable[[str], bytes] | None
     ) -> None:
-        self.header = header
+        self._stored = stored
         self.source = source
         self._fetch = fetch  # None: the columns are next to the header, which is a file
 
@@ -453,7 +447,7 @@ class _Columns:
 
     def read(self, names: Collection[str]) -> dict[str, Numbers]:
         """Return some columns; raises BadFile."""
-        described = self.header.columns
+        described = self._stored.columns
         assert described is not None
         try:
             return read_columns(self._open, described, names)
@@ -464,7 +458,7 @@ class _Columns:
 
     def mean_loss(self) -> Series | None:
         """Return the mean loss over ranks, which is read when it is unpacked; None without any."""
-        described = self.header.columns
+        described = self._stored.columns
         column = None if described is None else described.columns.get(MEAN_LOSS)
         if column is None:
             return None
@@ -481,8 +475,8 @@ class _Columns:
     def rank_results(self) -> list[RankResult]:
         """Return the results of all ranks, which are those of the record; raises BadFile."""
         described: Mapping[str, Column] = {}
-        if self.header.columns is not None:
-            described = self.header.columns.columns
+        if self._stored.columns is not None:
+            described = self._stored.columns.columns
         results: list[RankResult] = []
         if RANKS in described:
             columns = self.read(described.keys() - {MEAN_LOSS})
@@ -493,7 +487,12 @@ class _Columns:
             except ValueError as error:
                 raise RECORD_FORMAT.invalid(self.source, f"ranks{one_line(error)}") from None
         steps = described[MEAN_LOSS].count if MEAN_LOSS in described else None
-        problem = ranks_problem(self.header, results, count=self.header.ranks.count, steps=steps)
+        problem = ranks_problem(
+            results,
+            world_size=self._stored.trial.cell.axes.world_size,
+            count=self._stored.ranks.count,
+            steps=steps,
+        )
         if problem is not None:
             raise RECORD_FORMAT.invalid(self.source, problem)
         return results

@@ -602,11 +602,11 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
-    """What the JSON file of a record has of its trial, without the numbers of each step and rank.
+class Record:
+    """The durable truth about one trial: its last attempt, and why those before it failed.
 
-    `summary` and `order_digest` are only there for a trial that finished, and `failure` only for one
-    that did not.
+    `summary`, `order_digest` and `loss` are only there for a trial that finished, and `failure` only
+    for one that did not.
     """
 
     schema: str = SCHEMA
@@ -630,6 +630,8 @@ class Header:
     queued_seconds: Amount | None = None
     settings: RunSettings | None = None  # the runner adds them to the assembled record
     company: Company | None = None  # None: it ran alone, or in a group with a single lane
+    ranks: RankResults
+    loss: Series | None  # mean over ranks at each step
 
     @property
     def bad_nodes(self) -> list[str]:
@@ -639,11 +641,3 @@ class Header:
             if failure is not None and failure.bad_node:
                 nodes.append(failure.bad_node)
         return nodes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record(Header):
-    """The durable truth about one trial: its last attempt, and why those before it failed."""
-
-    ranks: RankResults
-    loss: Series | None  # mean over ranks at each step; None of a trial that did not finish

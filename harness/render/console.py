@@ -22,7 +22,7 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
-from harness.render.table import MAX_WIDTH, TERMINAL_STYLES, Look, Table, pieces
+from harness.render.table import MAX_WIDTH, TERMINAL_STYLES, Look, Table, pieces, plain_text
 
 # C0 but the line feed, DEL and C1, whose \x9b begins a sequence as ESC [ does, and the marks that
 # reverse the direction of the text after them.
@@ -210,16 +210,14 @@ def plain_lines(table: Table) -> list[str]:
     return [SEPARATOR.join(row).rstrip() for row in zip(*padded, strict=True)]
 
 
-def _plain_columns(table: Table) -> Iterator[tuple[str, ...]]:
-    """Return the texts of each column without looks, its title first."""
-    rows = [table.columns]
-    for row in table.rows:
-        plain = []
-        for content in row:
-            text = "".join(piece.text for piece in pieces(content))
-            plain.append(text if text.isprintable() else Text(text).plain)
-        rows.append(plain)
-    return zip(*rows, strict=True)
+def _plain_columns(table: Table) -> Iterator[list[str]]:
+    """Yield the texts of each column without looks, its title first."""
+    for number, title in enumerate(table.columns):
+        texts = [title]
+        for row in table.rows:
+            text = plain_text(row[number])
+            texts.append(text if text.isprintable() else Text(text).plain)
+        yield texts
 
 
 def _width(text: str) -> int:

@@ -168,6 +168,11 @@ def nondeterminism_notes(record: Record) -> list[str]:
 STOP_COUNTS = {"patience": "by patience", "goal": "at the goal", "length": "at full length"}
 
 
+def is_contended(record: Record) -> bool:
+    """Return whether a trial is invalid because other programs used its cores."""
+    return any(violation.startswith("contention") for violation in record.violations)
+
+
 def clock_movement_text(record: Record) -> str | None:
     """Return between which clocks a GPU of a trial trained, None if it stayed at one or is not known."""
     movement, telemetry = clock_movement(record), record.ranks.across.telemetry

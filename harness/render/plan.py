@@ -62,12 +62,15 @@ def show_plan(
     # cells with the same seeds are a term of the sum.
     repeats = counted(sweep.repeats, "repeat")
     terms: list[str] = []
+    trial_count = 0
     for seeds, count in Counter(tuple(sweep.seeds_of(cell)) for cell in sweep.cells).items():
         listed = ", ".join(map(str, seeds))
         terms.append(f"{counted(count, 'cell')} × seeds {listed} × {repeats}")
-    trials = counted(sum(map(sweep.count_trials, sweep.cells)), "trial")
-    console.print_text(f"\n{' + '.join(terms)} = {trials}")
-    console.print(describe_duration(sweep.trials(), estimates))
+        trial_count += count * len(seeds) * sweep.repeats
+    console.print_text(f"\n{' + '.join(terms)} = {counted(trial_count, 'trial')}")
+    # Only the duration needs the trials, of which there may be a hundred thousand.
+    trials = sweep.trials() if estimates else []
+    console.print(describe_duration(trials, estimates))
     if sweep.profile:
         steps = counted(sweep.profile.steps, "step")
         console.print(f"profile: a trace of {steps} follows the last step of each trial")

@@ -28,7 +28,6 @@ from harness.render.findings import (
 )
 from harness.render.plan import QUIET_MACHINE
 from harness.render.roofline import roofline_lines, sweep_roofline, with_measured_peaks
-from harness.render.run import is_contended
 from harness.render.table import Content, Styled, Table
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
@@ -341,16 +340,16 @@ def show_results(
 
 def _show_parity(console: TerminalConsole, result: SweepResult, folder: SweepFolder) -> None:
     """Print how alike the cells compute, if `harness diff parity` has measured it."""
-    from harness.analysis.parity import read_parity, with_seeds
-
-    parity = read_parity(folder)
-    if parity is None:
+    if not folder.parity_path.exists():
         return
-    # Only now, because it loads torch, which takes as long as many a sweep.
+    # Only now, because this loads torch, which takes as long as many a sweep.
+    from harness.analysis.parity import read_parity, with_seeds
     from harness.render.parity import show_parity
 
-    console.print()
-    show_parity(console, with_seeds(parity, result.cells))
+    parity = read_parity(folder)
+    if parity is not None:
+        console.print()
+        show_parity(console, with_seeds(parity, result.cells))
 
 
 def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
@@ -400,7 +399,7 @@ def _status_lines(records: Sequence[Record]) -> list[str]:
     for status, remark in remarks.items():
         if counts[status]:
             lines.append(remark.format(counts[status]))
-    if any(map(is_contended, records)):
+    if any(map(fmt.is_contended, records)):
         lines.append(f"other programs used the cores: {QUIET_MACHINE}")
     return lines
 

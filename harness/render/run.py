@@ -21,6 +21,7 @@ from harness.render.console import TerminalConsole
 from harness.render.format import (
     checkpoint_notes,
     duration,
+    is_contended,
     nondeterminism_notes,
     samples_per_second,
     stop_note,
@@ -190,11 +191,6 @@ class RunView:
             return 0.0
         seconds_per_trial = (time.monotonic() - self.start_time) / trials_done
         return seconds_per_trial * (self.planned_count - trials_done)
-
-
-def is_contended(record: Record) -> bool:
-    """Return whether a trial is invalid because other programs used its cores."""
-    return any(violation.startswith("contention") for violation in record.violations)
 
 
 def left_out_lines(recorded: RecordedSweep) -> list[str]:

@@ -104,13 +104,20 @@ def markdown_lines(table: Table, *, is_markup: bool = False, gap: str = "") -> l
     for row in (table.columns, alignments, *table.rows):
         fields = []
         for content in row:
-            text = "".join(piece.text for piece in pieces(content))
+            text = plain_text(content)
             if not is_markup:
                 text = text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
             fields.append(text)
         separator = " | " if row is alignments else f"{gap} | "
         lines.append(f"| {separator.join(fields)} |")
     return lines
+
+
+def plain_text(content: Content) -> str:
+    """Return the text of a field without looks."""
+    if isinstance(content, str):
+        return content
+    return "".join(piece.text for piece in pieces(content))
 
 
 def pieces(content: Content) -> Sequence[Styled]:

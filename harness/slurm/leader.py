@@ -42,7 +42,8 @@ from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
 from harness.launch.race import SweepRace
-from harness.launch.runner import RETRIES, Runner, StopRequest
+from harness.launch.retries import RETRIES
+from harness.launch.runner import Runner, StopRequest
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
 from harness.records.files import read_record_if_exists

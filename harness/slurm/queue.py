@@ -18,7 +18,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.core.text import counted
 from harness.launch import controller
-from harness.launch.runner import RETRIED_FAILURES, retried_kinds
+from harness.launch.retries import RETRIED_FAILURES, retried_kinds
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm.submission import Submission, read_all

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.launch.runner import RETRIED_FAILURES, RETRIES, count_without_save
+from harness.launch.retries import RETRIED_FAILURES, RETRIES, count_without_save
 from harness.records.goodput import Goodput
 from harness.records.nodes import NodeTimes
 from harness.records.record import Failure

@@ -25,7 +25,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
-from harness.launch.runner import RETRIED_FAILURES, last_saved_at, retried_kinds
+from harness.launch.retries import RETRIED_FAILURES, last_saved_at, retried_kinds
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, CommonParts, read_record
 from harness.records.goodput import Goodput, goodput, total, whole_seconds

@@ -20,6 +20,8 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
+
 from workloads.options import Between, Count, Fraction, Rate
 
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
@@ -336,7 +338,8 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return {name: getattr(self, name) for name in AXES}
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     @property
     def changed(self) -> dict[str, Any]:

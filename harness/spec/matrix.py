@@ -58,13 +58,12 @@ class MatrixPoint:
         environment: dict[str, str | None] = {}
         settings: dict[str, Any] = {}
         for axis, value in values.items():
-            variable = variable_of(axis)
-            if variable is not None:
-                environment[variable] = value
+            if axis in AXIS_TYPES:
+                own[axis] = value
             elif setting_of(axis) is not None:
                 settings[axis] = value
             else:
-                own[axis] = value
+                environment[axis.removeprefix(PREFIX)] = value
         rank_batch_size = own.pop("rank_batch_size", None)
         axes = Axes(**own)
         if rank_batch_size is not None:  # it replaces the workload's own batch size

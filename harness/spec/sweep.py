@@ -6,7 +6,7 @@ mistake in a file costs a second, not a place in the queue.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.core.validation import Key, dotted
 from harness.spec import matrix
+from harness.spec.axes import Axes
 from harness.spec.cell import (
     CUSTOM,
     Cell,
@@ -353,14 +354,17 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     Cells of one workload may be equal, since `include` may add what the matrix already has. Raises
     BadInput for equal cells of two workloads: both labels would show the same trials.
     """
-    distinct: dict[Hashable, Cell] = {}
+    distinct: list[Cell] = []
+    first_cells: defaultdict[Hashable, dict[Axes, Cell]] = defaultdict(dict)
     for cell in cells:
-        same = distinct.setdefault((cell.key_without_axes, cell.axes), cell)
+        first = first_cells[cell.key_without_axes].setdefault(cell.axes, cell)
         label = cell.workload.label
-        if same.workload.label != label:
-            problem = f"found the same as {same.workload.label}; allowed: a difference"
+        if first.workload.label != label:
+            problem = f"found the same as {first.workload.label}; allowed: a difference"
             raise document.error(("workloads", label), problem)
-    return list(distinct.values())
+        if first is cell:
+            distinct.append(cell)
+    return distinct
 
 
 def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]) -> BadInput:
@@ -403,23 +407,25 @@ class _CellPlanner:
         self._check_warmup()
         cells: list[Cell] = []
         for point in self.axes_matrix.points(axes_of_workload):
+            workload = self._workload(point)
             rule = self.axes_matrix.matching_exclusion(label, point)
             reason: str | None = "the sweep says so"
             if rule is None:
                 rule = matrix.CONFLICT
-                reason = self._find_conflict(point)
+                reason = self._find_conflict(point, workload)
             if reason is None:
-                cells.append(self._cell(point))
+                cells.append(self._cell(point, workload))
                 continue
             levels = point.levels
             excluded.append(
                 matrix.ExcludedPoint(workload=label, axes=levels, rule=rule, reason=reason)
             )
         for number, point in self.axes_matrix.inclusions(label, axes_of_workload):
-            conflict = self._find_conflict(point)
+            workload = self._workload(point)
+            conflict = self._find_conflict(point, workload)
             if conflict:
                 raise self.workload.document.error(("include", number), conflict)
-            cells.append(self._cell(point))
+            cells.append(self._cell(point, workload))
         return cells
 
     def _workload(self, point: matrix.MatrixPoint) -> SweepWorkload:
@@ -438,12 +444,12 @@ class _CellPlanner:
                 return True
         return False
 
-    def _find_conflict(self, point: matrix.MatrixPoint) -> str | None:
+    def _find_conflict(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> str | None:
         """Return why a point makes no sense for the workload, None if it does."""
         for axis in point.settings:
             if axis not in self.setting_names:
                 return f"{self.workload.label} has no {axis}"
-        return self._workload(point).find_conflict(point.axes)
+        return workload.find_conflict(point.axes)
 
     def _axes_of_workload(self) -> dict[str, Any]:
         """Return the axes that the workload sets, including its batch size.
@@ -534,6 +540,8 @@ class _CellPlanner:
         Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
         does not declare.
         """
+        if not workload.custom.classes:
+            return point.environment
         variables = dict.fromkeys(workload.custom.variables)
         environment: dict[str, str | None] = {**variables, **point.environment}
         for name, axis in workload.active_axes.items():
@@ -544,9 +552,8 @@ class _CellPlanner:
                 environment[variable] = value
         return environment
 
-    def _cell(self, point: matrix.MatrixPoint) -> Cell:
+    def _cell(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> Cell:
         """Return the cell of a point; lengths are the workload's or the sweep's."""
-        workload = self._workload(point)
         stack = point.axes.stack
         return Cell(
             workload=workload.reference,

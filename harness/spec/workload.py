@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from harness.core.errors import BadInput
-from harness.core.validation import InvalidValue, Key, choose, dotted, members_by_source
+from harness.core.validation import (
+    InvalidValue,
+    Key,
+    choose,
+    decode_value,
+    dotted,
+    members_by_source,
+)
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
     CUSTOM,
@@ -46,7 +53,7 @@ from harness.spec.files import (
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, is_script, load_class
 from workloads.files import UnknownColumn
-from workloads.options import Between, Settings, map_paths
+from workloads.options import Between, Count, Settings, map_paths
 
 # What `numpy.random.seed` takes: 32 bits without a sign.
 Seed = Annotated[int, Between(0, 2**32 - 1)]
@@ -412,6 +419,10 @@ def _find_declaration(
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
     from workloads.base import Workload  # the class has imported torch by now
 
+    try:
+        batch_size: int = decode_value(Count, workload_class.batch_size)
+    except ValueError as error:
+        raise document.error(key, f"{workload_class.__name__}.batch_size: {error}") from None
     plan = workload_class.tensor_parallel_plan
     path = uses
     if uses.endswith(".py"):
@@ -420,7 +431,7 @@ def _find_declaration(
         path=path,
         options=workload_class.Options,
         data=workload_class.Data,
-        batch_size=workload_class.batch_size,
+        batch_size=batch_size,
         has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
 

@@ -175,6 +175,9 @@ MISTAKES = {
         "class LM(Classifier)", "class LM", "allowed: a class that derives from workloads.Workload"
     ),
     "no model": in_code("def build_model", "def model", "found no build_model in LM"),
+    "half a sample": in_code(
+        "batch_size = 32", "batch_size = 32.5", "LM.batch_size: found 32.5; allowed: a whole number"
+    ),
     "a script that exits": in_code("class LM", "raise SystemExit(3)\n\n\nclass LM", "SystemExit: 3"),
     "a file that is not there": Mistake(
         "plan demo.yaml",

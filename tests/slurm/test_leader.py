@@ -17,7 +17,8 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import controller, host_lock, watchdog
-from harness.launch.runner import RETRIES, Runner, StopRequest
+from harness.launch.retries import RETRIES
+from harness.launch.runner import Runner, StopRequest
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import Failure, RankResult, Record

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from harness.launch.runner import RETRIES
+from harness.launch.retries import RETRIES
 from harness.records.record import Failure
 from harness.slurm.rules import RULES, JobState, RecordHeader, State, TrialFacts, conclude
 
