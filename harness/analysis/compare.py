@@ -52,6 +52,7 @@ CONDITIONS = ("hardware", "code", "software")  # of trials; not part of a cell's
 # Besides the axes.
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # the values of --across, besides variables
+ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
 LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Fields that differ if the code differs, which is often the question.
@@ -441,7 +442,8 @@ def setting_differences(
     settings, other_settings = identity_settings(cell), identity_settings(other)
     differences = {}
     for name in {**settings, **other_settings}:
-        if _is_across(name, across) or settings.get(name) == other_settings.get(name):
+        is_equal = settings.get(name, ABSENT) == other_settings.get(name, ABSENT)
+        if is_equal or _is_across(name, across):
             continue
         if setting_of(name) is None or name in cell.workload.file_digests:
             differences[name] = settings.get(name), other_settings.get(name)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side, hardware_of
+from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, with_departures
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
@@ -49,18 +50,22 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
     """Return the results that each name stands for, as `FORMS` lists them.
 
     `baseline` without a hardware means the baselines of the hardware of the other names, and of these
-    those of their cells and sweeps, or all if there are none. Without `recall` no name is that of an
-    MLflow run. Raises BadInput for an unknown or ambiguous name.
+    those of their cells and sweeps, or all if there are none. Of several baselines of a cell it is the
+    one of the hardware that the cell ran on. Without `recall` no name is that of an MLflow run.
+    Raises BadInput for an unknown or ambiguous name.
     """
     sides = {}
     for name in names:
         if name != BASELINE:  # comes last, because it depends on the hardware of the others
             sides[name] = Side(name=name, cells=find(results, name, recall).cells)
     if BASELINE in names:
-        hardware = sorted(hardware_of(sides.values()))
-        baselines = _read_baselines(results, hardware)
         others = [result for side in sides.values() for result in side.cells]
-        sides[BASELINE] = Side(name=BASELINE, cells=_related(baselines, others) or baselines)
+        hardware = hardware_of(sides.values())
+        if others and not hardware:  # that of trials that all failed is unknown
+            hardware = {path.parent.name for path in baseline.files(results)}
+        baselines = _read_baselines(results, sorted(hardware))
+        related = _related(baselines, others) or baselines
+        sides[BASELINE] = Side(name=BASELINE, cells=_one_for_each_cell(related, others))
     return [sides[name] for name in names]
 
 
@@ -77,6 +82,23 @@ def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> l
         if is_of_sweep or result.cell.settings_id in ids:
             related.append(result)
     return related
+
+
+def _one_for_each_cell(
+    baselines: Sequence[CellResult], others: Sequence[CellResult]
+) -> list[CellResult]:
+    """Return one baseline of each cell: of hardware that the cell ran on, else the first."""
+    ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
+    for result in others:
+        ran_on.setdefault(result.cell.settings_id, set()).update(hardware_keys(result))
+    chosen: dict[str, CellResult] = {}
+    for result in baselines:
+        settings_id = result.cell.settings_id
+        hardware = ran_on.get(settings_id, set())
+        first = chosen.setdefault(settings_id, result)
+        if hardware.isdisjoint(hardware_keys(first)) and hardware & set(hardware_keys(result)):
+            chosen[settings_id] = result
+    return list(chosen.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,11 +363,12 @@ def _in_files(paths: Sequence[Path]) -> Named:
 
 
 def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:
-    """Return the baselines of the first kind of hardware that has any; raises BadInput without."""
+    """Return the baselines of all of these kinds of hardware; raises BadInput if there are none."""
+    baselines: list[CellResult] = []
     for kind in hardware:
-        paths = baseline.files(results, kind)
-        if paths:
-            return list(map(baseline.read, paths))
+        baselines += map(baseline.read, baseline.files(results, kind))
+    if baselines:
+        return baselines
     kinds = sorted({path.parent.name for path in baseline.files(results)})
     raise BadInput(
         f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'};"

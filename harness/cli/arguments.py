@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from harness.spec.cluster import Profile
 
 Choice = TypeVar("Choice", bound=str)
+MAX_SEED = 2**32 - 1  # as in a sweep file; NumPy takes no larger one
 
 # The arguments. A sweep to run is a file or the name of a ready one; a sweep that has run is known
 # by its name alone, since its spec is next to its records and its file may have changed or be gone.

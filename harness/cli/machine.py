@@ -179,14 +179,14 @@ def peak(
     print_next({f"{command}{results_folder.flag}": purpose})
 
 
-def run_selftest(ranks: str, profile: "Profile", results: "Results") -> None:
+def run_selftest(ranks: str, profile: "Profile", results: "Results", *, wait: bool = True) -> None:
     """Run the self-test with each number of ranks in a list such as `1,2,4`.
 
     Its trials are those of the ready sweep `selftest`, and leave their records in the results
     folder as any other. `harness run --selftest` calls this function too.
 
-    Raises BadInput for anything else than numbers, and ends the command with exit code 1 if a
-    measured quantity is off.
+    Raises BadInput for anything else than numbers, and without `wait` if another command measures on
+    this machine. Ends the command with exit code 1 if a measured quantity is off.
     """
     from harness.launch import selftest as trials
     from harness.render.machine import SelftestProgress, show_selftest
@@ -198,6 +198,6 @@ def run_selftest(ranks: str, profile: "Profile", results: "Results") -> None:
             raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
         world_sizes.append(int(part))
     with SelftestProgress() as progress:
-        records = trials.run(results, profile, world_sizes, progress)
+        records = trials.run(results, profile, world_sizes, progress, wait=wait)
     if not show_selftest(records, progress.trials):
         raise typer.Exit(1)

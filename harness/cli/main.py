@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail_for_system(error: OSError) -> int:
-    """Print the line of an error of the disk, or of a limit of the system, and return the exit code.
+    """Print the line of an error of the disk, of permissions or of a limit, and return the exit code.
 
     Any other error is raised. An error that names no file is that of what was printed:
     `write_atomically` names its files.
@@ -154,7 +154,11 @@ def _fail_for_system(error: OSError) -> int:
         )
     # Of a rename, the second name is the file's own and the first that of a temporary file.
     name = error.filename2 or error.filename
-    failure = storage_error(error, Path(os.fsdecode(name or ".")))
+    path = Path(os.fsdecode(name or "."))
+    if isinstance(error, PermissionError) and name is not None:
+        allowed = "files and folders that you may read and write"
+        return _fail(f"{path}: {error.strerror}; allowed: {allowed}", BadInput.exit_code)
+    failure = storage_error(error, path)
     if failure is None:
         raise error
     if name is not None:

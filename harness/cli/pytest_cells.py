@@ -44,6 +44,7 @@ from harness.spec import cluster
 from harness.spec import sweep as spec
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
+from harness.spec.selected import select
 from harness.spec.sweep import Sweep
 
 
@@ -177,6 +178,8 @@ class SweepFile(pytest.File):
                 raise BadInput(planned.unreadable[0])
             self.records = planned.finished
             return
+        if len(sweep.cells) < len(self.sweep.cells):  # the sweep in the results stays whole
+            sweep = select(self.sweep, "", [cell.id for cell in sweep.cells])
         reporter = TrialReporter(self.config)
         if which == "all":
             replaced = [sweep_folder.trial_folder(trial.id).record_path for trial in sweep.trials()]

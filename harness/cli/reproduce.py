@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from harness.cli.arguments import (
+    MAX_SEED,
     AccuracyMarginOption,
     BestOption,
     CellOption,
@@ -72,7 +73,13 @@ def diff(
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     seed: Annotated[
-        int | None, typer.Option("--seed", help="The seed of both.  [default: the sweep's first]")
+        int | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            max=MAX_SEED,
+            help="The seed of both.  [default: the sweep's first]",
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -203,7 +210,12 @@ def parity(
     ] = "",
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="The seed of all runs.  [default: the sweep's first]"),
+        typer.Option(
+            "--seed",
+            min=0,
+            max=MAX_SEED,
+            help="The seed of all runs.  [default: the sweep's first]",
+        ),
     ] = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006

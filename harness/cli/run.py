@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    MAX_SEED,
     CellsOption,
     ClusterOption,
     DataOption,
@@ -360,7 +361,7 @@ def run(
     if selftest_before:
         from harness.cli.machine import run_selftest
 
-        run_selftest("1,2,4", profile, results_folder)
+        run_selftest("1,2,4", profile, results_folder, wait=not no_wait)
     finished = run_sweep(
         loaded,
         profile,
@@ -478,7 +479,12 @@ def check(
     results: ResultsOption = Path("results"),
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="The seed of the models.  [default: the sweep's first]"),
+        typer.Option(
+            "--seed",
+            min=0,
+            max=MAX_SEED,
+            help="The seed of the models.  [default: the sweep's first]",
+        ),
     ] = None,
     verbose: Annotated[
         bool,

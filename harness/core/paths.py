@@ -387,7 +387,7 @@ def safe_folder_name(name: str) -> str:
     differ in what was replaced.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
-    if safe == name:
+    if safe and safe == name:
         return safe
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{safe or 'sweep'}-{digest}"
@@ -424,7 +424,10 @@ def write_atomically_by(
             changed_folders.append(folder.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         # mkstemp lets nobody but the owner read the file until it has its own permissions.
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        except PermissionError as error:  # it names the temporary file
+            raise PermissionError(error.errno, error.strerror, str(path)) from None
         try:
             with os.fdopen(handle, "wb") as file:
                 write(file)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from harness.core.errors import HarnessError
 
@@ -29,6 +29,9 @@ TERMINATE_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
 KILL_TIMEOUT = 5.0  # seconds that the kernel may take to end processes that were killed
 # The variable by which a starter gives its id to a process that is to end with it.
 PARENT_VARIABLE = "HARNESS_PARENT_PID"
+
+# How bytes that are not UTF-8 are decoded: "surrogateescape" lets them be encoded again.
+Undecodable = Literal["replace", "surrogateescape"]
 
 
 class Process(Protocol):
@@ -201,13 +204,15 @@ def run_command(
     timeout: float,
     variables: Mapping[str, str] | None = None,
     remedy: str = "",
+    undecodable: Undecodable = "replace",
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, and return its exit code and what it wrote to either stream.
 
     It has no input, so it can't ask for a password. `variables` are its whole environment, by
-    default this process's own. Raises HarnessError if it takes longer than `timeout` seconds, after
-    ending it with everything that it started; `remedy` ends the message. Raises OSError if it can't
-    be started.
+    default this process's own. Line ends stay as they are; `undecodable` says what becomes of bytes
+    in its output that are not UTF-8. Raises HarnessError if it takes longer than `timeout` seconds,
+    after ending it with everything that it started; `remedy` ends the message. Raises OSError if it
+    can't be started.
     """
     process = subprocess.Popen(
         command,
@@ -215,8 +220,6 @@ def run_command(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
         start_new_session=True,
     )
     try:
@@ -230,7 +233,12 @@ def run_command(
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    return subprocess.CompletedProcess(
+        command,
+        process.returncode,
+        output.decode(errors=undecodable),
+        errors.decode(errors="replace"),
+    )
 
 
 def output_lines(

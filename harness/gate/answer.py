@@ -58,6 +58,9 @@ def judge_cell(
     for row in match.rows:
         reasons.append(_judge_row(row, limits))
     reasons += _judge_unmeasured(match, limits)
+    if match.b.trials and match.a.trials == match.b.trials:
+        text = "run and baseline are the same trials: measure again, as with --harness-trials=all"
+        reasons.append(Reason(outcome=OUTCOMES[limits.missing], text=text))
     if limits.bits != "ignore" and match.same_bits < max(match.pairs, 1):
         text = f"other bits: {match.same_bits} of {counted(match.pairs, 'pair')} end alike"
         reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))

@@ -128,7 +128,11 @@ def _write(file: BinaryIO, folder: SweepFolder, manifest: ArchiveManifest) -> No
     """Write the archive into an open file."""
     text = sealed_text(asdict(manifest)).encode()
     with tarfile.open(
-        fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=GZIP_LEVEL
+        fileobj=file,
+        mode="w:gz",
+        format=tarfile.PAX_FORMAT,
+        compresslevel=GZIP_LEVEL,
+        dereference=True,  # else hard links become members without content
     ) as tar:
         head = tarfile.TarInfo(MANIFEST)
         head.size, head.mtime = len(text), int(manifest.created)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,12 +13,13 @@ from pathlib import Path
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.core.text import counted
-from harness.housekeeping.sweeps import held
+from harness.housekeeping.sweeps import held, held_for_reading
 from harness.records.files import read_record
 from harness.records.settings import profile_change
 from harness.records.store import read_spec_in_place, recorded_name, write_spec
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
+from harness.spec.text import problem_of_name
 
 MOST_NAMED = 3  # trials that an error names
 
@@ -30,10 +32,14 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
     nothing.
 
     Raises BadInput, before anything is copied, for a trial that two sweeps have with other results,
-    for trials that ran with another profile, and for a sweep that anybody works on.
+    for trials that ran with another profile, for a sweep that anybody works on, and for a new sweep
+    whose name is none.
     """
     name = recorded_name(results, name)
     target = results.sweep_folder(name)
+    problem = problem_of_name(name)
+    if problem is not None and not target.spec_path.exists():
+        raise BadInput(f"--into: {problem}")
     by_path: dict[Path, SweepFolder] = {}  # a sweep may be named twice, by other paths
     for folder in [target, *sources] if target.spec_path.exists() else sources:
         by_path.setdefault(folder.path.resolve(), folder)
@@ -45,7 +51,7 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
     merged = _merged(sweeps, name)
     with ExitStack() as stack:
         for folder in folders:
-            stack.enter_context(held(folder))
+            stack.enter_context(held(folder) if folder == target else held_for_reading(folder))
         records = _records_by_trial(folders)
         _refuse_other_profiles(list(records.values()))
         if target not in folders:  # made only now, when nothing can be refused any more
@@ -136,7 +142,11 @@ def _copy_trial(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)  # of a trial that left no record
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".merge-"))
     try:
-        shutil.copytree(source, aside / target.name, symlinks=True)
-        (aside / target.name).rename(target)
+        copy = aside / target.name
+        shutil.copytree(source, copy, symlinks=True)
+        for path in (copy, *copy.rglob("*")):
+            if not path.is_symlink():  # those of another user may be read-only
+                path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        copy.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

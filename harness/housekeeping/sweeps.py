@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.analysis.parity import PARITY_FORMAT
 from harness.core.errors import BadInput
+from harness.core.locks import share_file
 from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically
 from harness.preflight.rates import SEARCH_FORMAT
 from harness.preflight.report import REPORT_FORMAT
 from harness.records.decode import FileFormat, checked_content, read_json
 from harness.records.seal import sealed_text
 from harness.records.store import (
+    LOCK_TIMEOUT,
     SWEEP_FORMAT,
     is_locked,
     lock,
@@ -118,6 +120,37 @@ def held(folder: SweepFolder) -> Iterator[None]:
     with lock(folder):
         refuse_live_jobs(folder)
         yield
+
+
+@contextmanager
+def held_for_reading(folder: SweepFolder) -> Iterator[None]:
+    """Hold a sweep that is only read; raises BadInput as `held` does.
+
+    A folder that can't be written, such as another user's, is held by a lock that readers share.
+    """
+    with ExitStack() as stack:
+        if _can_be_locked(folder):
+            stack.enter_context(held(folder))
+        else:
+            if folder.lock_path.exists():
+                file = stack.enter_context(folder.lock_path.open("rb"))
+                try:
+                    is_acquired = share_file(file.fileno(), LOCK_TIMEOUT)
+                except OSError as error:
+                    raise BadInput(f"{folder.path}: can't be locked: {error.strerror}") from None
+                if not is_acquired:
+                    raise BadInput(f"{folder.path}: is running; wait until it ends")
+            refuse_live_jobs(folder)
+        yield
+
+
+def _can_be_locked(folder: SweepFolder) -> bool:
+    """Return whether this process may write a sweep's lock file."""
+    try:
+        folder.lock_path.open("a").close()
+    except OSError:
+        return False
+    return True
 
 
 def is_renamed(results: Results, old: str, new: str) -> bool:

@@ -57,13 +57,17 @@ def run_sweep(
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
-        # A further repeat must not run once more what `redo="all"` has just run.
+        # What this command has just run, it must not run once more for a further repeat.
+        settled: set[str] = set()
+        if is_further_repeat:
+            settled = {trial.id for trial in sweep.trials() if trial.repeat < sweep.repeats - 1}
         return runner.run(
             sweep,
             profile,
             results.sweep_folder(sweep.name),
             delivered,
-            redo="missing" if is_further_repeat else redo,
+            redo=redo,
+            settled=settled,
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,

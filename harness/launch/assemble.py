@@ -14,7 +14,6 @@ from harness.core.text import ranges
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
 from harness.launch.hang import explain_collective
-from harness.launch.retries import PEER_FAILURES
 from harness.launch.watchdog import read_evidence
 from harness.measure.summary import mean_loss, reported_samples, summarize, unpack
 from harness.measure.validity import violations
@@ -23,6 +22,7 @@ from harness.records.assignment import Assignment
 from harness.records.company import Company
 from harness.records.files import read_rank_result
 from harness.records.record import (
+    PEER_FAILURES,
     Failure,
     Rank0Report,
     RankResult,

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
@@ -94,10 +94,11 @@ def _write_holder(file: BufferedRandom, activity: str) -> None:
     # Of the command only the name, as its arguments may have a password.
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
     this = Holder(pid=os.getpid(), command=command, activity=activity, since=time.time())
-    file.seek(0)
-    file.truncate()
-    file.write(msgspec.json.encode(this))
-    file.flush()
+    # On a full disk the lock holds all the same. Unbuffered: closing the file would write a buffer
+    # that the disk refused again.
+    with suppress(OSError):
+        file.truncate(0)
+        os.pwrite(file.fileno(), msgspec.json.encode(this), 0)
 
 
 def _describe_holder(file: BufferedRandom) -> str:

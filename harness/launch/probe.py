@@ -18,7 +18,7 @@ from harness.hardware.machine import Machine
 from harness.launch.torchrun import Torchrun
 from harness.launch.unmeasured import run_task
 from harness.records.running import ProbeProgress, read_progress_file
-from harness.spec.cluster import Profile, available_slots, count_gpus
+from harness.spec.cluster import Profile, available_slots
 
 TIMEOUT = 900.0  # seconds that the ranks may take
 
@@ -33,7 +33,7 @@ def choose_rank_count(profile: Profile, requested: int | None) -> int:
         if requested > slots:
             raise BadInput(f"--ranks: found {requested}; allowed: at most {slots}, {source}")
         return requested
-    if profile.device != "cpu" and count_gpus():
+    if profile.gpus:
         return max(1, slots)
     return max(1, min(2, slots))
 

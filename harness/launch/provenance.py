@@ -14,7 +14,13 @@ from pathlib import Path
 
 from harness.core.packages import installed_packages, pins
 from harness.core.paths import SweepFolder, write_atomically
-from harness.records.code import Code, Repository, describe_code, describe_repository
+from harness.records.code import (
+    Code,
+    Repository,
+    describe_code,
+    describe_repository,
+    encode_diff,
+)
 from harness.spec.sweep import Sweep
 from workloads.catalog import find_source, imported_distributions
 
@@ -46,7 +52,7 @@ def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
         if repository is not None:
             break
     if repository is not None and repository.diff is not None:
-        write_once(folder.diff_path(repository.diff), diff)
+        write_once(folder.diff_path(repository.diff), encode_diff(diff))
     packages: dict[str, Sequence[str]] = {}
     for uses in used:
         packages[uses] = imported_distributions(uses, sweep.base_folder)
@@ -59,7 +65,7 @@ def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
     )
 
 
-def write_once(path: Path, text: str) -> None:
+def write_once(path: Path, content: str | bytes) -> None:
     """Write a file that is named after its content, unless it is there."""
     if not path.exists():
-        write_atomically(path, text)
+        write_atomically(path, content)

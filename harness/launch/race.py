@@ -226,8 +226,14 @@ class SweepRace:
 
     @staticmethod
     def of_records(sweep: Sweep, records: Iterable[Record]) -> SweepRace:
-        """Return the race of a whole sweep as its records decide it."""
-        race = SweepRace(sweep.whole())
+        """Return the race of a whole sweep as its records decide it; raises BadInput for a part of it."""
+        whole = sweep.whole()
+        if whole.race is not None and sweep is not whole:
+            raise BadInput(
+                f"{sweep.source}: race: found with --only or --cell, which leave out trials that"
+                " decide it; allowed: the whole sweep, or --format, which prints trials as they are"
+            )
+        race = SweepRace(whole)
         by_trial = {record.trial.id: record for record in records} if race.races else {}
         race.advance(lambda trial: by_trial.get(trial.id))
         return race

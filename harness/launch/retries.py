@@ -8,18 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from harness.core.paths import TrialFolder
-from harness.records.record import Failure, Record
+from harness.records.record import PEER_FAILURES, Failure, Record
 from harness.records.settings import saves_at_intervals
 
 RETRIES = 2  # of a trial that was lost without being the cause
-# What ranks report of which another is the cause: it is gone, or they waited for it in vain.
-PEER_FAILURES = {
-    "ConnectionLost",
-    "CollectiveTimeout",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-}
 # Failures that say nothing about the trial itself.
 RETRIED_FAILURES = {
     "Lost",

@@ -22,26 +22,36 @@ MAX_ATTEMPTS = 5
 
 
 def run(
-    results: Results, profile: Profile, ranks: Sequence[int], listener: TrialListener
+    results: Results,
+    profile: Profile,
+    ranks: Sequence[int],
+    listener: TrialListener,
+    *,
+    wait: bool = True,
 ) -> list[Record]:
     """Run the ready sweep `selftest` at these world sizes and return a record of each.
 
     A trial that was not measured as planned runs again, `MAX_ATTEMPTS` times in all; the record is
     that of its last attempt. Nothing that earlier runs left is reused. Ranks sleep, so more of them
     than the machine has slots do no harm. Raises BadInput for a number of ranks that the sweep does
-    not allow.
+    not allow, and without `wait` if another command measures on this machine.
     """
     numbers = ",".join(str(number) for number in ranks)
     sweep = spec.load_sweep(spec.ready_sweeps()["selftest"], [f"world_size={numbers}"])
     if len(sweep.cells) != len(ranks):
-        raise BadInput(f"--ranks: found {numbers}; allowed: numbers of ranks, each once")
+        batch_size = sweep.cells[0].axes.batch_size
+        raise BadInput(
+            f"--ranks: found {numbers}; allowed: divisors of the batch size, {batch_size}, each once"
+        )
     profile = replace(profile, slots=max(ranks))
     folder = results.sweep_folder(sweep.name)
     records: dict[str, Record] = {}  # by the id of the cell
     pending = sweep.cells
     for _ in range(MAX_ATTEMPTS):
         attempted = replace(sweep, cells=pending)
-        for record in sweeps.run(attempted, profile, folder, listener, redo="all", fail_fast=False):
+        for record in sweeps.run(
+            attempted, profile, folder, listener, redo="all", fail_fast=False, wait=wait
+        ):
             records[record.trial.cell.id] = record
         wrong = []  # cells whose trial finished and was not measured as planned
         for cell in pending:

@@ -73,7 +73,7 @@ class Srun:
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, without the profile's container."""
-        return replace(self, stack=stack)
+        return replace(self, stack=stack.with_environment(self.environment))
 
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()

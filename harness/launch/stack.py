@@ -15,9 +15,10 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.import_path import ROOT, WORKLOADS, module_command
@@ -82,6 +83,13 @@ class ReadyStack:
     def installed(self) -> str:
         """Return the SHA-256 of `pins`, by which records refer to them."""
         return hashlib.sha256(self.pins.encode()).hexdigest()
+
+    def with_environment(self, environment: Mapping[str, str]) -> Self:
+        """Return the stack for ranks of a profile with these variables, of which PYTHONPATH counts."""
+        if "PYTHONPATH" not in environment:
+            return self
+        entries = [harness_path(), environment["PYTHONPATH"]]
+        return replace(self, python_path=os.pathsep.join(filter(None, entries)))
 
     def module_command(self, module: str) -> list[str]:
         """Return the command that runs a module of the harness under the stack."""
@@ -208,7 +216,10 @@ def _probe(command: Sequence[str], context: str) -> ProbeReport:
             f"{context}: prefix: found a command that does not pass on environment variables;"
             " allowed: one that does"
         )
-    if not Path(report.folder).samefile(Path.cwd()):
+    is_same_folder = False
+    with suppress(OSError):  # of a folder that only the container has
+        is_same_folder = Path(report.folder).samefile(Path.cwd())
+    if not is_same_folder:
         raise BadInput(
             f"{context}: prefix: found the working directory {report.folder}; allowed: {Path.cwd()}"
         )

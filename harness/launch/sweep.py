@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -59,28 +59,35 @@ class Plan:
     unselected: Sequence[Record] = ()
 
 
-def plan(sweep: Sweep, folder: SweepFolder, redo: Redo) -> Plan:
-    """Return what is to do."""
+def plan(
+    sweep: Sweep, folder: SweepFolder, redo: Redo, settled: Collection[str] = frozenset()
+) -> Plan:
+    """Return what is to do.
+
+    `settled` are ids of trials that the same command has run before: `redo` is "missing" for these.
+    """
     unselected = _records_left_out(sweep, folder)
     if sweep.race is not None and sweep is not sweep.whole():
         raise BadInput(
             "race: found with --only or --cell, which choose a part of the sweep; allowed: a race of"
             " all of its cells (exclude: leaves cells out)"
         )
-    if not FINISHED[redo]:
-        return Plan(pending=sweep.trials(), finished=(), unselected=unselected)
     pending = []
     finished = []
     resumed = []
     unreadable = []
     common = CommonParts()
     for trial in sweep.trials():
+        redo_trial = "missing" if trial.id in settled else redo
+        if redo_trial == "all":
+            pending.append(trial)
+            continue
         try:
             record = read_record_if_exists(folder.trial_folder(trial.id).record_path, common)
         except BadInput as error:
             unreadable.append(str(error))
             continue
-        if record is not None and _is_finished(record, folder, redo):
+        if record is not None and _is_finished(record, folder, redo_trial):
             finished.append(record)
             continue
         pending.append(trial)
@@ -150,6 +157,7 @@ def run(
     listener: TrialListener,
     *,
     redo: Redo,
+    settled: Collection[str] = frozenset(),
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = lambda folder: None,
     wait: bool = True,
@@ -161,7 +169,7 @@ def run(
     again at the end of its block, as often as the profile says. One whose ranks were interrupted
     resumes at once, as often as `Runner.resumes` says. With `fail_fast`, no trial begins once one
     has failed, and those that run save their state and stop. `check` is called once no other process can
-    begin this sweep, and may raise what forbids it.
+    begin this sweep, and may raise what forbids it. `settled` are those of `plan`.
 
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention. Without `wait`, it is refused.
@@ -174,7 +182,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(lock(folder))
         check(folder)
-        planned = plan(sweep, folder, redo)
+        planned = plan(sweep, folder, redo, settled)
         refuse_changed_profile(planned, sweep, profile, folder)
         cells = [trial.cell for trial in planned.pending]
         stacks = ready_stacks(sweep, cells, with_gpus=profile.gpus > 0)

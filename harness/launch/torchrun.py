@@ -67,6 +67,7 @@ class Torchrun:
         What runs in a container is not forked: between this process and a forkserver there would be
         another one, which hides the end of either from the other.
         """
+        stack = stack.with_environment(self.environment)
         return replace(self, stack=stack, fork=self.fork and not stack.prefix)
 
     @property

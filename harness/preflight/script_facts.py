@@ -7,7 +7,7 @@ torch's users give such things. Whatever is not found is None, and never guessed
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,8 +84,11 @@ class _Reader:
     options: dict[str, ScriptOption] = field(default_factory=dict)
     is_distributed: bool = False
 
-    def read(self, path: Path) -> None:
-        """Add what a file says; one that is no Python says nothing."""
+    def read(self, path: Path, *, is_script: bool = False) -> None:
+        """Add what a file says; one that is no Python says nothing.
+
+        Options of a subcommand are left out, and those of a module that is a program of its own.
+        """
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
@@ -97,7 +100,10 @@ class _Reader:
             "optimizer": _optimizer,
         }
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
-        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+        nodes.sort(key=lambda node: (node.lineno, node.col_offset))
+        if is_script or not any(map(_is_main_guard, tree.body)):
+            self.add_options(nodes)
+        for node in nodes:
             for kind, find in finders.items():
                 what = find(node)
                 if what is not None and self.parts[kind] is None:
@@ -105,17 +111,24 @@ class _Reader:
             if isinstance(node, ast.ClassDef) and "Module" in map(_last_name, node.bases):
                 # The last class of a file is made of those before it.
                 self.model_class = Found(what=node.name, file=path.name, line=node.lineno)
-            option = _option(node)
-            if option is not None:
-                self.options.setdefault(option.flag, option)
             if isinstance(node, ast.Call) and _last_name(node.func) in DISTRIBUTED:
                 self.is_distributed = True
+
+    def add_options(self, nodes: Sequence[ast.AST]) -> None:
+        """Add the options that the nodes of a file declare, except those of subcommands."""
+        subparsers: set[str] = set()  # the variables that hold them
+        for node in nodes:
+            if isinstance(node, ast.Assign) and _is_of_subparser(node.value, subparsers):
+                subparsers.update(map(ast.unparse, node.targets))
+            option = _option(node)
+            if option is not None and not _is_of_subparser(node, subparsers):
+                self.options.setdefault(option.flag, option)
 
 
 def read_script(path: Path, files: Sequence[Path]) -> ScriptFacts:
     """Return the facts of the script `path`; `files` are those of its user's that it consists of."""
     reader = _Reader()
-    reader.read(path)
+    reader.read(path, is_script=True)
     metrics: list[str] = []
     reports = False
     for file in [path, *(other for other in files if other != path)]:
@@ -144,6 +157,23 @@ def _last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    """Return whether a statement is `if __name__ == "__main__"`."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def _is_of_subparser(node: ast.AST, subparsers: Collection[str]) -> bool:
+    """Return whether an expression calls `add_parser`, or a method of what it made.
+
+    `subparsers` are the variables that hold what it made.
+    """
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "add_parser":
+            return True
+        node = node.func.value
+    return ast.unparse(node) in subparsers
 
 
 def _assigned_call(node: ast.AST, names: Sequence[str]) -> ast.Call | None:

@@ -22,7 +22,8 @@ from harness.core.redaction import scrub
 
 # The code that decides what a trial computes, besides that of the workload.
 DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
-# Differences as `git apply` takes them, without the user's own tools and colors.
+# Differences as `git apply` takes them, without the user's own tools and colors. They only name binary
+# files that were changed: no secret could be found in their compressed content.
 DIFF = (
     "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/",
 )  # fmt: skip
@@ -88,7 +89,8 @@ def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository
 
     `files` are those of workloads and of the sweep. Git may not know some of them: they are part of
     the differences as tracked files are. The text has no secrets and at most MAX_DIFF characters;
-    where it was cut, its end says so. Returns None where there is no repository.
+    where it was cut, its end says so. Bytes that are not UTF-8 are escaped as surrogates: `encode_diff`
+    returns the text's bytes. Returns None where there is no repository.
     """
     top = git_output(folder, "rev-parse", "--show-toplevel")
     if not top:
@@ -97,19 +99,23 @@ def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository
     commit = git_output(checkout, "rev-parse", "--verify", "HEAD")
     changes = ""
     if commit:
-        completed = run_git(checkout, *DIFF, "HEAD")
+        completed = run_git(checkout, *DIFF, "HEAD", undecodable="surrogateescape")
         if completed.returncode != 0:
             return Repository(commit=commit, dirty=None), ""
         changes = completed.stdout
     differences = "".join([changes, *_untracked_files(checkout, files)])
-    encodable = differences.encode(errors="replace").decode()  # names of files need not be UTF-8
     # Cut only roughly before: of a secret that is cut in two, neither half would be recognized.
-    text = scrub(encodable[: 4 * MAX_DIFF])
+    text = scrub(differences[: 4 * MAX_DIFF])
     if len(text) > MAX_DIFF:
         cut = len(differences) - MAX_DIFF
         text = f"{text[:MAX_DIFF]}\n[cut: {cut} more characters]\n"
-    digest = hashlib.sha256(text.encode()).hexdigest() if text else None
+    digest = hashlib.sha256(encode_diff(text)).hexdigest() if text else None
     return Repository(commit=commit, dirty=bool(text), diff=digest), text
+
+
+def encode_diff(text: str) -> bytes:
+    """Return the bytes of differences, which keep the encoding of the files that they change."""
+    return text.encode(errors="surrogateescape")
 
 
 def _untracked_files(checkout: Path, files: Sequence[Path]) -> Iterator[str]:
@@ -123,7 +129,9 @@ def _untracked_files(checkout: Path, files: Sequence[Path]) -> Iterator[str]:
     tracked = git_output(checkout, "ls-files", "-z", "--", *names) or ""
     for name in sorted({*names} - {*tracked.split("\0")}):
         # Its exit code is 1, which says that there are differences.
-        completed = run_git(checkout, *DIFF, "--no-index", "--", os.devnull, name)
+        completed = run_git(
+            checkout, *DIFF, "--no-index", "--", os.devnull, name, undecodable="surrogateescape"
+        )
         yield completed.stdout
 
 

@@ -50,6 +50,14 @@ SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 # interrupted: ended by a signal, and can be resumed
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
+# What ranks report of which another is the cause: it is gone, or they waited for it in vain.
+PEER_FAILURES = {
+    "ConnectionLost",
+    "CollectiveTimeout",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+}
 
 # In a traceback, the file and the line of a call.
 FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)

@@ -21,6 +21,7 @@ from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file, share_file
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
+from harness.core.storage import writing
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, checked_content, read_json
 from harness.records.files import CommonParts, read_record
@@ -351,9 +352,10 @@ def lock(folder: SweepFolder) -> Iterator[None]:
             raise BadInput(
                 f"{folder.path}: process {owner} is running this sweep; wait until it ends"
             )
-        file.truncate(0)  # of the process that held it before; "a+" did not
-        file.write(str(os.getpid()))
-        file.flush()
+        with writing(folder.lock_path):
+            file.truncate(0)  # of the process that held it before; "a+" did not
+            # Unbuffered: closing the file would write a buffer that a full disk refused again.
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 

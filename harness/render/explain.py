@@ -174,7 +174,7 @@ def _count(calls: float) -> str:
 
 
 def headline(explanation: Explanation) -> str:
-    """Return how much longer B's steps take, and what most of it is."""
+    """Return how much longer B's steps take, and the part that differs most."""
     whole = explanation.whole
     change = whole.seconds / whole.a
     direction = "longer" if whole.seconds > 0 else "shorter"
@@ -187,9 +187,11 @@ def headline(explanation: Explanation) -> str:
         return f"{text}; no part differs with certainty"
     first = causes[0]
     cause = describe_cause(first)
-    share = (
-        "most of it" if first.is_certain else "no time differs with certainty, but the work does"
-    )
+    is_same_direction = (first.seconds > 0) == (whole.seconds > 0)
+    share = "no time differs with certainty, but the work does"
+    if first.is_certain:
+        is_most = is_same_direction and abs(first.seconds) > abs(whole.seconds) / 2
+        share = "most of it" if is_most else "the largest part"
     text += f"; {share}: {label_of(first)}, {1000 * first.seconds:+.3f} ms a step"
     return f"{text} ({cause})" if cause else text
 

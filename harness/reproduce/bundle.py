@@ -4,6 +4,7 @@
       verdict.json, verdict.md      what came of it, for programs and for people
       recorded/<trial>.json         what was on record: records, or what a baseline held
       results/runs/…                the new records, with the logs of their ranks
+      exact/runs/…                  those of first runs in double precision
       control/runs/…                those of second runs in double precision
       requirements-here.txt         the packages of this environment, pinned
       requirements-recorded.txt     those of the record, as far as it names them
@@ -36,6 +37,7 @@ TEXT_FILE = "verdict.md"
 MANIFEST_FILE = "manifest.json"
 RECORDED_FOLDER = "recorded"
 RESULTS_FOLDER = "results"
+EXACT_FOLDER = "exact"  # not in RESULTS_FOLDER: a trial of fp64 has the same id in its exact run
 CONTROL_FOLDER = "control"
 RECORD_SUFFIX = ".record.json"  # of what was recorded, where it is a record
 SCHEMA = "1.0"
@@ -73,7 +75,7 @@ def seal_bundle(folder: Path) -> None:
     A bundle is passed on. So it loses the key of its records: whoever has that could try out values
     that were withheld.
     """
-    for name in (RESULTS_FOLDER, CONTROL_FOLDER):
+    for name in (RESULTS_FOLDER, EXACT_FOLDER, CONTROL_FOLDER):
         for sweep_folder in Results(folder / name).runs.glob("*"):
             SweepFolder(sweep_folder).key_path.unlink(missing_ok=True)
     files = {name: _sha256(path) for name, path in _files(folder)}

@@ -30,6 +30,7 @@ from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.reproduce.bundle import (
     CONTROL_FOLDER,
+    EXACT_FOLDER,
     RECORD_SUFFIX,
     RECORDED_FOLDER,
     RESULTS_FOLDER,
@@ -108,10 +109,9 @@ def reproduce(
                 f" {'; '.join(differing)}; allowed: none"
             )
         on_prepared(prepared)
-        results = Results(folder / RESULTS_FOLDER)
-        again = run_again(prepared, results, make_listener)
+        again = run_again(prepared, Results(folder / RESULTS_FOLDER), make_listener)
         undecided = _find_undecided(prepared, again, demand)
-        exact = [run_again(undecided, results, make_listener)]
+        exact = [run_again(undecided, Results(folder / EXACT_FOLDER), make_listener)]
         completed = [entry for entry in undecided if _is_complete(entry, exact[0])]
         exact.append(run_again(completed, Results(folder / CONTROL_FOLDER), make_listener))
     write_environments(folder, subject.originals)
@@ -280,7 +280,7 @@ def _judge_trial(
         first, control = exact_runs
         finished = replace(
             finished,
-            exact=_path_of(first, folder),
+            exact=_path_of(first, folder, EXACT_FOLDER),
             control=_path_of(control, folder, CONTROL_FOLDER),
         )
         exact = [evidence_of_record(first), evidence_of_record(control)]

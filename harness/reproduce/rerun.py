@@ -40,6 +40,8 @@ from harness.reproduce.conditions import (
 from harness.reproduce.describe import environment_of_ranks
 from harness.reproduce.rebuild import rebuild_cell, rebuild_profile, rebuild_sweep, run_fields
 from harness.reproduce.source import (
+    ARGUMENT,
+    ChangesDoNotApply,
     CheckedOut,
     Choice,
     SourceChoice,
@@ -239,7 +241,7 @@ class Preparer:
             # The workload here may have lost an option that the recorded one has. That is no error
             # where the recorded code is available.
             problem = error
-        sources = self._choose(original, planned, base)
+        sources = self._available(self._choose(original, planned, base), base)
         if problem is not None and sources["workload"].choice == "here":
             raise problem
         checked_out = self._check_out(sources, base)
@@ -291,6 +293,23 @@ class Preparer:
             "workload": choose_workload(source, recorded, present, base, self._options.code),
             "harness": choose_harness(original.code, self._options.code),
         }
+
+    def _available(
+        self, sources: Mapping[str, SourceChoice], base: Path
+    ) -> Mapping[str, SourceChoice]:
+        """Return the chosen code, but the workload here where its recorded changes don't apply.
+
+        Raises BadInput if the recorded code is demanded.
+        """
+        try:
+            self._check_out(sources, base)
+        except ChangesDoNotApply as error:
+            if self._options.code == "recorded":
+                raise BadInput(f"{ARGUMENT}: workload: {error}; allowed: --code here") from None
+            reason = f"not the recorded one: {error}"
+            here = replace(sources["workload"], choice="here", reason=reason, repository=None)
+            return {**sources, "workload": here}
+        return sources
 
     def _check_out(self, sources: Mapping[str, SourceChoice], base: Path) -> CheckedOut:
         """Return the folders of the chosen code."""

@@ -31,6 +31,10 @@ CUT = b"\n[cut: "  # begins the last line of truncated changes
 SHOWN_DIGITS = 12  # of a commit, in text
 
 
+class ChangesDoNotApply(BadInput):
+    """The recorded changes don't fit the recorded commit, as where a binary file was changed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordedSource:
     """The recorded code of one repository."""
@@ -216,7 +220,8 @@ def _counterparts(recorded: Path, current: Path) -> list[Path]:
 def sources_checked_out(choices: Mapping[str, SourceChoice], base: Path) -> Iterator[CheckedOut]:
     """Check out the recorded code, where it was chosen, for as long as the context lasts.
 
-    `choices` are those of `harness` and `workload`. Raises BadInput where git can't.
+    `choices` are those of `harness` and `workload`. Raises BadInput where git can't, and
+    ChangesDoNotApply.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(ScratchFolder("code")).path
@@ -237,7 +242,7 @@ def sources_checked_out(choices: Mapping[str, SourceChoice], base: Path) -> Iter
 def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tree]:
     """Check out the recorded commit in `folder` and apply the changes that were recorded with it.
 
-    Raises BadInput if they don't fit.
+    Raises ChangesDoNotApply if they don't fit.
     """
     source = choice.source
     assert choice.repository is not None
@@ -249,6 +254,7 @@ def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tr
                 file.flush()
                 done = run_git(folder, "apply", "--binary", "--whitespace=nowarn", file.name)
             if done.returncode != 0:
-                problem = f"the recorded changes don't apply: {one_line(done.stderr)}"
-                raise BadInput(f"{ARGUMENT}: {problem}")
+                raise ChangesDoNotApply(
+                    f"the recorded changes don't apply: {one_line(done.stderr)}"
+                )
         yield tree

@@ -342,7 +342,8 @@ def record_lost_attempts(
         previous_node = node_file.read_text(encoding="utf-8")
         reason = f"job {job_id} ended on {previous_node} and was started again by Slurm"
     for trial in pending:
-        runner.record_interruption(trial, reason, previous_node)
+        with suppress(BadInput):  # of an assignment that is damaged: it is written again
+            runner.record_interruption(trial, reason, previous_node)
     write_atomically(node_file, os.environ.get("SLURMD_NODENAME", ""))
 
 

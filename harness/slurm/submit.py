@@ -65,7 +65,9 @@ MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that
 # the job, so the leader is woken. It says by SIGUSR1 that it gets on; one that hangs is killed. From
 # the first line on, that signal ends neither shell. A signal may come when a process has just ended,
 # or has been ended by Slurm with the job, of which `kill` would say that there is none.
+# `setup` may have set -e, with which the `wait` that a signal cuts short would end the script, or -u.
 LEADER_LINES = """\
+set +eu
 export {shell_variable}=$$
 trap : USR1
 (exec {lead}) &

@@ -43,6 +43,9 @@ IDENTITY = 1
 # What an argument of a script gets the value of, as in `--lr={lr}`.
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
+# Between the settings that name a cell, as in `precision=bf16,options.hidden=[32, 16]`.
+COMMA = re.compile(r",(?![^\[]*\])")
+
 # The order in which a file sets axes makes no difference to an id.
 SORTED_JSON = json.JSONEncoder(sort_keys=True)
 
@@ -452,12 +455,12 @@ def level_reader(axis: str) -> Callable[[Cell], Hashable]:
 def has_settings(cell: Cell, text: str) -> bool:
     """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`.
 
-    Values are compared as text, as a sweep file has them or as Python prints them: `true` or `True`.
-    `workload` is the sweep's name for it.
+    Values are written as in a sweep file, or as Python prints them: `true` or `True`. `workload` is
+    the sweep's name for it.
     """
     if "=" not in text:
         return False
-    for setting in text.split(","):
+    for setting in COMMA.split(text):
         name, _, value = (part.strip() for part in setting.partition("="))
         actual: Hashable
         if name == "workload":
@@ -466,9 +469,32 @@ def has_settings(cell: Cell, text: str) -> bool:
             actual = cell.level(name)
         else:
             return False
-        if value not in (_as_yaml(actual), str(actual)):
+        is_as_printed = value in (_as_yaml(actual), str(actual))
+        if not is_as_printed and not equals(actual, value, _read_value(value)):
             return False
     return True
+
+
+@lru_cache(MAX_AXES)
+def _read_value(text: str) -> Hashable:
+    """Return the value that YAML reads in a text; the text if it is empty or no YAML."""
+    from harness.spec.document import parse_value  # not above: ranks need no YAML
+
+    try:
+        return hashable(parse_value(text, text)) if text else text
+    except BadInput:
+        return text
+
+
+def equals(level: Hashable, text: str, value: Hashable) -> bool:
+    """Return whether a level is this value, which YAML reads in this text.
+
+    A level that is text is compared as text, so that `env.NCCL_DEBUG=1` needs no quotes. To
+    Python, True equals 1: they are kept apart.
+    """
+    if isinstance(level, str):
+        return level == text
+    return isinstance(level, bool) == isinstance(value, bool) and level == value
 
 
 def is_named(cell: Cell, name: str) -> bool:

@@ -132,7 +132,7 @@ class Profile:
             return self.slurm.max_ranks * self.slurm.gpus_per_rank
         if self.device == "cpu":
             return 0
-        return count_gpus()
+        return count_gpus({**os.environ, **self.environment})
 
 
 class Slots(NamedTuple):
@@ -289,12 +289,12 @@ def available_slots(profile: Profile) -> Slots:
     return Slots(cores, f"one per CPU core, and this machine has {cores} {hint}")
 
 
-def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs that a process may use on this machine, 0 without a driver.
+def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
+    """Return the number of NVIDIA GPUs that a process with these variables may use on this machine.
 
-    The driver is asked, so torch need not be loaded, and no CUDA context is made. NVML itself
-    ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted, up to the first that
-    names no GPU, as CUDA does.
+    That is 0 without a driver. The driver is asked, so torch need not be loaded, and no CUDA context
+    is made. NVML itself ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted,
+    up to the first that names no GPU, as CUDA does.
     """
     import pynvml
 
@@ -306,7 +306,7 @@ def count_gpus() -> int:
         count = int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count
     devices = 0

@@ -25,7 +25,7 @@ from typing import NoReturn, Protocol
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.spec.axes import axis_choices
-from harness.spec.cell import SECTIONS, Cell, Trial, axis_names, hashable, is_named
+from harness.spec.cell import SECTIONS, Cell, Trial, axis_names, equals, hashable, is_named
 from harness.spec.document import parse_value
 from harness.spec.sweep import Sweep
 from harness.spec.text import find_control_character
@@ -77,14 +77,8 @@ class Literal:
     column: int
 
     def equals(self, level: Hashable) -> bool:
-        """Return whether a level is this value.
-
-        A level that is text is compared as text, so that `env.NCCL_DEBUG=1` needs no quotes. To
-        Python, True equals 1: they are kept apart.
-        """
-        if isinstance(level, str):
-            return level == self.text
-        return isinstance(level, bool) == isinstance(self.value, bool) and level == self.value
+        """Return whether a level is this value."""
+        return equals(level, self.text, self.value)
 
 
 class Condition(Protocol):

@@ -26,6 +26,7 @@ from harness.spec.cell import (
     Profiling,
     StopRule,
     Trial,
+    placeholders_of,
     setting_of,
 )
 from harness.spec.custom import read_custom_axes
@@ -34,7 +35,7 @@ from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.race import RaceRules
 from harness.spec.saving import CheckpointRules, SaveRules
-from harness.spec.script import plan_workload
+from harness.spec.script import plan_workload, read_arguments
 from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
@@ -405,6 +406,7 @@ class _CellPlanner:
         label = self.workload.label
         axes_of_workload = self._axes_of_workload()
         self._check_warmup()
+        self._check_arguments()
         cells: list[Cell] = []
         for point in self.axes_matrix.points(axes_of_workload):
             workload = self._workload(point)
@@ -513,6 +515,15 @@ class _CellPlanner:
         default = "" if ("warmup",) in document.sources else ", the default"
         problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {label}"
         raise document.error(("warmup",), problem)
+
+    def _check_arguments(self) -> None:
+        """Raise BadInput if a script's arguments name the steps, and the length has none."""
+        document, label = self.workload.document, self.workload.label
+        names = placeholders_of(read_arguments(document, label, self.entry))
+        if "steps" not in names or "steps" in self.entry.options or self._length.steps is not None:
+            return
+        problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
+        raise document.error((*self.workload.key, "arguments"), problem)
 
     def _stop_rule(self, workload: SweepWorkload) -> StopRule | None:
         """Return the workload's rule for stopping, or else the sweep's.

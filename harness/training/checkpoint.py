@@ -179,6 +179,9 @@ class Checkpointer:
         """Return the part of a checkpoint that differs between ranks: plain values and tensors."""
         # A workload may thaw a part of its model while it trains.
         modes = {name: module.training for name, module in self.model.named_modules()}
+        requires_grad = {
+            name: parameter.requires_grad for name, parameter in self.model.named_parameters()
+        }
         return {
             "state": state.to_dict(),
             "scaler": self.scaler.state(),
@@ -189,6 +192,7 @@ class Checkpointer:
             "random": _random_state(),
             "buffers": dict(self.model.named_buffers()),
             "modes": modes,
+            "requires_grad": requires_grad,
         }
 
     def write(
@@ -382,11 +386,16 @@ class Checkpointer:
         self._load_model(parts, content)
         parameters = dict(self.model.named_parameters())
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
+            if saved["state"]:
+                _check_parameters(path, parameters, optimizer, saved)
             for name, values in saved["state"].items():
+                parameters[name].requires_grad_(True)  # or torch would drop its state
                 for key, value in values.items():
                     if isinstance(value, SharedTensor):
                         values[key] = _read_like(parameters[name], parts, value.name)
             self.strategy.load_optimizer_state(self.model, optimizer, saved)
+        for name, requires_grad in content["requires_grad"].items():
+            parameters[name].requires_grad_(requires_grad)
         for schedule, schedule_state in zip(self.schedules, content["schedules"], strict=True):
             if schedule:
                 schedule.load_state_dict(schedule_state)
@@ -394,6 +403,18 @@ class Checkpointer:
         self.scaler.restore(content["scaler"])
         _restore_random_state(content["random"])
         return content
+
+
+def _check_parameters(
+    path: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer, saved: Mapping[str, Any]
+) -> None:
+    """Raise BadCheckpoint if an optimizer has parameters that the saved one did not have."""
+    trained = {part for group in optimizer.param_groups for part in group["params"]}
+    names = {name for name, parameter in parameters.items() if parameter in trained}
+    saved_names = {name for group in saved["param_groups"] for name in group["params"]}
+    missing = sorted(names - saved_names)
+    if missing:
+        raise BadCheckpoint(f"{path}: found an optimizer without {missing[0]}; needed: the trial's")
 
 
 def _share(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:

@@ -196,6 +196,10 @@ def simulate_rates(
     """
     groups = optimizer.param_groups
     before = [dict(group) for group in groups]
+    for group in groups:
+        # Torch's schedules fill a rate that is a tensor in place: they get a copy to fill.
+        if isinstance(group["lr"], Tensor):
+            group["lr"] = group["lr"].clone()
     rates: list[list[float]] = [[] for _ in groups]
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.

@@ -97,6 +97,11 @@ class StepReports:
             means.append(sum(losses) / len(losses) if losses else math.nan)
         return means
 
+    def drop_unfinished_samples(self, steps_done: int) -> None:
+        """Drop the samples of steps that never ended, as some of theirs are missing."""
+        for step in [step for step in self._samples if step >= steps_done]:
+            del self._samples[step]
+
     def first_bad_step(self) -> int | None:
         """Return the first step, counted from 0, whose loss was reported as NaN or infinite."""
         bad = [step for step, losses in self._losses.items() if not math.isfinite(sum(losses))]
@@ -288,6 +293,7 @@ class ScriptObserver:
                 self._end_segment()
             self._clock.running = False
         self._read_losses()
+        self.reports.drop_unfinished_samples(self._steps_seen)
         if self.state.step:
             self.state.add_seconds("end", time.perf_counter() - self._ended)
 
@@ -307,8 +313,10 @@ class ScriptObserver:
             )
         bad_step = self.reports.first_bad_step()
         if bad_step is not None:
+            # It may be a loss of the step after the last one, which never ended.
+            bad_step = min(bad_step + 1, steps)
             raise NonFiniteLoss(
-                f"the loss became NaN or infinite at step {bad_step + 1} of {steps}",
+                f"the loss became NaN or infinite at step {bad_step} of {steps}",
                 rank=self.ranks.rank,
             )
         for evaluation in self.state.evaluations:

@@ -185,15 +185,20 @@ class TurnStep(TrainStep):
         for number, turn in enumerate(self.turns):
             self.loss, self.optimizer, self.schedule = turn.loss, turn.optimizer, turn.schedule
             self.first_micro_step = number * self.grad_accum_steps
-            self._freeze(turn.frozen)
+            frozen = self._freeze(turn.frozen)
             losses.append(super().update(batch))
-            self._unfreeze(turn.frozen)
+            self._unfreeze(frozen)
         return torch.stack(losses).sum()
 
-    def _freeze(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Have the coming backward compute no gradients of these parameters."""
-        for parameter in parameters:
+    def _freeze(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Have the coming backward compute no gradients of these parameters.
+
+        Returns those that would have had some: the workload may have frozen others itself.
+        """
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in trained:
             parameter.requires_grad_(False)
+        return trained
 
     def _unfreeze(self, parameters: Sequence[nn.Parameter]) -> None:
         """End that, and drop the gradients of all turns."""
@@ -206,9 +211,9 @@ class TurnStep(TrainStep):
         """Compute the gradients of every turn, and drop them."""
         for turn in self.turns:
             self.loss = turn.loss
-            self._freeze(turn.frozen)
+            frozen = self._freeze(turn.frozen)
             self.compute_gradients(batch)
-            self._unfreeze(turn.frozen)
+            self._unfreeze(frozen)
 
 
 @dataclass(kw_only=True)

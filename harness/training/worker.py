@@ -187,9 +187,14 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     memory = parts.memory.read()  # before the fingerprint, which gathers parameters
     parameter_digest = trainer.fingerprint()
     collectives = _count_collectives(parts)
+    # At every rank, as a loss or a layer may communicate: SyncBatchNorm does.
+    flops_per_sample = _flops_per_sample(parts)
+    bytes_per_sample = _bytes_per_sample(parts)
     rank0_report = None
     if parts.mesh.ranks.is_rank_0:
-        rank0_report = _rank0_report(trainer, parameter_digest, collectives)
+        rank0_report = _rank0_report(
+            trainer, parameter_digest, collectives, flops_per_sample, bytes_per_sample
+        )
     return replace(
         entered,
         **pack_series(state),
@@ -220,7 +225,11 @@ def _fingerprints(
 
 
 def _rank0_report(
-    trainer: Trainer, parameter_digest: str, collectives: Sequence[Collective] | None
+    trainer: Trainer,
+    parameter_digest: str,
+    collectives: Sequence[Collective] | None,
+    flops_per_sample: float | None,
+    bytes_per_sample: float | None,
 ) -> Rank0Report:
     """Return the results that are the same at all ranks, for rank 0 to report."""
     parts = trainer.parts
@@ -235,13 +244,13 @@ def _rank0_report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
-        flops_per_sample=_flops_per_sample(parts),
+        flops_per_sample=flops_per_sample,
         tokens_per_sample=None if tokens is None else float(tokens),
         evaluations=tuple(trainer.state.evaluations),
         parameter_digest=parameter_digest,
         environment=environment_of(parts.assignment),
         checkpoint=checkpoint_path,
-        bytes_per_sample=_bytes_per_sample(parts),
+        bytes_per_sample=bytes_per_sample,
         stop=trainer.stop_outcome,
         collectives=collectives,
         began_at=trainer.state.began_at,
@@ -282,11 +291,11 @@ def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
 def _bytes_per_sample(parts: TrialParts) -> float | None:
     """Return the memory traffic of a training step in bytes per sample.
 
-    It is counted in one more forward and backward of rank 0 alone, whose results are dropped.
-    None where a rank alone can't compute a loss, where a step has several losses, and where
-    memory does not suffice.
+    It is counted in one more forward and backward, whose results are dropped. Every rank must take
+    part. None where a rank has a part of the parameters only, where a step has several losses, and
+    where memory does not suffice.
     """
-    if not _can_compute_alone(parts):
+    if not _has_whole_loss(parts):
         return None
     axes = parts.axes
     forward_backward = bytes_per_sample(parts.train_step.loss, parts.model, _micro_batch(parts))
@@ -299,19 +308,19 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
 def _flops_per_sample(parts: TrialParts) -> float | None:
     """Return the operations of training on a sample: what the workload says, else what is counted.
 
-    They are counted in one more forward and backward of rank 0 alone. None where it can't compute
-    that, and where layers compute their activations twice, which is no work of the model.
+    They are counted in one more forward and backward. Every rank must take part. None where that is
+    impossible, and where layers compute their activations twice, which is no work of the model.
     """
     stated = parts.workload.flops_per_sample()
     if stated is not None:
         return float(stated)  # it may be a number of NumPy or torch
-    if not _can_compute_alone(parts) or parts.axes.activation_checkpointing:
+    if not _has_whole_loss(parts) or parts.axes.activation_checkpointing:
         return None
     return flops_per_sample(parts.train_step.loss, parts.model, _micro_batch(parts))
 
 
-def _can_compute_alone(parts: TrialParts) -> bool:
-    """Return whether rank 0 alone can compute the loss of a step: whole, and the only one."""
+def _has_whole_loss(parts: TrialParts) -> bool:
+    """Return whether each rank has the whole model, and a step a single loss."""
     return not parts.strategy.shards_parameters and len(parts.optimizers) == 1
 
 

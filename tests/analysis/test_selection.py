@@ -21,10 +21,12 @@ from harness.records.record import Record
 from harness.records.series import Series
 from harness.records.store import write_spec
 from harness.spec.sweep import Sweep
-from tests.factories import make_cell, make_record, write_trial
+from tests.factories import ENVIRONMENT, make_cell, make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load
 
+# Its key is the last one in the order of baselines.
+OTHER_MACHINE = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, cpu="Zen CPU"))
 KEYS: dict[str, Any] = {
     "length": {"steps": 60},
     "warmup": 2,
@@ -181,6 +183,46 @@ def test_baselines_of_other_hardware_do_not_count(results: Results) -> None:
     baseline.save(results, other)
     with pytest.raises(BadInput, match="found no baseline of Test-CPU-2-cores; allowed: Other"):
         select(results, ["baseline", "one"])
+
+
+def write_run_of_two_machines(results: Results, name: str, started: float, bf16: float) -> None:
+    """Leave a sweep of which the cell in bf16 ran on another machine, with steps of `bf16` seconds."""
+    sweep = write_run(results, name, started=started)
+    for trial in sweep.trials():
+        if trial.cell.axes.precision == "bf16":
+            record = make_record(
+                trial.cell, seed=trial.seed, sweep=name, step_seconds=bf16, started=started
+            )
+            assert record.rank0 is not None
+            rank0 = replace(record.rank0, environment=OTHER_MACHINE)
+            write_trial(results.sweep_folder(name), replace(record, rank0=rank0))
+
+
+def test_each_cell_has_the_baseline_of_its_own_hardware(results: Results) -> None:
+    write_run_of_two_machines(results, "one", started=1.7e9, bf16=0.005)
+    assert harness("gate", "baseline", "save", "one").code == 0
+    write_run_of_two_machines(results, "two", started=1.8e9, bf16=0.0065)
+    command = compared("baseline", "two")
+    assert command.code == 1
+    assert "only in" not in command.out
+    write_run(results, "one")  # and bf16 on the first machine
+    assert harness("gate", "baseline", "save", "one").code == 0
+    assert len(baseline.files(results)) == 3
+    assert counts(results, "baseline", "two") == [(2, 6), (2, 6)]
+    assert compared("baseline", "two").code == 1
+
+
+def test_the_baselines_of_cells_that_all_failed_are_those_of_any_hardware(
+    results: Results,
+) -> None:
+    sweep = write_run(results, "one")
+    assert harness("gate", "baseline", "save", "one").code == 0
+    for trial in sweep.trials():
+        record = make_record(trial.cell, seed=trial.seed, sweep="one", status="failed")
+        write_trial(results.sweep_folder("one"), record)
+    command = compared("baseline", "one")
+    assert (command.code, command.err) == (3, "")
+    assert "no measured throughput in B (3 failed)" in command.out
 
 
 def test_a_baseline_of_another_schema_is_an_error(results: Results) -> None:

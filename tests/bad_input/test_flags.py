@@ -101,6 +101,13 @@ def test_flag(flags: list[str], begins: str) -> None:
         (["plna", "quickstart"], "No such command 'plna'. Did you mean 'plan'?"),
         (["comapre", "quickstart"], "No such command 'comapre'. Did you mean 'compare'?"),
         (["run", "quickstart", "--epochs", "0"], "Invalid value for '--epochs'"),
+        (["check", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["diff", "quickstart", "--seed", "99999999999"], "Invalid value for '--seed'"),
+        (["diff", "parity", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
+        (
+            ["machine", "selftest", "--ranks", "1,2,3"],
+            "--ranks: found 1,2,3; allowed: divisors of the batch size, 8, each once",
+        ),
         (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),

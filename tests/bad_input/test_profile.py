@@ -29,7 +29,7 @@ def test_world_size_beyond_the_machine() -> None:
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "count_gpus", lambda: 0)
+    monkeypatch.setattr(cluster, "count_gpus", lambda variables: 0)
     Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
     Path("gpu.yaml").write_text("device: cuda\nslots: 2\n", encoding="utf-8")
     assert refused("run", "sweep.yaml", "--cluster", "gpu.yaml") == (

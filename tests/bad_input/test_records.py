@@ -50,7 +50,7 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
         (f'{{"schema": "{SCHEMA}"}}', "seal: found null; allowed: "),
         (
             sealed_text({"schema": SCHEMA}),
-            "not a valid record: sweep: missing; it has no default; move it away",
+            "not a valid record: trial: missing; it has no default; move it away",
         ),
     ],
     ids=["truncated", "newer schema", "older schema", "list", "unsealed", "incomplete"],

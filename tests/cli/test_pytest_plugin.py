@@ -14,7 +14,7 @@ import pytest
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.records.files import read_record
-from harness.records.store import lock
+from harness.records.store import lock, read_recorded_spec
 from tests.support.benchmarks import PLUGIN, SEEDS, BenchmarkProject, records
 from tests.support.commands import harness
 
@@ -132,6 +132,14 @@ def test_a_package_of_the_projects_that_is_called_like_ours_is_named(
 def test_cells_are_selected_by_keyword_as_tests_are(project: BenchmarkProject) -> None:
     project.save_and_record(slower=0.5)
     project.pytest("-k", "fp32").assert_outcomes(passed=1, deselected=1)
+
+
+def test_the_sweep_keeps_the_cells_that_are_not_selected(project: BenchmarkProject) -> None:
+    project.save_and_record()
+    run = project.pytest("-k", "fp32", trials=["--harness-trials=missing"])
+    run.assert_outcomes(passed=1, deselected=1)
+    written = read_recorded_spec(project.results, "demo")
+    assert [cell.id for cell in written.cells] == [project.fp32.id, project.bf16.id]
 
 
 def test_collecting_only_runs_no_trial(project: BenchmarkProject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from harness.core.import_path import ROOT
@@ -27,6 +28,26 @@ def test_a_worktree_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) ->
     listed = repository.git("worktree", "list", "--porcelain")
     paths = [line for line in listed.splitlines() if line.startswith("worktree ")]
     assert paths == [f"worktree {repository.path}", f"worktree {mine}"]
+
+
+def test_a_hook_may_check_out_another_revision(tmp_path: Path) -> None:
+    """Git gives hooks the index of the commit that is being made, which stays as it is."""
+    repository = Repository(tmp_path / "repository")
+    repository.write(0.5)
+    repository.commit("second")
+    program = (
+        "from pathlib import Path; from harness.core.worktree import checked_out;"
+        f"tree = checked_out(Path(), 'HEAD~1', Path({str(tmp_path / 'tree')!r}));"
+        "assert 'SLOWER = 0.0' in (tree.__enter__().path / 'own.py').read_text();"
+        "tree.__exit__(None, None, None)"
+    )
+    hook = repository.path / ".git" / "hooks" / "pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{program}"\n')
+    hook.chmod(0o755)
+    repository.write(0.7)
+    repository.git("commit", "--all", "--quiet", "--message", "third")
+    assert "SLOWER = 0.7" in repository.git("show", "HEAD:own.py")
 
 
 def test_only_a_tree_of_the_harness_itself_may_replace_it(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from harness.core.paths import Results
 from harness.launch import watchdog
 from harness.records.files import read_record
 from harness.records.record import Failure
+from tests.support import contrastive
 from tests.support.hang_verdicts import ALONE, WAYS, check_verdict, failure_of, hang_sweep
-from tests.support.running import local_profile, processes_below, run
+from tests.support.running import line_sweep, local_profile, processes_below, run
 
 pytestmark = pytest.mark.distributed
+CONTRASTIVE = f"{contrastive.__file__}:Contrastive"
 
 
 @pytest.fixture
@@ -65,6 +67,19 @@ def test_tensors_of_different_sizes_are_named_with_both_lines(tmp_path: Path) ->
         r" 400 Float \(hangs.py:\d+\): their sizes differ; ended by SIGABRT",
         cause.message,
     )
+
+
+def test_a_loss_that_communicates_ends(tmp_path: Path) -> None:
+    """Its operations are counted after training, by every rank: by one alone, it would wait for the others."""
+    variant = {"uses": CONTRASTIVE, "axes": {"strategy": "ddp", "world_size": 2}}
+    sweep = line_sweep(tmp_path, {"contrastive": variant}, length={"steps": 10}, timeout=60)
+    (record,) = run(sweep)
+    assert record.failure is None, record.failure
+    assert record.rank0 is not None
+    # Two layers of 8x8, forward and for their weights; 32 similarities, forward and for both factors.
+    assert record.rank0.flops_per_sample == 2 * 2 * (2 * 8 * 8) + 3 * (2 * 8 * 32)
+    assert record.rank0.bytes_per_sample
+    assert processes_below(tmp_path) == []
 
 
 @pytest.mark.nightly

@@ -137,7 +137,7 @@ def test_ranks_get_cores_of_their_own_unless_they_use_gpus_or_bind_themselves(
     *,
     shared: bool,
 ) -> None:
-    monkeypatch.setattr(cluster, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(cluster, "count_gpus", lambda variables: gpus)
     monkeypatch.setattr(pairs, "usable_cores", lambda: list(range(8)))
     axes = {"strategy": "ddp", "world_size": 2, "binding": binding}
     cell = load_sweep(line_sweep(tmp_path, {"line": {"axes": axes}})).cells[0]

@@ -39,6 +39,16 @@ def test_the_first_line_says_why_a_cell_fails() -> None:
     assert any(line.startswith("inconclusive: samples/s") for line in others)
 
 
+def test_a_run_of_the_baselines_own_trials_does_not_pass() -> None:
+    baseline = side("a", [0.95, 0.951, 0.949, 0.95], [100.0, 100.1, 100.2, 99.9])
+    run = Side(name="run", cells=baseline.cells)
+    answer = judge_cell(CELL, read_gate(None).limits(CELL), compare(baseline, [run], Rules()), 4)
+    assert answer.outcome == "fail"
+    assert answer.reasons == [
+        "run and baseline are the same trials: measure again, as with --harness-trials=all"
+    ]
+
+
 def test_a_label_with_brackets_names_its_cell(tmp_path: Path) -> None:
     sweep = load(tmp_path, length={"steps": 30}, matrix={"options.hidden": [[16], [32, 16]]})
     small, large = sweep.cells

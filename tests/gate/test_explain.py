@@ -192,6 +192,21 @@ def test_what_is_called_more_often_comes_before_what_merely_moves() -> None:
     assert sorted([*parts, shapes], key=by_likelihood)[0] == shapes
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "share"),
+    [(0.9, "most of it"), (0.7, "the largest part"), (-2.0, "the largest part")],
+)
+def test_most_of_it_is_more_than_half_in_the_same_direction(
+    milliseconds: float, share: str
+) -> None:
+    whole = difference(a=10e-3, b=11.5e-3)
+    seconds = milliseconds / 1e3
+    first = difference(a=5e-3, b=5e-3 + seconds, low=seconds - 1e-5, high=seconds + 1e-5)
+    found = explanation([[part("aten::mm", 5.0)]], [[part("aten::mm", 6.0)]])
+    text = headline(replace(found, whole=whole, parts=[first]))
+    assert text.endswith(f"; {share}: aten::mm, {milliseconds:+.3f} ms a step")
+
+
 def test_cells_that_cannot_take_turns_are_refused() -> None:
     other = replace(CELL, axes=replace(CELL.axes, num_threads=CELL.axes.num_threads + 1))
     with pytest.raises(BadInput, match="A and B: found num_threads=1 and num_threads=2; allowed: "):

@@ -213,3 +213,15 @@ def test_a_value_that_is_the_default_of_one_revision_only_is_no_change(
         "own: other code than HEAD: own.py"
     ]
     assert (ended.code, len(measured)) == (0, 1)
+
+
+def test_a_null_in_place_of_a_default_is_a_change(tmp_path: Path) -> None:
+    entry: dict[str, Any] = {"uses": "own.py:Slowed", "data": {"source": "digits"}}
+    repository = Repository(tmp_path, workloads={"own": entry})
+    repository.write_defaults(lr=0.003, batch_size=64, clip=1.0)
+    repository.commit("clips")
+    null = {**entry, "options": {"clip": None}}
+    code, differences = gate(repository, {"workloads": {"own": null}, "matrix": {}, "seeds": [0]})
+    assert code == 1
+    label = "own eager fp32 single w0 b64 t1"
+    assert f"changed: {label}: changed: options.clip 1.0 → None" in differences

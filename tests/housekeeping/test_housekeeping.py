@@ -17,6 +17,7 @@ import pytest
 
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput
+from harness.core.locks import lock_file
 from harness.core.paths import Results
 from harness.housekeeping import archive, sweeps
 from harness.housekeeping.merge import merge
@@ -33,6 +34,7 @@ from harness.tracking import Tracker
 from tests.factories import make_cell, make_record, write_trial
 from tests.support.commands import CommandResult
 from tests.support.commands import harness as command
+from tests.support.permissions import checked_permissions
 from tests.support.sweeps import load
 
 
@@ -219,6 +221,39 @@ def test_sweeps_of_long_names_are_merged_and_named_by_their_folders(results: Res
     assert "allowed: that of the folder it is in" in refused("merge", elsewhere.name, "--into", "x")
 
 
+@pytest.mark.parametrize("name", ["", " ", "a\nb"])
+def test_a_merged_sweep_has_a_name(results: Results, name: str) -> None:
+    record_sweep(results, "node1")
+    assert "--into: found " in refused("merge", "node1", "--into", name)
+    assert "no records of such a sweep" in refused("prune", name, "--whole", "--dry-run")
+    assert [path.name for path in results.runs.iterdir()] == ["node1"]
+
+
+def test_sweeps_of_another_user_are_merged_and_what_cannot_be_written_is_named(
+    results: Results, tmp_path: Path
+) -> None:
+    record_sweep(results, "mine", seeds=[0])
+    other = Results(tmp_path / "other")
+    other.path.mkdir()
+    record_sweep(other, "theirs", seeds=[1])
+    source = other.sweep_folder("theirs")
+    with lock(source):  # as it ran
+        pass
+    for path in (*other.path.rglob("*"), other.path):
+        path.chmod(path.stat().st_mode & ~0o222)
+    with checked_permissions():
+        run("merge", "mine", str(source.path), "--into", "both")
+        of_theirs = ["theirs", "--results", str(other.path)]
+        allowed = "Permission denied; allowed: files and folders that you may read and write"
+        assert f"{source.report_path}: {allowed}" in refused("report", *of_theirs)
+        assert f"{other.database}.lock: {allowed}" in refused("collect", *of_theirs)
+    assert len(read_recorded_sweep(results, "both").records) == 2
+    with source.lock_path.open("rb") as file, checked_permissions():
+        assert lock_file(file, timeout=0)
+        error = refused("merge", "mine", str(source.path), "--into", "all")
+    assert f"{source.path}: is running; wait until it ends" in error
+
+
 def test_sweeps_that_contradict_each_other_are_not_merged(results: Results) -> None:
     record_sweep(results, "node1", seeds=[0, 1])
     record_sweep(results, "node2", seeds=[1], change=lambda record: replace(record, attempt=2))
@@ -289,6 +324,20 @@ def test_an_archive_is_restored_to_the_byte(results: Results, tmp_path: Path) ->
     assert "exists in results/runs/my-sweep-" in refused("restore", str(path))
     assert f"{path}: exists" in refused("archive", "my sweep", "--output", str(path))
     assert list(results.path.glob(".restore*")) == []
+
+
+def test_files_that_are_one_on_the_disk_are_restored_each(results: Results, tmp_path: Path) -> None:
+    """As where equal files share their content, or a script links its last checkpoint."""
+    (trial,) = record_sweep(results, "nightly").trials()
+    folder = results.sweep_folder("nightly")
+    last = folder.trial_folder(trial.id).path / "last.ckpt"
+    last.write_bytes(b"state")
+    last.with_name("step-9.ckpt").hardlink_to(last)
+    before = tree(folder.path)
+    path = tmp_path / "nightly.tar.gz"
+    run("archive", "nightly", "--output", str(path), "--remove", "--yes")
+    run("restore", str(path))
+    assert tree(folder.path) == before
 
 
 def test_an_archive_has_no_secrets_of_the_profile(

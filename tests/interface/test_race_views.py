@@ -27,6 +27,7 @@ from harness.spec.sweep import Sweep
 from harness.tracking.contents import TrialOutline, cell_contents, is_complete, result_of
 from harness.tracking.runs import without_skipped
 from tests.factories import write_trial
+from tests.support.commands import harness
 from tests.support.races import race_sweep, speed_record
 
 DECIDED = {16: 1000.0, 64: 5000.0, 256: 3000.0}  # samples/s of which one is certainly the highest
@@ -136,6 +137,21 @@ def test_the_report_says_when_it_left(tmp_path: Path, decided: tuple[Sweep, list
     page = render(make_report(Results(tmp_path), sweep, records, None))
     assert str(departure) in page
     assert "The race of mlp was decided after" in page
+
+
+def test_a_part_of_a_race_is_refused_except_as_a_table(
+    tmp_path: Path, decided: tuple[Sweep, list[Record]]
+) -> None:
+    sweep, records = decided
+    part = [sweep.name, "--results", str(tmp_path), "--cell", "batch_size=16"]
+    for view in ([], ["--phases"], ["--pivot", "batch_size"]):
+        ended = harness("show", *part, *view)
+        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+        assert "race: found with --only or --cell, which leave out trials" in ended.err
+    table = harness("show", *part, "--format", "csv")
+    assert table.code == 0
+    slow = [record for record in records if record.trial.cell == sweep.cells[0]]
+    assert len(table.out.splitlines()) == 1 + len(slow)
 
 
 def test_a_history_has_no_point_of_it(tmp_path: Path, decided: tuple[Sweep, list[Record]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -101,14 +102,35 @@ def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
     assert "so another command may measure at the same time" in second.messages[0]
 
 
+def test_a_full_disk_loses_only_the_name_of_the_holder(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    second = Waiting()
+    with host_lock("running trials of first", wait=True, on_message=print):
+        second.run()
+    assert second.messages[0].startswith("waiting, because another process has been measuring")
+
+
 @pytest.mark.parametrize(
-    "command", ["gate --against HEAD", "gate bisect HEAD HEAD", "gate certify", "machine peak"]
+    "command",
+    [
+        "gate --against HEAD",
+        "gate bisect HEAD HEAD",
+        "gate certify",
+        "machine peak",
+        "run --selftest",
+    ],
 )
 def test_what_measures_on_this_machine_holds_it_too(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Each is refused beside a sweep, before it starts anything."""
     monkeypatch.delenv(SHARED_HOST)
+    monkeypatch.setattr(module, "TIMEOUT", 0.0)
     repository = Repository(tmp_path / "repository")
     sweep = [] if command == "machine peak" else [str(repository.sweep)]
     with host_lock("running trials of first", wait=True, on_message=print):

@@ -74,13 +74,28 @@ def prefix(program: str) -> list[str]:
             "prefix: found the working directory /; allowed: ",
         ),
         (
+            Stack(prefix=prefix('d=$(mktemp -d); cd $d; "$@"; rmdir $d'), python=sys.executable),
+            (),
+            "prefix: found the working directory /",  # which exists in the container only
+        ),
+        (
             Stack(prefix=prefix("echo nothing"), python=sys.executable),
             (),
             "found 'nothing' printed; allowed: a prefix that runs the command after it",
         ),
         (Stack(prefix=prefix("echo no >&2; exit 3")), (), "failed: no"),
     ],
-    ids=["path", "name", "command", "modules", "environment", "folder", "printed", "failed"],
+    ids=[
+        "path",
+        "name",
+        "command",
+        "modules",
+        "environment",
+        "folder",
+        "no-folder",
+        "printed",
+        "failed",
+    ],
 )
 def test_a_stack_that_ranks_cannot_run_under_is_refused(
     tmp_path: Path, stack: Stack, modules: tuple[str, ...], message: str
@@ -157,6 +172,14 @@ def test_a_step_runs_under_the_stack_instead_of_the_profiles_container() -> None
         *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m", "m", "t",
     ]  # fmt: skip
     assert srun.variables(1, {})["PYTHONPATH"] == "/tree"
+
+
+def test_modules_of_the_profiles_python_path_are_found_after_the_harness() -> None:
+    path = f"{stacks.harness_path()}:/site"
+    for launcher in (Torchrun(environment={}), make_srun()):
+        of_profile = replace(launcher, environment={"PYTHONPATH": "/site"}).in_stack(BOXED)
+        assert of_profile.variables(1, {})["PYTHONPATH"] == path
+        assert f"PYTHONPATH={path}" in of_profile.command("m", TrialFolder(Path("t")), 1)
 
 
 def test_a_signal_is_for_ranks_only() -> None:

@@ -16,7 +16,7 @@ import torch
 from harness.measure.gpu import NvmlGpu
 from harness.measure.host import ThisHost
 from harness.measure.telemetry import MIN_METERED_SECONDS, TelemetrySampler, telemetry_for
-from harness.spec.cluster import count_gpus
+from harness.spec.cluster import Profile, count_gpus
 from tests.support.gpu import UUID, Failing, FakeDriver
 from tests.support.running import wait_until
 
@@ -118,6 +118,17 @@ def test_gpus_that_a_process_may_use_are_counted_as_cuda_does(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert count_gpus() == count
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("1", 1)])
+def test_those_that_the_profile_makes_visible_are_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert Profile(environment={"CUDA_VISIBLE_DEVICES": visible}).gpus == count
 
 
 def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

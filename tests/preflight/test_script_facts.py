@@ -73,6 +73,40 @@ def test_required_options(tmp_path: Path, declared: str, required: bool) -> None
     assert option.is_required == required
 
 
+@pytest.mark.parametrize("declared", ["'--source', required=True", "'--seed', type=int"])
+def test_options_of_another_program_that_is_imported_are_not_the_scripts(
+    tmp_path: Path, declared: str
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import arguments, helper\n"
+        "if __name__ == '__main__':\n"
+        "    arguments.parser.add_argument('--epochs')\n"
+    )
+    (tmp_path / "arguments.py").write_text("parser.add_argument('--lr', default=0.1)\n")
+    (tmp_path / "helper.py").write_text(
+        "def main():\n"
+        f"    parser.add_argument({declared})\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    files = [tmp_path / name for name in ("train.py", "arguments.py", "helper.py")]
+    options = read_script(files[0], files).options
+    assert [option.flag for option in options] == ["--epochs", "--lr"]
+
+
+def test_options_of_subcommands_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(
+        "parser.add_argument('--lr', type=float, default=0.1)\n"
+        "commands = parser.add_subparsers()\n"
+        "commands.add_parser('train').add_argument('--steps')\n"
+        "evaluate = commands.add_parser('evaluate')\n"
+        "evaluate.add_argument('--checkpoint', required=True)\n"
+        "more = evaluate.add_argument_group('more')\n"
+        "more.add_argument('--data', required=True)\n"
+    )
+    assert [option.flag for option in facts(tmp_path / "main.py").options] == ["--lr"]
+
+
 @pytest.mark.parametrize(
     ("words", "given"),
     [

@@ -210,7 +210,7 @@ HOSTILE = [
     "quickstart", "nightly run", "nightly-run", "nightly  run", "it's", 'say "hi"', "a;rm -rf x", "a\nb", "a\tb", "a/b",
     "../../etc", "..", ".", "...", ".hidden", "-rf", "--help", "naïve", "naive", "数据", "データ", "$(x)", "`x`", "a|b",
     "a&b", "a*b", "a?b", "~", "con:", "a\\b", "a%b", "x" * 60, "x" * 61, "a" * 300, "a" * 301, "A" * 300, "trailing.",
-    "trailing-", " ",
+    "trailing-", " ", "",
 ]  # fmt: skip
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.core.errors import StorageError
 from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import plan
 from harness.records.files import read_record
 from harness.records.seal import sealed_text
-from harness.records.store import read_recorded_sweep, recorded_trials, write_spec
+from harness.records.store import lock, read_recorded_sweep, recorded_trials, write_spec
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_trial
@@ -165,3 +168,16 @@ def test_broken_record_holds_up_no_delivery(results: Results, sweep: Sweep) -> N
 def test_status_lists_trials_of_earlier_commands(results: Results, sweep: Sweep) -> None:
     ended = harness("status", "demo", "--results", str(results.path))
     assert "3 trials: 3 done" in ended.out
+
+
+def test_a_full_disk_is_named_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = Results(tmp_path).sweep_folder("demo")
+    monkeypatch.setattr(os, "write", refuse)
+    with (
+        pytest.raises(StorageError, match=f"^{folder.lock_path}: No space left on device; free: "),
+        lock(folder),
+    ):
+        pytest.fail("it ran")

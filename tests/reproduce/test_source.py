@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.analysis.evidence import evidence_of_record
 from harness.core.errors import BadInput
 from harness.core.git import run_git
 from harness.core.paths import SweepFolder
-from harness.records.code import Code, training_digest
+from harness.records.code import Code, describe_repository, encode_diff, training_digest
 from harness.records.code import Repository as RecordedRepository
+from harness.reproduce.rerun import Options, Original, Preparer
 from harness.reproduce.source import (
     CheckedOut,
     Choice,
@@ -26,7 +28,7 @@ from harness.reproduce.source import (
     sources_checked_out,
 )
 from harness.spec.cell import WorkloadCode, WorkloadRef
-from tests.factories import make_cell
+from tests.factories import make_cell, make_record
 from tests.support.repository import Repository
 
 THERE = WorkloadCode(files={"own.py": "1" * 64})
@@ -100,6 +102,56 @@ def test_recorded_changes_are_applied(repository: Repository, tmp_path: Path) ->
     path.write_text(text + "more\n", encoding="utf-8")
     assert read_diff(source, folder) is None  # it was changed since
     assert read_diff(source, None) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"a = 1\r\nb = 2\r\n", b"# caf\xe9\na = 1\nb = 2\n"], ids=["CRLF", "Latin-1"]
+)
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_changes_keep_line_ends_and_bytes_that_are_not_utf8(
+    repository: Repository, content: bytes, *, is_tracked: bool
+) -> None:
+    file = repository.path / "more.py"
+    if is_tracked:
+        file.write_bytes(content)
+        repository.commit("more")
+    changed = content.replace(b"2", b"3")
+    file.write_bytes(changed)
+    source, text = describe_repository(repository.path, [file])
+    assert source is not None
+    assert source.diff == hashlib.sha256(encode_diff(text)).hexdigest()
+    choice = choose(repository, source, EDITED, diff=encode_diff(text))
+    with checkout(choice, repository.path) as found:
+        assert (found.base_folder / "more.py").read_bytes() == changed
+
+
+def test_the_code_here_runs_where_recorded_changes_do_not_apply(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a binary file that was changed, only its name is recorded."""
+    picture = repository.path / "picture.png"
+    picture.write_bytes(b"\0old")
+    repository.commit("picture")
+    picture.write_bytes(b"\0new")
+    repository.write(0.5)
+    source, text = describe_repository(repository.path, [])
+    choice = choose(repository, source, EDITED, diff=encode_diff(text))
+    harness = SourceChoice(source=recorded_workload(None, None), choice="here", reason="the same")
+    monkeypatch.setattr(Preparer, "_choose", lambda *_: {"workload": choice, "harness": harness})
+    monkeypatch.setattr(Preparer, "_differences", lambda *_: [])
+    record = make_record()
+    trial = Original(
+        trial=record.trial, evidence=evidence_of_record(record), target=None, sweep="demo"
+    )
+    with ExitStack() as stack:
+        prepared = Preparer(Options(base=repository.path), stack).prepare(trial)
+        workload = prepared.sources["workload"]
+        assert workload.choice == "here"
+        assert "not the recorded one: the recorded changes don't apply: " in workload.reason
+        assert prepared.checked_out.base_folder == repository.path
+        demanding = Preparer(Options(base=repository.path, code="recorded"), stack)
+        with pytest.raises(BadInput, match=r"--code recorded: workload: .*; allowed: --code here"):
+            demanding.prepare(trial)
 
 
 @pytest.mark.parametrize(

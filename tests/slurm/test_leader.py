@@ -212,6 +212,20 @@ class TestAnAttemptWhoseJobEnded:
         assert record.status == "done"
         assert not runner.folder.trial_folder(fresh.id).path.exists()
 
+    def test_is_not_recorded_if_its_assignment_is_damaged(
+        self, runner: Runner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The job's other trials run all the same."""
+        monkeypatch.setenv("SLURM_JOB_ID", "71")
+        trials = runner.sweep.trials()[:2]
+        damaged, other = (begin(runner, trial, attempt=1) for trial in trials)
+        damaged.assignment_path.write_text("", encoding="utf-8")
+        submission_folder = submission.folder_of(runner.folder, "7")
+        submission_folder.path.mkdir(parents=True)
+        leader.record_lost_attempts(runner, trials, submission_folder)
+        assert not damaged.record_path.exists()
+        assert read_record(other.record_path).status == "interrupted"
+
 
 class TestTheExitCode:
     """By it, the batch script knows whether to have the job requeued."""

@@ -531,8 +531,14 @@ class TestTheEndOfABatchScript:
     """The shell that runs the leader, which a script in place of Python plays."""
 
     @pytest.fixture
+    def setup(self) -> list[str]:
+        """Return the lines of the profile's `setup`."""
+        return []
+
+    @pytest.fixture
     def script(
         self,
+        setup: list[str],
         slurm: FakeSlurm,
         results: Results,
         tmp_path: Path,
@@ -546,7 +552,7 @@ class TestTheEndOfABatchScript:
             f'#!/bin/bash\necho "$4" >>{tmp_path}/actions\n[ "$4" = revive ] || eval "$LEADER"\n'
         )
         python.chmod(0o755)
-        submit(write(tmp_path), results, python=str(python))
+        submit(write(tmp_path), results, python=str(python), setup=setup)
         return slurm.folder / "sbatch.1"
 
     @pytest.mark.parametrize(
@@ -584,6 +590,16 @@ class TestTheEndOfABatchScript:
         (log,) = results.path.rglob("71.log")
         assert "No such process" not in log.read_text(encoding="utf-8")
 
+    @pytest.mark.parametrize("setup", [["set -eu"]])
+    def test_requeues_whatever_options_of_the_shell_setup_sets(
+        self, script: Path, tmp_path: Path
+    ) -> None:
+        environment = {**os.environ, "SLURM_JOB_ID": "71", "LEADER": "kill -9 $$"}
+        ended = subprocess.run(["bash", script], env=environment, check=False)
+        assert ended.returncode == 0
+        assert (tmp_path / "actions").read_text().split() == ["lead", "revive"]
+
+    @pytest.mark.parametrize("setup", [[], ["set -eu"]])
     def test_passes_signals_on(self, script: Path, tmp_path: Path) -> None:
         """Slurm may send several; the leader handles them as long as it needs."""
         leader = (

@@ -78,6 +78,14 @@ def test_options_and_axes_reach_the_arguments(tmp_path: Path) -> None:
     assert first.workload.options == {"lr": 1}
 
 
+def test_steps_are_those_of_a_length_or_of_an_option(tmp_path: Path) -> None:
+    arguments = {"arguments": "--steps {steps}"}
+    (cell,) = plan(tmp_path, arguments, length="300 steps").cells
+    assert cell.length.steps == 300
+    (cell,) = plan(tmp_path, arguments | {"options": {"steps": 20}}).cells
+    assert cell.workload.options == {"steps": 20}
+
+
 def test_an_option_may_be_an_axis(tmp_path: Path) -> None:
     sweep = plan(tmp_path, {"arguments": ["--dim", "{dim}"]}, matrix={"options.dim": [8, 16]})
     assert [cell.workload.options for cell in sweep.cells] == [{"dim": 8}, {"dim": 16}]
@@ -140,6 +148,16 @@ REPORTING = "import harness\nharness.report(loss=1.0, samples=2)\nharness.report
             {"arguments": ["--lr", 1.1]},
             {},
             r"arguments\[1\]: found 1.1 without quotes; allowed: text",
+        ),
+        (
+            {"arguments": "--steps {steps}"},
+            {},
+            r"mine.arguments: found {steps} without a length in steps; allowed with `length: 300",
+        ),
+        (
+            {"arguments": "--steps {steps}", "length": "1 epoch"},
+            {"length": "300 steps"},
+            r"mine.arguments: found {steps} without a length in steps; allowed with `length: 300",
         ),
         ({"arguments": "'"}, {}, 'mine.arguments: found "\'": No closing quotation; allowed: '),
         (

@@ -69,6 +69,28 @@ def test_settings_of_a_cell_are_written_as_in_a_sweep_file_or_as_in_python(tmp_p
 
 
 @pytest.mark.parametrize(
+    "cell",
+    [
+        "options.hidden=[32, 16],deterministic=true,lr=0.001",
+        "lr=1e-3,options.hidden=[32,16],deterministic=True",
+        "options.hidden = [32, 16], lr = 1e-3, deterministic = true",
+    ],
+)
+def test_a_cell_is_named_by_any_form_of_its_values(tmp_path: Path, cell: str) -> None:
+    matrix = {
+        "deterministic": [False, True],
+        "lr": [None, 0.001],
+        "options.hidden": [[32, 16], [32], [1]],
+    }
+    (chosen,) = select(load(tmp_path, matrix=matrix), "", [cell]).cells
+    assert (chosen.axes.deterministic, chosen.axes.lr) == (True, 0.001)
+    assert chosen.level("options.hidden") == (32, 16)
+    for other in ("[32, 16", "", "32", "true", "[]"):
+        with pytest.raises(BadInput, match="no such cell"):
+            select(load(tmp_path, matrix=matrix), "", [f"options.hidden={other},lr=null"])
+
+
+@pytest.mark.parametrize(
     ("only", "cell", "message"),
     [
         ("precision=fp16", "", "found none of the 8 trials; allowed: a condition that some satisfy, of"

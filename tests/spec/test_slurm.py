@@ -165,7 +165,7 @@ def test_a_job_holds_ranks_of_all_its_nodes() -> None:
 
 
 def test_gpus_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "count_gpus", lambda: 0)
+    monkeypatch.setattr(cluster, "count_gpus", lambda variables: 0)
     needy = [make_cell(precision="tf32")]
     cluster.check_fits(Profile(launcher="slurm", slurm=SlurmOptions(gpus_per_rank=1)), needy)
     with pytest.raises(BadInput, match="needed: a GPU"):

@@ -25,11 +25,12 @@ from harness.records.record import Evaluation, Record
 from harness.records.series import Series
 from harness.spec.cell import Cell
 from harness.spec.sweep import load_sweep
-from tests.factories import ENVIRONMENT, make_record
+from tests.factories import BEGUN, ENVIRONMENT, make_record
 
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))
 PLUGIN = [] if INSTALLED else ["-p", "harness.cli.pytest_plugin"]
 SEEDS = [0, 1, 2, 3, 4]
+TRIAL_INTERVAL = 20.0  # seconds from one trial of a cell to the next
 OTHER_MACHINE = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, cpu="Other CPU"))
 
 
@@ -58,8 +59,10 @@ class BenchmarkProject:
         (self.path / "sweep.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
 
     def save_baselines(self) -> None:
-        """Save baselines of both cells as they are without any change."""
-        unchanged = [*records(self.fp32), *records(self.bf16)]
+        """Save baselines of both cells as they are without any change, measured in turn with the run."""
+        unchanged = []
+        for record in (*records(self.fp32), *records(self.bf16)):
+            unchanged.append(replace(record, started=record.started - TRIAL_INTERVAL / 2))
         baseline.save(self.results, aggregate(unchanged))
 
     def record(self, cell: Cell, **changes: Any) -> None:
@@ -117,7 +120,7 @@ def records(
 def _record(
     cell: Cell, seed: int, slower: float, accuracy: float, environment: Environment, bits: str
 ) -> Record:
-    record = make_record(cell, seed=seed)
+    record = make_record(cell, seed=seed, started=BEGUN + TRIAL_INTERVAL * seed)
     assert record.rank0 is not None
     noise = np.random.default_rng(seed).normal(1, 0.002, 60)
     step_seconds = Series.pack(0.01 * (1 + slower) * noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from tests.support.line import LineFit, Options
@@ -44,6 +45,29 @@ class FrozenFit(LineFit):
     def after_step(self, model: nn.Module) -> None:
         if self.step == self.options.thaw_at:
             model.get_submodule("encoder").train()
+
+
+class AlternatingFit(LineFit):
+    """Trains its first layer in four of eight steps, with a momentum that lasts from one time to the next."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_buffer("steps_done", torch.zeros((), dtype=torch.int64))
+        model.get_submodule("inner.layers.0").requires_grad_(False)
+        return model
+
+    def after_step(self, model: nn.Module) -> None:
+        steps_done = model.get_buffer("steps_done").add_(1)
+        model.get_submodule("inner.layers.0").requires_grad_(int(steps_done) // 4 % 2 == 1)
+
+
+class UnusedFit(LineFit):
+    """Has a layer that no loss depends on, such as the pooler of a pretrained encoder."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_module("pooler", nn.Linear(3, 3))
+        return model
 
 
 class EvaluatingFit(LineFit):

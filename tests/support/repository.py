@@ -20,6 +20,7 @@ from workloads.options import MLPOptions
 @dataclass(frozen=True, kw_only=True)
 class Options(MLPOptions):
     lr: float = LR
+    clip: float | None = CLIP
 
 
 Slowed.Options = Options
@@ -56,9 +57,10 @@ class Repository:
         text = SLOWED.replace("SLOWER = 0.0", f"SLOWER = {slower}") + more
         (self.path / "own.py").write_text(text, encoding="utf-8")
 
-    def write_defaults(self, lr: float, batch_size: int) -> None:
+    def write_defaults(self, lr: float, batch_size: int, clip: float | None = None) -> None:
         """The workload with these defaults of its own."""
         text = DEFAULTS.replace("LR", str(lr)).replace("BATCH_SIZE", str(batch_size))
+        text = text.replace("CLIP", str(clip))
         self.write(0.0, text)
 
     def commit(self, message: str) -> str:

@@ -70,6 +70,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "frozen": {"uses": FROZEN, "options": {"dropout": 0.3}},
     # Before the first interruption: only the checkpoint tells the next attempt.
     "thawed": {"uses": FROZEN, "options": {"dropout": 0.3, "thaw_at": 2}},
+    # Interrupted in steps that train its first layer, and in steps that do not.
+    "alternating": PLAIN | {"uses": FROZEN.replace("FrozenFit", "AlternatingFit")},
+    "unused": PLAIN | {"uses": FROZEN.replace("FrozenFit", "UnusedFit")},
+    "unused, momentum": {
+        "uses": FROZEN.replace("FrozenFit", "UnusedFit"),
+        "options": {"momentum": 0.9},
+    },
 }
 # Its best evaluation is the first, after 5 steps, and the third is the second that is no better.
 STOPPED: dict[str, Any] = {

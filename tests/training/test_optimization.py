@@ -245,3 +245,32 @@ def test_a_schedule_of_the_optimizers_rates_is_what_the_workload_makes_of_them(
             for group in (*optimizer.param_groups, *expected.param_groups)
         ]
         assert settings[:2] == settings[2:], "simulating it leaves nothing behind"
+
+
+def cosine_rates(lr: float | torch.Tensor, **axes: Any) -> list[float]:
+    """Return the rates of ten steps of a recipe with this rate and a cosine schedule."""
+
+    class OneRate(Recipe):
+        def optimizer(self, model: nn.Module) -> Optimizer:
+            return torch.optim.Adam(model.parameters(), lr=lr, foreach=False)
+
+        def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
+            return CosineAnnealingLR(optimizer, steps)
+
+    workload = OneRate(Options(), Settings())
+    every_axis = Axes(**{"batch_size": 32, **axes})
+    optimizer = adapt_optimizer(workload.optimizer(workload.build_model()), workload, every_axis)
+    (group,) = optimizer.param_groups
+    schedule = make_schedule(workload, optimizer, every_axis, 10)
+    assert schedule is not None
+    rates = []
+    for _ in range(10):
+        rates.append(float(group["lr"]))
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("axes", [{}, CHANGING[1]])
+def test_a_rate_that_is_a_tensor_has_the_schedule_of_a_float(axes: dict[str, Any]) -> None:
+    assert cosine_rates(torch.tensor(0.1), **axes) == pytest.approx(cosine_rates(0.1, **axes))

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import Interrupted, NotApplied
+from harness.core.errors import BadCheckpoint, Interrupted, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
@@ -442,6 +443,24 @@ def test_a_schedule_of_ones_own_is_saved_and_resumed(tmp_path: Path) -> None:
         parts.checkpointer.save(parts.folder.resume_checkpoints, state)
         rates.append(parts.optimizers[0].param_groups[0]["lr"])
     assert rates[1] == pytest.approx(rates[0] / 4)
+
+
+class PartlyTrained(LineFit):
+    trained = 2  # parameters
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(list(model.parameters())[: self.trained], lr=0.1, momentum=0.9)
+
+
+def test_an_optimizer_with_more_parameters_does_not_resume(tmp_path: Path) -> None:
+    trainer = make_trainer(make_assignment(steps=4), PartlyTrained(Options(), Settings()), tmp_path)
+    trainer.run(2)
+    trainer.parts.checkpointer.save(trainer.parts.folder.resume_checkpoints, trainer.state)
+    workload = PartlyTrained(Options(), Settings())
+    workload.trained = 3
+    found = "step-000000002: found an optimizer without inner.layers.3.weight; needed: the trial's"
+    with pytest.raises(BadCheckpoint, match=found):
+        make_trainer(make_assignment(steps=4), workload, tmp_path)
 
 
 def test_what_a_checkpoint_cannot_hold_is_named() -> None:

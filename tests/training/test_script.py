@@ -192,6 +192,35 @@ def test_a_loss_of_nan_fails(tmp_path: Path) -> None:
         observer.check()
 
 
+def test_a_loss_of_nan_after_the_last_step_is_of_the_last_step(tmp_path: Path) -> None:
+    with observe(
+        watched_cell(Length(steps=2)), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
+    ) as observer:
+        train(observer, 2)
+        harness.report(loss=math.nan)
+        observer.finish()
+    with pytest.raises(NonFiniteLoss, match="at step 2 of 2"):
+        observer.check()
+
+
+def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None:
+    """A script that reports at the end of its loop body reports its last micro-batch after the last step."""
+    with observe(
+        watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
+    ) as observer:
+        model = nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for number in range(1, 81):
+            model(torch.ones(8, 2)).sum().backward()
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            harness.report(samples=8)
+        observer.finish()
+    # Of 20 steps of 32; the first one lacks the micro-batch that was reported after it.
+    assert observer.reports.samples_per_step == pytest.approx(31.6)
+
+
 def test_an_interruption_says_that_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

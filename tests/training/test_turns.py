@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
@@ -104,6 +104,26 @@ def test_both_networks_learn_and_only_in_their_own_turn(tmp_path: Path) -> None:
     average = workload.average.values["generator.0.weight"]
     weight = trainer.parts.model.get_parameter("generator.0.weight").detach()
     assert 0 < float((average - weight).abs().max()) < 0.1
+
+
+class PartlyFrozen(Gan):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.get_parameter("generator.0.weight").requires_grad_(False)
+        return model
+
+
+def test_what_the_workload_has_frozen_stays_frozen(tmp_path: Path) -> None:
+    """In training, and in the step that is computed afterwards to count collectives."""
+    workload = PartlyFrozen(GanOptions(), Settings())
+    trainer = make_trainer(make_assignment(steps=3), workload, tmp_path)
+    weight = trainer.parts.model.get_parameter("generator.0.weight")
+    before = weight.detach().clone()
+    trainer.run()
+    trainer.parts.train_step.compute_all_gradients(trainer.parts.splits.train.batch(range(32)))
+    assert torch.equal(weight, before)
+    assert not weight.requires_grad
+    assert trainer.parts.model.get_parameter("generator.0.bias").requires_grad
 
 
 def test_a_language_model_learns_from_a_stream(tmp_path: Path) -> None:

@@ -174,10 +174,15 @@ class Strategy(ABC):
         self, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
     ) -> None:
         """Load the state that `optimizer_state` returned."""
-        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_optimizer_state_dict,
+        )
 
         if state["state"]:
-            set_optimizer_state_dict(model, optimizer, state)
+            # Not strict, as a parameter that never had a gradient has no state.
+            options = StateDictOptions(strict=False)
+            set_optimizer_state_dict(model, optimizer, state, options=options)
         else:
             optimizer.load_state_dict(state)
 
