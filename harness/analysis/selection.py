@@ -46,12 +46,18 @@ MLFLOW_RUN = re.compile(r"mlflow:(?P<marked>.+)|(?P<bare>[0-9a-f]{32})")
 Recall = Callable[[str], Sequence[Record]]
 
 
-def select(results: Results, names: Sequence[str], recall: Recall | None = None) -> list[Side]:
+def select(
+    results: Results,
+    names: Sequence[str],
+    recall: Recall | None = None,
+    loaded: Sequence[Side] = (),
+) -> list[Side]:
     """Return the results that each name stands for, as `FORMS` lists them.
 
-    `baseline` without a hardware means the baselines of the hardware of the other names, and of these
-    those of their cells and sweeps, or all if there are none. Of several baselines of a cell it is the
-    one of the hardware that the cell ran on. Without `recall` no name is that of an MLflow run.
+    `baseline` without a hardware means the baselines of the hardware of the other names and of the
+    sides that were `loaded` before, and of these those of their cells and sweeps, or all if there are
+    none. Of several baselines of a cell it is the one of the hardware that the cell ran on. Without
+    `recall` no name is that of an MLflow run.
     Raises BadInput for an unknown or ambiguous name.
     """
     sides = {}
@@ -59,8 +65,9 @@ def select(results: Results, names: Sequence[str], recall: Recall | None = None)
         if name != BASELINE:  # comes last, because it depends on the hardware of the others
             sides[name] = Side(name=name, cells=find(results, name, recall).cells)
     if BASELINE in names:
-        others = [result for side in sides.values() for result in side.cells]
-        hardware = hardware_of(sides.values())
+        other_sides = [*sides.values(), *loaded]
+        others = [result for side in other_sides for result in side.cells]
+        hardware = hardware_of(other_sides)
         if others and not hardware:  # that of trials that all failed is unknown
             hardware = {path.parent.name for path in baseline.files(results)}
         baselines = _read_baselines(results, sorted(hardware))

@@ -1,7 +1,7 @@
 """The trials of a sweep as one flat table: their identity, conditions and measurements.
 
 `harness show --format`, data frames (`harness.load(…).trials`) and MLflow's `trials.csv` are this
-table. A row is a trial that has left a record; a column that no trial has a value for is absent.
+table. A row is a trial that has left a record; a number that no trial has is no column.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COURSE = (
     ),
     TableColumn(name="status", kind="text", meaning="done, invalid, failed or interrupted"),
 )
-# Columns after the numbers.
+# Columns after the numbers. All are there, so that scripts can ask for `failure` where nothing failed.
 ORIGIN = (
     TableColumn(name="attempt", kind="integer", meaning="how often it was started, from 1"),
     TableColumn(name="started", kind="time", unit="UTC", meaning="when the last attempt began"),
@@ -138,8 +138,7 @@ def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> T
         present.update(dict.fromkeys(name for name, value in row.items() if value is not None))
     axes = [_axis_column(axis, rows) for axis in axis_names(cells)]
     leading = [*IDENTITY, *axes, *COURSE]
-    last = [column for column in ORIGIN if column.name in present]
-    labels = {column.name for column in (*leading, *last)}
+    labels = {column.name for column in (*leading, *ORIGIN)}
     positions = {scalar.name: position for position, scalar in enumerate(SCALARS)}
     names = [name for name in present if name not in labels]
     numbers = []  # in the order of `SCALARS`
@@ -148,7 +147,7 @@ def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> T
         numbers.append(
             TableColumn(name=name, kind="number", unit=scalar.unit, meaning=scalar.meaning)
         )
-    return TrialTable(columns=[*leading, *numbers, *last], rows=rows)
+    return TrialTable(columns=[*leading, *numbers, *ORIGIN], rows=rows)
 
 
 def _axis_column(axis: str, rows: Sequence[Mapping[str, Value]]) -> TableColumn:

@@ -86,7 +86,10 @@ def stack_trees(
     stacks: dict[str | None, ReadyStack] = {None: present_stack(PRESENT, installed_packages())}
     for name, stack in ready_stacks(sweep, cells, with_gpus=profile.gpus > 0).items():
         stacks[name] = stack
-    return {name: StackTree.of(stack, sweep.base_folder) for name, stack in stacks.items()}
+    trees: dict[str | None, StackTree] = {}
+    for key, ready in stacks.items():
+        trees[key] = StackTree.of(ready.with_environment(profile.environment), sweep.base_folder)
+    return trees
 
 
 def changed_packages(before: StackTree, now: StackTree) -> list[str]:

@@ -33,7 +33,7 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
 
     Raises BadInput, before anything is copied, for a trial that two sweeps have with other results,
     for trials that ran with another profile, for a sweep that anybody works on, and for a new sweep
-    whose name is none.
+    with an invalid name.
     """
     name = recorded_name(results, name)
     target = results.sweep_folder(name)

@@ -10,7 +10,7 @@ In notebooks and scripts:
 
 For the command line: `starting`, `checking`, `fitting`, `submitting`, `watching`, `logs`, `delivery`, `folders`,
 `gating`, `history`, `reproducing`, `serving`, `machine`, `reporting`, `export`. What takes long reports its
-progress to a callback.
+progress to a callback. For both: `reloading`, which reads sweep files.
 
 All functions raise HarnessError and print nothing, except `run` with its progress and those of `logs`.
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from harness.analysis.compare import (
     CellComparison,
@@ -19,7 +20,7 @@ from harness.analysis.compare import compare as compare_sides
 from harness.analysis.convergence import STEPS_MARGIN
 from harness.analysis.questions import ACCURACY_MARGIN, SPEED
 from harness.analysis.selection import select
-from harness.core.errors import BadInput
+from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.interface.folders import Folder, results_folder
 from harness.records.record import Record
@@ -113,7 +114,7 @@ class Verdicts:
 
 
 def compare(
-    *sides: str | SweepData,
+    *sides: str | Path | SweepData,
     by: Names = (),
     across: Names = (),
     min_effect: float = SPEED.min_effect,
@@ -132,7 +133,8 @@ def compare(
     `min_effect` and `steps_margin` are fractions of throughput and of the steps to `to_reach`, a
     value of the target metric; `accuracy_margin` is in the metric's unit.
 
-    Raises BadInput for results of other hardware, data or settings, unless that is the question.
+    Raises BadInput for results of other hardware, data or settings, unless that is the question, and
+    for a mistake in an argument.
 
     >>> import harness
     >>> verdicts = harness.compare("demo", by="precision")
@@ -153,6 +155,16 @@ def compare(
             f"compare: found {len(sides)} side{'' if len(sides) == 1 else 's'}{and_by};"
             " allowed: several, or one with `by`"
         )
+    for name, fraction in {"min_effect": min_effect, "steps_margin": steps_margin}.items():
+        if not 0 <= fraction < 1:
+            allowed = "a fraction of at least 0 and below 1, such as 0.05"
+            raise BadInput(f"compare: {name}: found {fraction}; allowed: {allowed}")
+    if not accuracy_margin >= 0:  # as NaN is not
+        raise BadInput(f"compare: accuracy_margin: found {accuracy_margin}; allowed: at least 0")
+    corrections = get_args(Correction)
+    if correction not in corrections:
+        hint = did_you_mean(correction, corrections, corrections)
+        raise BadInput(f"compare: correction: found {correction!r}; {hint}")
     folder = results_folder(results)
     selected = _select(sides, folder, tracking_uri)
     rules = Rules(
@@ -179,10 +191,16 @@ def judge(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Verdicts:
     return Verdicts(a=sides[0].name, b=compared, comparison=comparison)
 
 
-def select_results(results: Results, names: Sequence[str], tracking_uri: str | None) -> list[Side]:
+def select_results(
+    results: Results,
+    names: Sequence[str],
+    tracking_uri: str | None,
+    loaded: Sequence[Side] = (),
+) -> list[Side]:
     """Return the results that the names stand for, in their order.
 
-    Only the id of an MLflow run makes a connection to MLflow: its tags lead to the records.
+    What the name `baseline` stands for depends on the sides that were `loaded` before too. Only the id of an
+    MLflow run makes a connection to MLflow: its tags lead to the records.
 
     Raises BadInput for a name that stands for nothing, or for several things.
     """
@@ -193,21 +211,22 @@ def select_results(results: Results, names: Sequence[str], tracking_uri: str | N
 
         return Tracker(results, tracking_uri).recall(run)
 
-    return select(results, names, recall)
+    return select(results, names, recall, loaded)
 
 
 def _select(
-    sides: Sequence[str | SweepData], results: Results, tracking_uri: str | None
+    sides: Sequence[str | Path | SweepData], results: Results, tracking_uri: str | None
 ) -> list[Side]:
     """Return the sides, each of which is a name or a sweep that was loaded.
 
     All names are looked up together: what `baseline` means depends on the others.
     """
-    names = [side for side in sides if isinstance(side, str)]
-    named = iter(select_results(results, names, tracking_uri))
+    names = [str(side) for side in sides if isinstance(side, str | Path)]
+    loaded = [side.side for side in sides if not isinstance(side, str | Path)]
+    named = iter(select_results(results, names, tracking_uri, loaded))
     selected = []
     for side in sides:
-        selected.append(next(named) if isinstance(side, str) else side.side)
+        selected.append(next(named) if isinstance(side, str | Path) else side.side)
     return selected
 
 

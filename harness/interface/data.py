@@ -17,6 +17,8 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
+from harness.interface.planning import listed
+from harness.interface.reloading import load_edited_sweep
 from harness.interface.tables import column_frame, trial_frame
 from harness.measure.summary import measured_window
 from harness.records.record import Record
@@ -27,12 +29,17 @@ from harness.records.store import (
     select_recorded,
 )
 from harness.render.format import counts
-from harness.spec.sweep import find_sweep_file, load_sweep
+from harness.spec.sweep import find_sweep_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
 STEP_COLUMNS = ("cell", "seed", "rank", "step", "seconds", "loss", "measured")
+EVALUATION_COLUMNS = ("trial", "cell", "seed", "step", "epoch", "seconds")  # before the metrics
+CELL_COLUMNS = [
+    "cell", "label", "trials", "throughput", "throughput_low", "throughput_high", "metric", "metric_low",
+    "metric_high", "speedup", "speedup_low", "speedup_high", "verdict",
+]  # fmt: skip
 
 
 def load(
@@ -40,8 +47,8 @@ def load(
 ) -> SweepData:
     """Return what a sweep has recorded.
 
-    `sweep` is its name, its folder below `results/runs`, or its sweep file. `only` and `cells` choose
-    a part of its trials, as `--only` and `--cell` do.
+    `sweep` is its name, its folder below `results/runs`, or its sweep file. A name in `results` comes
+    before a path. `only` and `cells` choose a part of its trials, as `--only` and `--cell` do.
 
     Raises BadInput for a sweep that has left no records, and for a mistake in the choice.
 
@@ -64,12 +71,14 @@ def load(
     spec_path = SweepFolder(path).spec_path
     folder = results_folder(results)
     name = str(sweep)
-    if spec_path.is_file():
+    if folder.sweep_folder(name).spec_path.is_file():
+        pass  # the working directory may have a folder of the same name, of other results
+    elif spec_path.is_file():
         folder = Results(path.absolute().parent.parent)
         name = read_spec_content(spec_path).get("name", path.name)
     elif path.suffix in (".yaml", ".yml"):
-        name = load_sweep(find_sweep_file(str(path))).name
-    recorded = select_recorded(read_recorded_sweep(folder, name), only, cells)
+        name = load_edited_sweep(find_sweep_file(str(path))).name
+    recorded = select_recorded(read_recorded_sweep(folder, name), only, listed(cells))
     return SweepData(results=folder, recorded=recorded)
 
 
@@ -162,6 +171,7 @@ class SweepData:
         import pandas as pd
 
         rows = []
+        columns = dict.fromkeys(EVALUATION_COLUMNS)  # an ordered set
         for record in self.records:
             evaluations = record.rank0.evaluations if record.rank0 is not None else ()
             for evaluation in evaluations:
@@ -173,7 +183,8 @@ class SweepData:
                 trial = record.trial
                 names = {"trial": trial.id, "cell": trial.cell.id, "seed": trial.seed}
                 rows.append({**names, **times, **evaluation.metrics})
-        return pd.DataFrame(rows)
+                columns.update(dict.fromkeys(evaluation.metrics))
+        return pd.DataFrame(rows, columns=list(columns))
 
     @cached_property
     def result(self) -> SweepResult:
@@ -221,7 +232,7 @@ class SweepData:
                     row["speedup_low"], row["speedup_high"] = judged.verdict.interval
                 row["verdict"] = judged.verdict.label
             rows.append(row)
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=CELL_COLUMNS)
 
     @cached_property
     def side(self) -> Side:

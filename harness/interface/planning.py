@@ -15,6 +15,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
+from harness.interface.reloading import load_edited_sweep
 from harness.records.files import CommonParts, read_record
 from harness.records.goodput import whole_seconds
 from harness.records.record import Record
@@ -22,7 +23,7 @@ from harness.spec import cluster as clusters
 from harness.spec.cell import Cell, Trial, axis_names
 from harness.spec.cluster import Profile
 from harness.spec.selected import select
-from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
+from harness.spec.sweep import Sweep, find_sweep_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,15 +54,15 @@ def load_planned(
     """
     profile = clusters.load_profile(cluster)
     path = find_sweep_file(sweep)
-    loaded = load_sweep(path, settings, data)
+    loaded = load_edited_sweep(path, settings, data)
     if race and loaded.race is None:
-        loaded = load_sweep(path, [*settings, "race=true"], data)
+        loaded = load_edited_sweep(path, [*settings, "race=true"], data)
     if loaded.race is not None:
         # Only now, because it loads NumPy.
         from harness.launch.race import SweepRace
 
         SweepRace(loaded).refuse_too_few()
-    loaded = select(loaded, only, cells)
+    loaded = select(loaded, only, listed(cells))
     clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile
 
@@ -146,6 +147,11 @@ def plan(
         str(sweep), settings_texts(settings), data_texts(data), cluster, only=only, cells=cells
     )
     return SweepPlan(sweep=loaded, profile=profile, results=results_folder(results))
+
+
+def listed(cells: str | Sequence[str]) -> Sequence[str]:
+    """Return names of cells as a list: a single name is a sequence too, of letters."""
+    return [cells] if isinstance(cells, str) else cells
 
 
 def settings_texts(settings: Settings | None) -> list[str]:

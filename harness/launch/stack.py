@@ -85,7 +85,7 @@ class ReadyStack:
         return hashlib.sha256(self.pins.encode()).hexdigest()
 
     def with_environment(self, environment: Mapping[str, str]) -> Self:
-        """Return the stack for ranks of a profile with these variables, of which PYTHONPATH counts."""
+        """Return the stack with the PYTHONPATH of a profile's variables, if they have one."""
         if "PYTHONPATH" not in environment:
             return self
         entries = [harness_path(), environment["PYTHONPATH"]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import xxhash
-from torch import Tensor, nn
+from torch import Tensor, nn, special
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -33,12 +33,18 @@ class CrossEntropy:
     """A call of torch's cross-entropy."""
 
     scores: Tensor  # what it takes the softmax of, shape (samples, classes, ...)
+    target: Tensor  # classes, or a probability of each class in the shape of `scores`
     label_smoothing: float  # the share of each label that is spread over all classes
+
+    @property
+    def class_dim(self) -> int:
+        """Return the dimension of the classes."""
+        return 0 if self.scores.ndim == 1 else 1
 
     @property
     def classes(self) -> int:
         """Return the number of classes."""
-        return self.scores.shape[-1] if self.scores.ndim == 1 else self.scores.shape[1]
+        return self.scores.shape[self.class_dim]
 
     @property
     def chance(self) -> float:
@@ -47,8 +53,11 @@ class CrossEntropy:
 
     @property
     def floor(self) -> float:
-        """Return the loss of a model that knows every label: the entropy of a smoothed label."""
+        """Return the loss of a model that knows every label: the mean entropy of the smoothed labels."""
         spread = self.label_smoothing / self.classes
+        if self.target.is_floating_point():
+            labels = (1 - self.label_smoothing) * self.target.double() + spread
+            return float(special.entr(labels).sum(self.class_dim).mean())
         if not spread:
             return 0.0
         peak = 1 - self.label_smoothing + spread
@@ -65,11 +74,16 @@ class CrossEntropyWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Keep the arguments of a cross-entropy, and call every function as it is."""
         keywords = kwargs or {}
+        result = func(*args, **keywords)
         if func is functional.cross_entropy:
             scores = args[0] if args else keywords["input"]
+            target = args[1] if len(args) > 1 else keywords["target"]
             smoothing = keywords.get("label_smoothing", 0.0)
-            self.calls.append(CrossEntropy(scores=scores.detach(), label_smoothing=smoothing))
-        return func(*args, **keywords)
+            call = CrossEntropy(
+                scores=scores.detach(), target=target.detach(), label_smoothing=smoothing
+            )
+            self.calls.append(call)
+        return result
 
 
 @dataclass(kw_only=True)

@@ -97,14 +97,18 @@ def search_rates(
 def mean_schedule_factor(parts: TrialParts) -> float:
     """Return the mean of a trial's rate over its peak, and leave the optimizer as it was.
 
+    It is that of the group of parameters with the highest peak: a rate of 0 may freeze others.
     The schedule is stepped through without training, for the number of steps of the search. It is
     assumed to depend only on the share of steps done.
     """
     schedule, (optimizer, *_) = parts.train_step.schedule, parts.optimizers
     if schedule is None:
         return 1.0
-    rates, *_ = simulate_rates(optimizer, lambda: schedule, parts.total_steps)
-    return float(np.mean(rates) / np.max(rates))
+    rates = max(simulate_rates(optimizer, lambda: schedule, parts.total_steps), key=max)
+    peak = max(rates)
+    if peak == 0:  # the schedule rises after more steps than the search has
+        return 1.0
+    return float(np.mean(rates) / peak)
 
 
 def raise_rates(parts: TrialParts) -> float:

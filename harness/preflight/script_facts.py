@@ -118,8 +118,13 @@ class _Reader:
         """Add the options that the nodes of a file declare, except those of subcommands."""
         subparsers: set[str] = set()  # the variables that hold them
         for node in nodes:
-            if isinstance(node, ast.Assign) and _is_of_subparser(node.value, subparsers):
-                subparsers.update(map(ast.unparse, node.targets))
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = set(map(ast.unparse, targets))
+                # A name may hold a subparser in one function, and the parser in another.
+                subparsers -= names
+                if _is_of_subparser(node.value, subparsers):
+                    subparsers |= names
             option = _option(node)
             if option is not None and not _is_of_subparser(node, subparsers):
                 self.options.setdefault(option.flag, option)
@@ -173,7 +178,7 @@ def _is_of_subparser(node: ast.AST, subparsers: Collection[str]) -> bool:
         if node.func.attr == "add_parser":
             return True
         node = node.func.value
-    return ast.unparse(node) in subparsers
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in subparsers
 
 
 def _assigned_call(node: ast.AST, names: Sequence[str]) -> ast.Call | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,7 +113,8 @@ def examine(
     if findings[-1].status == "passed":
         findings += [_run(name, partial(check, probe)) for name, check in FURTHER.items()]
         findings += _rehearse(probe)
-        norms = parameter_norms(probe)
+        with suppress(Exception):  # of the user's code; `check_gradients` has reported it
+            norms = parameter_norms(probe)
     return WorkloadReport(
         label=label,
         seed=seed,

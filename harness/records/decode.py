@@ -98,8 +98,7 @@ def decode_content(kind: type[T], content: Any, source: object, file_format: Fil
 def read_json(path: Path, file_format: FileFormat) -> Any:
     """Return the JSON value in a file; raises BadFile if there is no file or if it is no JSON."""
     try:
-        # Without a buffer, because all of it is read at once.
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             # Python allocates as many bytes as it is asked to read, so it is asked for the file's size.
             size = min(os.fstat(file.fileno()).st_size, MAX_BYTES)
             text = file.read(size + 1)

@@ -227,6 +227,7 @@ class Preparer:
         self._options = options
         self._stack = stack
         self._checkouts: dict[tuple[object, ...], CheckedOut] = {}
+        self._unusable: dict[tuple[object, ...], ChangesDoNotApply] = {}  # each tried once
         self._environments: dict[tuple[object, ...], Environment] = {}
         self._launches: dict[tuple[object, ...], Provenance] = {}
 
@@ -314,8 +315,14 @@ class Preparer:
     def _check_out(self, sources: Mapping[str, SourceChoice], base: Path) -> CheckedOut:
         """Return the folders of the chosen code."""
         key = (base, *((name, chosen.choice, chosen.source) for name, chosen in sources.items()))
+        if key in self._unusable:
+            raise self._unusable[key]
         if key not in self._checkouts:
-            checked_out = self._stack.enter_context(sources_checked_out(sources, base))
+            try:
+                checked_out = self._stack.enter_context(sources_checked_out(sources, base))
+            except ChangesDoNotApply as error:
+                self._unusable[key] = error
+                raise
             if checked_out.base_folder != base:
                 # Its modules are imported for planning, and its files are deleted later.
                 self._stack.callback(forget, checked_out.base_folder)

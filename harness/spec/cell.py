@@ -44,7 +44,7 @@ IDENTITY = 1
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 # Between the settings that name a cell, as in `precision=bf16,options.hidden=[32, 16]`.
-COMMA = re.compile(r",(?![^\[]*\])")
+COMMA = re.compile(r",(?=\s*[\w.]+\s*=)")
 
 # The order in which a file sets axes makes no difference to an id.
 SORTED_JSON = json.JSONEncoder(sort_keys=True)

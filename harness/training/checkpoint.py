@@ -414,7 +414,9 @@ def _check_parameters(
     saved_names = {name for group in saved["param_groups"] for name in group["params"]}
     missing = sorted(names - saved_names)
     if missing:
-        raise BadCheckpoint(f"{path}: found an optimizer without {missing[0]}; needed: the trial's")
+        raise BadCheckpoint(
+            f"{path}: found an optimizer without {missing[0]}; needed: all that train"
+        )
 
 
 def _share(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:

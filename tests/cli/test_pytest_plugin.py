@@ -142,6 +142,20 @@ def test_the_sweep_keeps_the_cells_that_are_not_selected(project: BenchmarkProje
     assert [cell.id for cell in written.cells] == [project.fp32.id, project.bf16.id]
 
 
+@pytest.mark.parametrize("which", ["missing", "recorded"])
+def test_a_part_of_a_race_is_refused(project: BenchmarkProject, which: str) -> None:
+    project.save_and_record()
+    race = [
+        "--harness-set",
+        "race={metric: throughput}",
+        "--harness-set",
+        "seeds=[0, 1, 2, 3, 4, 5]",
+    ]
+    run = project.pytest("-k", "fp32", *race, trials=[f"--harness-trials={which}"])
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines(["ERROR: *race: found with a part of its cells, as of -k*"])
+
+
 def test_collecting_only_runs_no_trial(project: BenchmarkProject) -> None:
     project.save_baselines()
     run = project.pytest("--collect-only", "-q", trials=())

@@ -33,6 +33,12 @@ from tests.gate.test_gate import CONDITIONS, paired
 VERSIONS = {"a": "1.0", "b": "1.0", "c": "2.0", "d": "2.0", "e": "2.1"}
 
 
+def test_a_profiles_python_path_reaches_both_sides(tmp_path: Path) -> None:
+    sweep = load(tmp_path, "")
+    trees = gating.stack_trees(sweep, [], Profile(environment={"PYTHONPATH": "/site"}))
+    assert trees[None].stack.python_path.endswith(":/site")
+
+
 def load(folder: Path, axes: str) -> Sweep:
     path = folder / "sweep.yaml"
     stacks = "".join(f"  {name}: {{python: /envs/{name}/bin/python}}\n" for name in VERSIONS)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import harness
+from harness.analysis import baseline
 from harness.analysis.scalars import SCALARS
 from harness.analysis.trial_table import COURSE, IDENTITY, ORIGIN
 from harness.core.paths import Results
+from harness.interface import running
+from harness.interface.data import SweepData
+from harness.launch.runner import Runner
 from harness.records.across import in_memory_ranks
 from harness.records.store import write_spec
 from harness.spec.axes import AXES
 from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_trial
+from tests.interface.test_running import UndeliveredRun
 from tests.support.sweeps import load
 
 
@@ -55,6 +64,74 @@ def test_a_sweep_is_loaded_by_name_folder_or_file(demo: Sweep, tmp_path: Path) -
         assert harness.load(name).name == "demo"
     assert harness.load(tmp_path / "sweep.yaml").name == "demo"
     assert harness.load("demo", tmp_path / "results").name == "demo"
+
+
+def test_a_folder_of_the_same_name_hides_no_sweep(
+    demo: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that of other results, in whose folder one works, nor a copy."""
+    monkeypatch.setattr(running, "DeliveredRun", UndeliveredRun)
+    monkeypatch.setattr(Runner, "run", lambda *_, **__: iter(()))
+    results = tmp_path / "others"
+    folder = Results(results).sweep_folder("demo")
+    (trial, *_) = demo.trials()
+    write_trial(folder, make_record(trial.cell, seed=trial.seed))
+    write_spec(demo, folder)
+    copy = tmp_path / "copies" / "demo"
+    shutil.copytree(tmp_path / "results" / "runs" / "demo", copy)
+    for working_directory in (tmp_path / "results" / "runs", copy.parent):
+        monkeypatch.chdir(working_directory)
+        assert len(harness.load("demo", results).records) == 1
+        data = harness.run(tmp_path / "sweep.yaml", results=results, progress=False)
+        assert data.results.path == results
+        assert len(data.records) == 1
+
+
+def test_mistakes_in_arguments_are_refused(demo: Sweep) -> None:
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"min_effect": 5}, "min_effect: found 5; allowed: a fraction of at least 0 and below 1"),
+        ({"steps_margin": -0.1}, "steps_margin: found -0.1; allowed: a fraction"),
+        ({"accuracy_margin": -1}, "accuracy_margin: found -1; allowed: at least 0"),
+        ({"accuracy_margin": math.nan}, "accuracy_margin: found nan; allowed: at least 0"),
+        ({"correction": "foo"}, "correction: found 'foo'; allowed: holm, bh"),
+    ]
+    for arguments, message in mistakes:
+        with pytest.raises(harness.BadInput, match=f"compare: {message}"):
+            harness.compare("demo", by="precision", **arguments)
+
+
+def test_a_single_cell_and_a_path_are_taken_as_they_are(demo: Sweep, tmp_path: Path) -> None:
+    assert len(harness.load("demo", cells="precision=bf16").records) == 3
+    assert len(harness.plan(tmp_path / "sweep.yaml", cells="precision=bf16").trials) == 3
+    folder = Path("results/runs/demo")
+    assert harness.compare(folder, folder).b == [str(folder)]
+
+
+def test_a_baseline_is_that_of_a_loaded_sweep(demo: Sweep) -> None:
+    baseline.save(Results(Path("results")), harness.load("demo").side.cells)
+    by_name = harness.compare("baseline", "demo")
+    assert len(by_name.rows) == 4
+    loaded = harness.compare("baseline", harness.load("demo"))
+    pd.testing.assert_frame_equal(loaded.table, by_name.table)
+
+
+def test_all_documented_columns_are_there(tmp_path: Path) -> None:
+    """Also where no trial failed, none was evaluated and nothing is compared."""
+    sweep = load(tmp_path, length={"steps": 20}, warmup=2)
+    results = Results(tmp_path / "results")
+    record = make_record(sweep.cells[0])
+    assert record.rank0 is not None
+    record = replace(record, rank0=replace(record.rank0, evaluations=()))
+    write_trial(results.sweep_folder("demo"), record)
+    write_spec(sweep, results.sweep_folder("demo"))
+    data = harness.load("demo", results.path)
+    fixed = [column.name for column in (*IDENTITY, *COURSE, *ORIGIN)]
+    assert set(fixed) <= set(data.trials.columns)
+    assert data.trials[["status", "failure"]].isna().to_numpy().tolist() == [[False, True]]
+    documented = re.findall(r"^ +\| (`.*?) \|", SweepData.cells.__doc__ or "", re.MULTILINE)
+    assert [*data.cells.columns] == re.findall(r"`(\w+)`", ", ".join(documented))
+    assert data.cells.verdict.isna().all()
+    assert [*data.evaluations.columns] == ["trial", "cell", "seed", "step", "epoch", "seconds"]
 
 
 def test_errors_can_be_caught(demo: Sweep) -> None:

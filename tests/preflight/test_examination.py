@@ -252,6 +252,16 @@ class Deep(nn.Module):
         return logits
 
 
+class ChangedInPlace(Net):
+    """Overwrites what the backward of the sigmoid needs."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.sigmoid(self.body(inputs))
+        hidden *= 2
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
 class DeadUnits(Net):
     """Its ReLUs are off for every sample."""
 
@@ -431,6 +441,7 @@ PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "unused parameters": (with_model(Unused), "gradients", "spare.weight, spare.bias"),
     "vanishing gradients": (with_model(lambda: Deep(nn.Sigmoid, 1.0)), "gradients", "vanish"),
     "exploding gradients": (with_model(lambda: Deep(nn.Identity, 12.0)), "gradients", "explode"),
+    "a backward that raises": (with_model(ChangedInPlace), "gradients", "an inplace operation"),
     "dead units": (with_model(DeadUnits), "reach", "body.weight, body.bias"),
     "half of the parameters": (HalfAnOptimizer, "optimizer", "head.weight"),
     "parameters of another model": (OptimizerOfAnotherModel, "optimizer", "not the model's"),
@@ -613,6 +624,57 @@ def test_a_loss_below_zero_is_not_taken_for_learned() -> None:
         assert findings[check].status == "skipped"
         assert findings[check].measured.startswith("the loss begins at -")
         assert findings[check].measured.endswith(", and how far it can fall is unknown")
+
+
+def test_a_model_that_is_too_slow_to_overfit_a_batch_in_time_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learning_checks, "MAX_SECONDS", 0.0)
+    report = examine_class(TooSlow)
+    assert report.problems == []
+    findings = {finding.check: finding for finding in report.findings}
+    assert findings["one batch"].status == "skipped"
+    assert findings["one batch"].measured.endswith(" in 5 steps, when time was up")
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_labels_that_are_probabilities_are_learned_down_to_their_entropy(
+    label_smoothing: float,
+) -> None:
+    class Distilled(Sound):
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            inputs, labels = batch
+            probabilities = 0.5 * functional.one_hot(labels, CLASSES) + 0.1
+            return functional.cross_entropy(
+                model(inputs), probabilities, label_smoothing=label_smoothing
+            )
+
+    report = examine_class(Distilled)
+    assert report.problems == []
+    findings = {finding.check: finding.status for finding in report.findings}
+    assert findings["one batch"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("smoothings", "one_batch"),
+    [((0.0, 0.0), "passed"), ((0.1, 0.1), "skipped"), ((0.1, 0.0), "skipped")],
+)
+def test_a_sum_of_cross_entropies_is_not_compared_with_one_of_them(
+    smoothings: tuple[float, float], one_batch: str
+) -> None:
+    class TwoHeads(Sound):
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            logits, labels = model(batch[0]), batch[1]
+            first, second = smoothings
+            return functional.cross_entropy(
+                logits, labels, label_smoothing=first
+            ) + functional.cross_entropy(logits, labels, label_smoothing=second)
+
+    report = examine_class(TwoHeads)
+    assert report.problems == []
+    findings = {finding.check: finding for finding in report.findings}
+    assert findings["start"].measured == "the loss has several cross-entropies"
+    assert findings["one batch"].status == one_batch
 
 
 @pytest.mark.parametrize("label", ["mlp", "cnn", "distilbert"])

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from harness.core.paths import Results
 from harness.preflight.rate_worker import (
@@ -96,6 +97,34 @@ def test_the_mean_of_a_schedule_is_seen_and_training_begins_as_before(
     before = dict(group)
     assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
     assert group == before
+
+
+class FrozenLayer(LineFit):
+    """Trains the last layer only."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        *frozen, weight, bias = model.parameters()
+        optimizer = SGD(frozen, lr=0.0)
+        optimizer.add_param_group({"params": [weight, bias], "lr": 0.1})
+        return optimizer
+
+
+class LateStart(LineFit):
+    def schedule(self, optimizer: Optimizer, steps: int) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("workload_class", "axes", "mean_factor"),
+    [(FrozenLayer, {"lr_schedule": "cosine"}, 0.5), (LateStart, {}, 1.0)],
+)
+def test_a_rate_of_zero_is_no_peak(
+    tmp_path: Path, workload_class: type[LineFit], axes: dict[str, Any], mean_factor: float
+) -> None:
+    trainer = make_trainer(
+        make_assignment(steps=300, **axes), workload_class(Options(), Settings()), tmp_path
+    )
+    assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
 
 
 def test_a_loss_that_only_rises_suggests_nothing() -> None:

@@ -103,8 +103,19 @@ def test_options_of_subcommands_are_left_out(tmp_path: Path) -> None:
         "evaluate.add_argument('--checkpoint', required=True)\n"
         "more = evaluate.add_argument_group('more')\n"
         "more.add_argument('--data', required=True)\n"
+        "evaluate: ArgumentParser = commands.add_parser('again')\n"
+        "evaluate.add_argument('--once', required=True)\n"
+        "def main():\n"
+        "    evaluate = ArgumentParser()\n"
+        "    evaluate.add_argument('--epochs')\n"
     )
-    assert [option.flag for option in facts(tmp_path / "main.py").options] == ["--lr"]
+    flags = [option.flag for option in facts(tmp_path / "main.py").options]
+    assert flags == ["--lr", "--epochs"]
+
+
+def test_a_long_sum_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"TEXT = {' + '.join(['1'] * 400)}\n")
+    assert facts(tmp_path / "train.py").options == []
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from harness.serving.orders import ExportAnswer
 from harness.serving.parity import compare, sample_differences
 from harness.serving.record import ExportParity
 from harness.spec.axes import Axes
-from tests.serving.blobs import SAMPLES, Net, make_blobs, perturbed
+from tests.serving.blobs import SAMPLES, Blobs, Net, make_blobs, perturbed
 from tests.support.training import CPU
+from workloads import Batch, Settings
 
 AXES = Axes(batch_size=32)
 
@@ -106,6 +107,35 @@ def test_masked_logits_are_equal_and_allow_nothing_more(mask: float) -> None:
     assert parity.tolerance < 1e-4
     assert not held_against_eager(perturbed(copy.deepcopy(net)), net=net).is_equal
     assert not held_against_eager(make_net(), net=net).is_equal  # one without the mask
+
+
+class CodingNet(Net):
+    """A net that returns logits and a code, for which fp64 chooses another one of two that are tied."""
+
+    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        code = 500 if points.dtype == torch.float64 else 3
+        return super().forward(points), torch.full((len(points),), code)
+
+
+class CodedBlobs(Blobs):
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(batch[0])[0]
+        return logits
+
+
+def test_whole_numbers_allow_nothing_more() -> None:
+    torch.manual_seed(0)
+    net = CodingNet().eval()
+    workload = CodedBlobs(Settings(), Settings())
+    samples = workload.splits().test
+
+    def parity_of(model: nn.Module) -> ExportParity:
+        served = lambda *inputs: list(model(*inputs))  # noqa: E731
+        return compare(workload, net, served, samples, AXES, CPU, None)
+
+    assert parity_of(net).is_equal
+    assert parity_of(net).tolerance < 1e-4
+    assert not parity_of(perturbed(copy.deepcopy(net))).is_equal
 
 
 @pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
