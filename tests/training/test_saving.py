@@ -458,7 +458,9 @@ def test_an_optimizer_with_more_parameters_does_not_resume(tmp_path: Path) -> No
     trainer.parts.checkpointer.save(trainer.parts.folder.resume_checkpoints, trainer.state)
     workload = PartlyTrained(Options(), Settings())
     workload.trained = 3
-    found = "step-000000002: found an optimizer without inner.layers.3.weight; needed: all that train"
+    found = (
+        "step-000000002: found an optimizer without inner.layers.3.weight; needed: all that train"
+    )
     with pytest.raises(BadCheckpoint, match=found):
         make_trainer(make_assignment(steps=4), workload, tmp_path)
 
