@@ -75,14 +75,10 @@ class SweepResult:
                 parts.append(of_trials(by_cell[cell.id]))
             if missing[cell.id]:
                 parts.append(without_trials(cell, UNRECORDED, missing[cell.id]))
-        records_in_race = {}
-        for cell_id, cell_records in by_cell.items():
-            if race.departure(cell_records[0].trial.cell) is None:
-                records_in_race[cell_id] = cell_records
         return SweepResult(
             name=sweep.name,
             cells=with_departures(join(parts), race),
-            records=records_in_race,
+            records=group_by_cell(race.records_in(records)),
             goal=goal,
             races=race.races,
         )

@@ -340,16 +340,16 @@ def show_results(
 
 def _show_parity(console: TerminalConsole, result: SweepResult, folder: SweepFolder) -> None:
     """Print how alike the cells compute, if `harness diff parity` has measured it."""
-    if not folder.parity_path.exists():
-        return
-    # Only now, because this loads torch, which takes as long as many a sweep.
     from harness.analysis.parity import read_parity, with_seeds
-    from harness.render.parity import show_parity
 
     parity = read_parity(folder)
-    if parity is not None:
-        console.print()
-        show_parity(console, with_seeds(parity, result.cells))
+    if parity is None:
+        return
+    # Only now, because it loads torch, which takes as long as many a sweep.
+    from harness.render.parity import show_parity
+
+    console.print()
+    show_parity(console, with_seeds(parity, result.cells))
 
 
 def _earlier_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:

@@ -475,7 +475,7 @@ def has_settings(cell: Cell, text: str) -> bool:
     return True
 
 
-@lru_cache(MAX_AXES)
+@lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
 def _read_value(text: str) -> Hashable:
     """Return the value that YAML reads in a text; the text if it is empty or no YAML."""
     from harness.spec.document import parse_value  # not above: ranks need no YAML
