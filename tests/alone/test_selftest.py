@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,10 @@ from tests.support.running import RecordCollector
 
 pytestmark = pytest.mark.distributed
 
-STEP_SECONDS = 0.2  # instead of 0.5: attempts that another program disturbs cost less
+# Short steps first, as they cost less. Where other programs wake sleepers up late by a millisecond,
+# this is 1% of a short step's phases: then steps of the ready sweep's length. A wrong measurement is
+# wrong at both.
+STEP_SECONDS = (0.2, 0.5)
 WORLD_SIZES = (1, 4)
 # A hypervisor may give the machine's time to others for longer than the usual three attempts take.
 PROFILE = Profile(device="cpu", validity=ValidityRules(reruns=10))
@@ -32,20 +36,27 @@ PROFILE = Profile(device="cpu", validity=ValidityRules(reruns=10))
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Record]:
-    """Run the self-test with shorter steps and return its records by world size."""
-    folder = tmp_path_factory.mktemp("selftest")
+    """Run the self-test until all checks pass, and return the last records by world size."""
+    for step_seconds in STEP_SECONDS:
+        measured = _self_test(tmp_path_factory.mktemp("selftest"), step_seconds)
+        if all(record.status == "done" and not _off(record) for record in measured):
+            break
+    failures = [record.failure or record.violations for record in measured]
+    assert [record.status for record in measured] == ["done"] * len(WORLD_SIZES), failures
+    return {record.trial.cell.axes.world_size: record for record in measured}
+
+
+def _self_test(folder: Path, step_seconds: float) -> list[Record]:
+    """Run the self-test with steps of this length."""
     content = yaml.safe_load(spec.ready_sweeps()["selftest"].read_text(encoding="utf-8"))
-    content["workloads"]["timetable"]["options"] = {"step_seconds": STEP_SECONDS}
+    content["workloads"]["timetable"]["options"] = {"step_seconds": step_seconds}
     path = folder / "selftest.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(spec, "ready_sweeps", lambda: {"selftest": path})
-        measured = selftest.run(
+        return selftest.run(
             Results(folder / "results"), PROFILE, list(WORLD_SIZES), RecordCollector()
         )
-    failures = [record.failure or record.violations for record in measured]
-    assert [record.status for record in measured] == ["done"] * len(WORLD_SIZES), failures
-    return {record.trial.cell.axes.world_size: record for record in measured}
 
 
 def steps(record: Record) -> Any:
