@@ -108,7 +108,9 @@ def make_record(
             traceback="Traceback (most recent call last):\nValueError: no such thing\n", at=started + 5,
         )  # fmt: skip
         blank = [
-            replace(rank, loss=None, step_seconds=None, step_phases={}, rank0=None)
+            replace(
+                rank, loss=None, step_seconds=None, step_phases={}, rank0=None, environment=None
+            )
             for rank in ranks
         ]
         ranks = [
@@ -130,6 +132,7 @@ def make_record(
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
         ranks=in_memory_ranks(ranks),
         rank0=learned if done else None,
+        environment=ENVIRONMENT if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
 
@@ -263,7 +266,6 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
         flops_per_sample=1_007_104.0,
         evaluations=tuple(evaluations),
         parameter_digest=f"{seed:064x}",
-        environment=ENVIRONMENT,
         began_at=started + 2.0,
         training_began_at=started + 2.5,
         train_samples=660,

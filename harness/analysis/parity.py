@@ -23,7 +23,7 @@ from harness.spec.cell import Cell
 from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import MetricVerdict, judge
 
-SCHEMA = "2.0"
+SCHEMA = "3.0"
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,

@@ -300,7 +300,8 @@ def of_trials(records: Sequence[Record]) -> CellResult:
         assert record.rank0 is not None
         target = target or record.rank0.target
         trials.append(_trial_result(record, record.rank0))
-        origin = (record.rank0.environment, device_of(record))
+        assert record.environment is not None
+        origin = (record.environment, device_of(record))
         if origin not in origins:
             origins.append(origin)
     conditions, environments = [], []

@@ -249,9 +249,9 @@ def _group(record: Record) -> tuple[str, ...]:
 
 def _commit(record: Record) -> str | None:
     """Return the commit of the user's repository, None where it is not known."""
-    if record.rank0 is None or record.rank0.environment.repository is None:
+    if record.environment is None or record.environment.repository is None:
         return None
-    return record.rank0.environment.repository.commit
+    return record.environment.repository.commit
 
 
 def _point(night: int, records: Sequence[Record]) -> TrendPoint:

@@ -110,11 +110,12 @@ def trial_facts(record: Record) -> dict[str, Value]:
         "violations": "; ".join(record.violations) or None,
         "failure": None if record.failure is None else str(record.failure),
     }
-    if record.rank0 is not None:
-        environment = record.rank0.environment
+    if record.environment is not None:
+        environment = record.environment
         facts["hardware"] = machine_key(environment.hardware, device_of(record))
         facts["torch"] = environment.software.torch
         facts["commit"] = None if environment.code is None else environment.code.commit
+    if record.rank0 is not None:
         facts["parameter_digest"] = record.rank0.parameter_digest
     return facts
 

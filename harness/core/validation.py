@@ -18,11 +18,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from harness.core.errors import did_you_mean, one_line
+
+T = TypeVar("T")
 
 # The way to a value: keys of mappings and indexes of lists; () is the value as a whole.
 Key = tuple[str | int, ...]
@@ -55,26 +57,36 @@ class InvalidValue(ValueError):
         self.value = value
 
 
-def decode_value(kind: Any, value: Any, *, refuse_unknown: bool = False) -> Any:
+def decode_value(kind: Any, value: Any, *, refuse_unknown: bool = False, at: Key = ()) -> Any:
     """Return a JSON value, as `json.loads` gives it, as a `kind`; raises InvalidValue.
 
     `kind` is a type that JSON can hold: dataclasses (nested ones too), sequences, mappings,
     literals, optional values and paths. It may also be a union of dataclasses, which their literal
     `source` tells apart. Keys that are no field are ignored, or refused with `refuse_unknown`: one
-    that is ignored in what somebody asked for would be a silently other result.
+    that is ignored in what somebody asked for would be a silently other result. Errors name the way to
+    the wrong part from `at` on, which is where the value itself is.
     """
     if isinstance(value, Mapping):
         kind = choose(kind, value)
     _prepare(kind)
     if refuse_unknown:
-        error = _find_error(kind, value, refuse_unknown)
+        error = _find_error(kind, value, refuse_unknown, at)
         if error is not None:
             raise error
     try:
         return _convert(value, kind)
     except msgspec.ValidationError as problem:
-        error = _find_error(kind, value, refuse_unknown)
-        raise error or InvalidValue((), str(problem), value) from None
+        error = _find_error(kind, value, refuse_unknown, at)
+        raise error or InvalidValue(at, str(problem), value) from None
+
+
+def decode_json(kind: type[T], text: str | bytes) -> T:
+    """Return JSON in a text as a `kind`, as `decode_value` does, and sooner.
+
+    Raises msgspec.DecodeError or ValueError, which may not say what is wrong: `decode_value` does.
+    """
+    _prepare(kind)
+    return msgspec.json.decode(text, type=kind, strict=True, dec_hook=_decode_custom)
 
 
 def _prepare(kind: Any) -> None:

@@ -14,7 +14,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
 EXPLANATION_FORMAT = FileFormat(
     name="explanation",
     schema=SCHEMA,

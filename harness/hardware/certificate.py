@@ -26,12 +26,12 @@ from harness.records.bounds import Amount, Moment, Number, Share
 from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software
-from harness.records.seal import sealed_text
+from harness.records.seal import object_text, with_seal
 from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
 from workloads.options import Between
 
-SCHEMA = "4.0"
+SCHEMA = "5.0"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
@@ -176,11 +176,11 @@ def write(results: Results, certificate: Certificate) -> Path:
     Each comparison is on one line, so that the file reads well in a diff.
     """
     path = certificate_path(results, certificate.key)
-    text = sealed_text(asdict(certificate))
+    text = object_text(asdict(certificate))
     # Comparisons are the only innermost objects with a verdict.
     comparison_object = r"\{[^{}]*\"verdict\"[^{}]*\}"
     text = re.sub(comparison_object, lambda match: " ".join(match[0].split()), text)
-    write_atomically(path, text)
+    write_atomically(path, with_seal(text))
     return path
 
 

@@ -15,7 +15,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
 from harness.records.seal import sealed_text
 
-SCHEMA = "2.2"
+SCHEMA = "3.0"
 MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,

@@ -161,6 +161,4 @@ def _achieved_flops_per_s(record: Record) -> float | None:
 
 def _hardware(record: Record) -> Hardware | None:
     """Return the description of the hardware in a record, None for a failed trial."""
-    if record.rank0 is None:
-        return None
-    return record.rank0.environment.hardware
+    return None if record.environment is None else record.environment.hardware

@@ -38,7 +38,7 @@ from harness.records.decode import FileFormat, decode_text
 from harness.records.seal import sealed_text
 from harness.records.store import read_spec_content
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
 MANIFEST = "MANIFEST.json"
 MAX_MANIFEST = 2**26  # bytes
 ARCHIVE_FORMAT = FileFormat(

@@ -16,7 +16,7 @@ from harness.core.locks import share_file
 from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically
 from harness.preflight.rates import SEARCH_FORMAT
 from harness.preflight.report import REPORT_FORMAT
-from harness.records.decode import FileFormat, checked_content, read_json
+from harness.records.decode import FileFormat, read_content
 from harness.records.seal import sealed_text
 from harness.records.store import (
     LOCK_TIMEOUT,
@@ -210,7 +210,7 @@ def _read_sealed(path: Path, file_format: FileFormat) -> Any:
     """
     if not path.exists():
         return None
-    return checked_content(read_json(path, file_format), path, file_format)
+    return read_content(path, file_format)
 
 
 def _replace_value(path: Path, file_format: FileFormat, key: str, value: str) -> None:

@@ -20,6 +20,7 @@ from harness.measure.validity import violations
 from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
 from harness.records.company import Company
+from harness.records.environment import Environment
 from harness.records.files import read_rank_result
 from harness.records.record import (
     PEER_FAILURES,
@@ -47,12 +48,12 @@ class RankFiles:
     missing: Sequence[int]  # ranks that left no result
 
     @property
-    def rank0(self) -> Rank0Report | None:
-        """Return what rank 0 alone reports."""
+    def rank0_parts(self) -> tuple[Rank0Report | None, Environment | None]:
+        """Return what rank 0 alone reports, and its environment."""
         for result in self.results:
             if result.rank0 is not None:
-                return result.rank0
-        return None
+                return result.rank0, result.environment
+        return None, None
 
 
 def assemble(
@@ -87,10 +88,11 @@ def assemble(
     loss = None
     order_digest = None
     broken_rules: list[str] = []
-    if failure is None and files.rank0 is not None:
+    rank0, environment = files.rank0_parts
+    if failure is None and rank0 is not None:
         cell = trial.cell
         samples, unit = _samples_of_step(cell, ranks)
-        summary = summarize(ranks, files.rank0, samples, cell.warmup, unit)
+        summary = summarize(ranks, rank0, samples, cell.warmup, unit)
         loss = Series.pack(mean_loss(ranks))
         same_samples = trial.cell.axes.ranks_per_share
         order_sums = [result.order_sums for result in ranks if result.rank % same_samples == 0]
@@ -111,7 +113,8 @@ def assemble(
         loss=loss,
         order_digest=order_digest,
         ranks=in_memory_ranks(ranks),
-        rank0=files.rank0,
+        rank0=rank0,
+        environment=environment,
         phases=phase_seconds(ranks, started, summary),
         company=company,
     )

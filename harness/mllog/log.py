@@ -147,7 +147,8 @@ def _initialization(trial: TimedTrial) -> Iterator[Line]:
 
 def _submission(trial: TimedTrial) -> dict[str, Any]:
     """Return what was trained, and on what, as in `2 x NVIDIA H100` or `2 cores of AMD EPYC`."""
-    hardware = trial.report.environment.hardware
+    assert trial.record.environment is not None  # as there is a report of rank 0
+    hardware = trial.record.environment.hardware
     platform = f"{hardware.usable_cores} cores of {hardware.cpu or 'an unknown CPU'}"
     if device_of(trial.record) == "cuda" and hardware.gpus:
         platform = f"{trial.axes.world_size} x {hardware.gpus[0].name}"

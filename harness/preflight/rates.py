@@ -26,7 +26,7 @@ from harness.spec.cell import Cell
 from workloads.options import Between
 
 RATES_FILE = "rates.json"  # in the folder of the ranks that search
-SCHEMA = "1.1"  # 1.1 has the share of the peak
+SCHEMA = "2.0"
 SEARCH_FORMAT = FileFormat(
     name="learning-rate search",
     schema=SCHEMA,

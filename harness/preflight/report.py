@@ -13,7 +13,7 @@ from harness.records.seal import sealed_text
 from workloads.options import Between
 
 CHECKS_FILE = "checks.json"  # in the folder of the process that examines a workload
-SCHEMA = "1.1"  # 1.1 has findings that are noted
+SCHEMA = "2.0"
 REPORT_FORMAT = FileFormat(
     name="pre-flight", schema=SCHEMA, remedy="harness check writes it again", is_sealed=True
 )

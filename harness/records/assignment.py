@@ -19,7 +19,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from harness.spec.saving import SavePlan
 
-SCHEMA = "1.10"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = "2.0"  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,

@@ -84,6 +84,9 @@ def _status_problem(record: Record) -> str | None:
             return f"{key}: found {state} in a trial that is {record.status}"
     if is_complete and record.rank0 is None:
         return f"rank0: found nothing in a trial that is {record.status}"
+    if (record.environment is None) != (record.rank0 is None):
+        state = "nothing" if record.environment is None else "something"
+        return f"environment: found {state}; rank0 says otherwise"
     if bool(record.violations) != (record.status == "invalid"):
         count = len(record.violations)
         return f"violations: found {count} in a trial that is {record.status}"

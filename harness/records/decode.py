@@ -8,8 +8,9 @@ everything else raises the major number. Files of the same major number can be r
 lack take their defaults, and fields that this version does not know are ignored. Files of another
 major number are refused.
 
-Most of these files are sealed (`harness.records.seal`). The seal is checked before the content is
-decoded: any other problem of a file that was changed follows from the change.
+Most of these files are sealed (`harness.records.seal`). The schema is checked first: of a file of
+another major number, the first field that differs would be a misleading error. Then the seal: any
+other problem of a file that was changed follows from the change.
 
 Files that users write are read by `harness.spec.document`, which also knows lines.
 """
@@ -18,14 +19,14 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from harness.core.errors import BadFile, FileUnavailable, one_line
-from harness.core.validation import decode_value, shown
+from harness.core.validation import decode_json, decode_value, shown
 from harness.records import seal
 
 T = TypeVar("T")
@@ -65,38 +66,69 @@ class FileFormat:
         )
 
 
+class _Head(msgspec.Struct):
+    """What is read of a file before its content is decoded."""
+
+    schema: Any = None
+
+
 def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
-    """Read the file at `path` as a `kind`, such as Record.
+    """Read the file at `path` as a `kind`, such as Preflight.
 
     Raises BadFile if it is missing, incomplete, damaged or of another major schema.
     """
-    return decode_content(kind, read_json(path, file_format), path, file_format)
+    return decode_text(kind, read_bytes(path, file_format), path, file_format)
 
 
 def decode_text(kind: type[T], text: str | bytes, source: object, file_format: FileFormat) -> T:
     """Decode `text` as a `kind`; raises BadFile as `decode_file` does.
 
-    `source` is the name of the text in errors: a path, or the name of a run in MLflow.
+    `source` is the name of the text in errors: a path, or the name of a run in MLflow. The result has
+    our schema, as it would have if it were written again.
     """
-    return decode_content(kind, parse_json(text, source, file_format), source, file_format)
-
-
-def decode_content(kind: type[T], content: Any, source: object, file_format: FileFormat) -> T:
-    """Decode a JSON value that was read from `source` as a `kind`; raises BadFile.
-
-    The schema and the seal are checked first: of a file of another major number, the first field
-    that differs would be a misleading error.
-    """
-    content = checked_content(content, source, file_format)
+    _check(text, source, file_format)
     try:
-        decoded: T = decode_value(kind, content)
-    except ValueError as error:
-        raise file_format.invalid(source, error) from None
-    return decoded
+        decoded: Any = decode_json(kind, text)
+    except (msgspec.DecodeError, ValueError):
+        # Slower, and it says which part is wrong.
+        content = parse_json(text, source, file_format)
+        try:
+            decoded = decode_value(kind, content)
+        except ValueError as error:
+            raise file_format.invalid(source, error) from None
+    if getattr(decoded, "schema", file_format.schema) != file_format.schema:
+        decoded = replace(decoded, schema=file_format.schema)
+    result: T = decoded
+    return result
+
+
+def read_content(path: Path, file_format: FileFormat) -> Any:
+    """Return the JSON value in a file without its seal; raises BadFile as `decode_file` does.
+
+    Of the content only schema and seal have been checked.
+    """
+    return parse_content(read_bytes(path, file_format), path, file_format)
+
+
+def parse_content(text: str | bytes, source: object, file_format: FileFormat) -> Any:
+    """Return the JSON value in a text from `source` as `read_content` does."""
+    _check(text, source, file_format)
+    content = parse_json(text, source, file_format)
+    if isinstance(content, dict):
+        content.pop(seal.KEY, None)
+    return content
 
 
 def read_json(path: Path, file_format: FileFormat) -> Any:
-    """Return the JSON value in a file; raises BadFile if there is no file or if it is no JSON."""
+    """Return the JSON value in a file, of which nothing has been checked.
+
+    Raises BadFile if there is no file or if it is no JSON.
+    """
+    return parse_json(read_bytes(path, file_format), path, file_format)
+
+
+def read_bytes(path: Path, file_format: FileFormat) -> bytes:
+    """Return the content of a file; raises BadFile if there is none, or if it is too large."""
     try:
         with path.open("rb") as file:
             # Python allocates as many bytes as it is asked to read, so it is asked for the file's size.
@@ -107,7 +139,7 @@ def read_json(path: Path, file_format: FileFormat) -> Any:
     if len(text) > MAX_BYTES:
         problem = f"can't be read as a {file_format.name}: found more than {MAX_BYTES} bytes"
         raise file_format.error(path, problem)
-    return parse_json(text, path, file_format)
+    return text
 
 
 def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> Any:
@@ -124,31 +156,24 @@ def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> An
     raise file_format.error(source, f"can't be read as a {file_format.name}: {problem}")
 
 
-def checked_content(content: Any, source: object, file_format: FileFormat) -> Any:
-    """Return a file's JSON value without its seal once schema and seal have been checked.
-
-    `content` itself is changed. It has our schema, as it would have if it were written again. Raises
-    BadFile.
-    """
+def _check(text: str | bytes, source: object, file_format: FileFormat) -> None:
+    """Raise BadFile for what is no JSON, has another major schema, or a seal that is not its own."""
+    try:
+        schema = msgspec.json.decode(text, type=_Head).schema
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        parse_json(text, source, file_format)  # says what is wrong with it
+        schema = None  # it is JSON, and no object
     if file_format.schema is not None:
-        _check_schema(content, source, file_format)
-    if not isinstance(content, dict):
-        return content
+        _check_schema(schema, source, file_format)
     if file_format.is_sealed:
-        found = content.pop(seal.KEY, None)
-        expected = seal.digest_of(content)
-        if found != expected:
-            problem = f"seal: found {shown(found)}; allowed: {expected[:12]}…, that of its content"
+        problem = seal.problem_of(text.encode() if isinstance(text, str) else text)
+        if problem is not None:
             raise file_format.error(source, f"{problem}: it was changed after it was written")
-    if file_format.schema is not None:
-        content["schema"] = file_format.schema
-    return content
 
 
-def _check_schema(content: Any, source: object, file_format: FileFormat) -> None:
-    """Raise BadFile for a file of another major schema; `content` is its JSON value."""
+def _check_schema(schema: Any, source: object, file_format: FileFormat) -> None:
+    """Raise BadFile for the schema of a file, a JSON value, unless it has our major number."""
     assert file_format.schema is not None
-    schema = content.get("schema") if isinstance(content, dict) else None
     major = file_format.schema.partition(".")[0]
     numbers = SCHEMA_NUMBERS.fullmatch(str(schema))
     if numbers is not None and numbers["major"] == major:

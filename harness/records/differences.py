@@ -194,8 +194,8 @@ def record_fields(record: Record) -> dict[str, Value]:
         settings = asdict(record.settings)
         run = {name: settings[name] for name in RUN_SETTINGS}
         fields |= _without_unknown(flatten({"run": run}))
-    if record.rank0 is not None:
-        fields |= environment_fields(record.rank0.environment)
+    if record.environment is not None:
+        fields |= environment_fields(record.environment)
     if record.company is not None:
         fields["company"] = record.company.description
     return fields

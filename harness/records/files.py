@@ -22,32 +22,43 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from harness.core.errors import BadFile, one_line
 from harness.core.paths import TrialFolder, write_atomically, write_atomically_by
-from harness.core.validation import decode_value
+from harness.core.validation import decode_json, decode_value
 from harness.records import seal
 from harness.records.across import in_memory_ranks
 from harness.records.consistency import header_problem, rank_problem, ranks_problem
-from harness.records.decode import FileFormat, checked_content, parse_json, read_json
+from harness.records.decode import (
+    FileFormat,
+    decode_text,
+    parse_content,
+    parse_json,
+    read_bytes,
+    read_content,
+    read_json,
+)
 from harness.records.environment import Environment
 from harness.records.record import (
     SCHEMA,
     AcrossRanks,
+    Outcome,
     RankResult,
     RankResults,
     Record,
     RunSettings,
 )
 from harness.records.series import DType, Numbers, Series
-from harness.spec.cell import Cell, Trial
+from harness.spec.cell import Cell, Repeat, Seed, Trial
+
+T = TypeVar("T")
 
 COLUMNS_SUFFIX = ".npz"
 FILE_NAME = re.compile(r"[^/\0]+-[0-9a-f]{12}\.npz")
@@ -69,6 +80,8 @@ RANK_BUFFER_BYTES = 2**18
 RECORD_FILE = TrialFolder(Path()).record_path.name
 TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
 
+OUTCOME_FIELDS = [field.name for field in fields(Outcome)]
+NULL = Raw(b"null")
 # Columns besides those of `take_series`.
 MEAN_LOSS = "mean_loss"  # over ranks, of each step
 RANKS = "ranks"  # the JSON of the results of all ranks, with the number of values for each series
@@ -275,12 +288,22 @@ def _series_slots(result: Any) -> list[_Slot]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredParts:
-    """What a header says of the numbers of its trial, which are in the columns."""
+class StoredRecord(Outcome):
+    """A record as it is in its header, without the parts that `CommonParts` decodes."""
 
-    trial: Trial
+    trial: SeedAndRepeat
     ranks: AcrossRanks
-    columns: ColumnFile | None = None  # None where there are none
+    columns: ColumnFile | None = (
+        None  # what ranks and losses are read from; None where there are none
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeedAndRepeat:
+    """A trial without its cell."""
+
+    seed: Seed
+    repeat: Repeat
 
 
 def write_record(path: Path, record: Record | RankResult, *, durable: bool = True) -> None:
@@ -289,11 +312,12 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
     Raises ValueError for what JSON can't hold. NaN may well occur in a Series. Anywhere else it
     would be a figure that readers take for a measurement.
     """
-    content = asdict(record)
+    content: dict[str, Any] = asdict(record)
     columns: dict[str, Numbers | list[Numbers]] = {}
     if isinstance(record, RankResult):
         columns.update(take_series([content]))
     else:
+        content = {"schema": SCHEMA, "sweep": record.sweep, "trial": record.trial, **content}
         content["ranks"] = asdict(record.ranks.across)
         if content.pop("loss") is not None:
             assert record.loss is not None
@@ -313,6 +337,26 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
     write_atomically(path, header, durable=durable)
 
 
+class _CellText(msgspec.Struct):
+    """The cell of a trial, as JSON."""
+
+    cell: Raw = NULL
+
+
+class _CommonTexts(msgspec.Struct):
+    """What the header of a record has in common with others of its sweep, as JSON."""
+
+    trial: _CellText
+    environment: Raw = NULL
+    settings: Raw = NULL
+
+
+class _CellTexts(msgspec.Struct):
+    """The cells of a sweep, as JSON."""
+
+    cells: list[Raw]
+
+
 class CommonParts:
     """Parts that records of a sweep have in common, each decoded once.
 
@@ -322,37 +366,32 @@ class CommonParts:
 
     def __init__(self) -> None:
         """Begin with no part."""
-        self._decoded: dict[tuple[type, bytes], Any] = {}  # by what a part is, and its content
+        self._decoded: dict[tuple[type, bytes], Any] = {}  # by what a part is, and its JSON
 
-    def decode_in(self, content: Mapping[str, Any]) -> None:
-        """Replace the common parts in the content of a header by what they decode to."""
-        parts = (
-            (content.get("trial"), "cell", Cell),
-            (content.get("rank0"), "environment", Environment),
-            (content, "settings", RunSettings),
-        )
-        for holder, key, kind in parts:
-            if isinstance(holder, dict) and isinstance(holder.get(key), dict):
-                holder[key] = self._decode(kind, holder[key])
+    def decode(self, kind: type[T], text: Raw, *key: str | int) -> T:
+        """Return the JSON of a part as a `kind`; raises InvalidValue.
 
-    def decode_cells(self, cells: Any) -> Any:
-        """Return the cells in the content of a sweep's file as what they decode to."""
-        if not isinstance(cells, list):
-            return cells
-        return [self._decode(Cell, cell) for cell in cells]
-
-    def _decode(self, kind: type, part: Any) -> Any:
-        """Return what a part decodes to.
-
-        An invalid one is returned as it is, for the error of the whole: it says where the part is.
+        `key` is the way to the part in its file.
         """
-        try:
-            key = (kind, msgspec.msgpack.encode(part))
-            if key not in self._decoded:
-                self._decoded[key] = decode_value(kind, part)
-        except (OverflowError, ValueError):  # MessagePack has no whole numbers beyond 64 bits
+        content = bytes(text)
+        part: T | None = self._decoded.get((kind, content))
+        if part is not None:
             return part
-        return self._decoded[key]
+        try:
+            part = decode_json(kind, content)
+        except (msgspec.DecodeError, ValueError):
+            part = decode_value(kind, msgspec.json.decode(content), at=key)  # says what is wrong
+        self._decoded[kind, content] = part
+        return part
+
+    def decode_cells(self, text: bytes) -> list[Cell]:
+        """Return the cells in the file of a sweep; raises InvalidValue."""
+        cells = decode_json(_CellTexts, text).cells
+        return [self.decode(Cell, cell, "cells", index) for index, cell in enumerate(cells)]
+
+    def decode_optional(self, kind: type[T], text: Raw, *key: str | int) -> T | None:
+        """Return a part as `decode` does, None for null."""
+        return None if bytes(text) == b"null" else self.decode(kind, text, *key)
 
 
 def read_record(path: Path, common: CommonParts | None = None) -> Record:
@@ -364,10 +403,7 @@ def read_record(path: Path, common: CommonParts | None = None) -> Record:
     is named after. Ranks and losses raise it then for columns that are missing or other than the
     header says, and for figures that they contradict.
     """
-    content = checked_content(read_json(path, RECORD_FORMAT), path, RECORD_FORMAT)
-    if common is not None and isinstance(content, dict):
-        common.decode_in(content)
-    return _record_of(content, path)
+    return _record_of(read_bytes(path, RECORD_FORMAT), path, common=common)
 
 
 def read_record_if_exists(path: Path, common: CommonParts | None = None) -> Record | None:
@@ -383,26 +419,38 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     `source` is what errors call the text. `fetch` returns the content of a file next to it, by its
     name, when the columns are needed; it may raise OSError.
     """
-    content = checked_content(parse_json(text, source, RECORD_FORMAT), source, RECORD_FORMAT)
-    return _record_of(content, source, fetch)
+    return _record_of(text, source, fetch)
 
 
 def _record_of(
-    content: Any, source: Path | str, fetch: Callable[[str], bytes] | None = None
+    text: str | bytes,
+    source: Path | str,
+    fetch: Callable[[str], bytes] | None = None,
+    common: CommonParts | None = None,
 ) -> Record:
-    """Return the record whose header has this content.
+    """Return the record whose header has this text.
 
     Its ranks and losses are read from its columns when they are needed. Raises BadFile unless it
     agrees with itself and with its folder.
     """
+    stored = decode_text(StoredRecord, text, source, RECORD_FORMAT)
+    texts = decode_json(_CommonTexts, text)
+    common = common or CommonParts()
     try:
-        stored: StoredParts = decode_value(StoredParts, content)
-        columns = _Columns(stored, source, fetch)
-        ranks = RankResults(columns.ranks, stored.ranks)
-        of_trial = {"trial": stored.trial, "ranks": ranks, "loss": columns.mean_loss()}
-        record: Record = decode_value(Record, content | of_trial)
+        cell = common.decode(Cell, texts.trial.cell, "trial", "cell")
+        environment = common.decode_optional(Environment, texts.environment, "environment")
+        settings = common.decode_optional(RunSettings, texts.settings, "settings")
     except ValueError as error:
         raise RECORD_FORMAT.invalid(source, error) from None
+    columns = _Columns(stored, cell.axes.world_size, source, fetch)
+    record = Record(
+        **{name: getattr(stored, name) for name in OUTCOME_FIELDS},
+        trial=Trial(cell=cell, seed=stored.trial.seed, repeat=stored.trial.repeat),
+        environment=environment,
+        settings=settings,
+        ranks=RankResults(columns.ranks, stored.ranks),
+        loss=columns.mean_loss(),
+    )
     problem = header_problem(record)
     # A record may be anywhere, as in a folder of records that somebody has collected, except in the
     # folder of another trial.
@@ -429,12 +477,18 @@ class _Columns:
     for Python's collector.
     """
 
-    __slots__ = ("_fetch", "_stored", "source")
+    __slots__ = ("_described", "_fetch", "_rank_count", "_world_size", "source")
 
     def __init__(
-        self, stored: StoredParts, source: Path | str, fetch: Callable[[str], bytes] | None
+        self,
+        stored: StoredRecord,
+        world_size: int,
+        source: Path | str,
+        fetch: Callable[[str], bytes] | None,
     ) -> None:
-        self._stored = stored
+        self._described = stored.columns  # None where there are none
+        self._rank_count = stored.ranks.count
+        self._world_size = world_size
         self.source = source
         self._fetch = fetch  # None: the columns are next to the header, which is a file
 
@@ -447,7 +501,7 @@ class _Columns:
 
     def read(self, names: Collection[str]) -> dict[str, Numbers]:
         """Return some columns; raises BadFile."""
-        described = self._stored.columns
+        described = self._described
         assert described is not None
         try:
             return read_columns(self._open, described, names)
@@ -458,8 +512,7 @@ class _Columns:
 
     def mean_loss(self) -> Series | None:
         """Return the mean loss over ranks, which is read when it is unpacked; None without any."""
-        described = self._stored.columns
-        column = None if described is None else described.columns.get(MEAN_LOSS)
+        column = None if self._described is None else self._described.columns.get(MEAN_LOSS)
         if column is None:
             return None
         return Series(column.dtype, column.count, self._read_mean_loss)
@@ -475,8 +528,8 @@ class _Columns:
     def rank_results(self) -> list[RankResult]:
         """Return the results of all ranks, which are those of the record; raises BadFile."""
         described: Mapping[str, Column] = {}
-        if self._stored.columns is not None:
-            described = self._stored.columns.columns
+        if self._described is not None:
+            described = self._described.columns
         results: list[RankResult] = []
         if RANKS in described:
             columns = self.read(described.keys() - {MEAN_LOSS})
@@ -489,8 +542,8 @@ class _Columns:
         steps = described[MEAN_LOSS].count if MEAN_LOSS in described else None
         problem = ranks_problem(
             results,
-            world_size=self._stored.trial.cell.axes.world_size,
-            count=self._stored.ranks.count,
+            world_size=self._world_size,
+            count=self._rank_count,
             steps=steps,
         )
         if problem is not None:
@@ -510,7 +563,7 @@ def read_rank_result(path: Path) -> RankResult:
 
     Raises BadFile for a file that is missing, incomplete or changed after it was written.
     """
-    content = checked_content(read_json(path, RANK_RESULT_FORMAT), path, RANK_RESULT_FORMAT)
+    content = read_content(path, RANK_RESULT_FORMAT)
     try:
         if not isinstance(content, dict):
             raise ValueError("found no keys; allowed: keys")
@@ -535,7 +588,7 @@ def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
     `clean` removes secrets from a text. A record without secrets stays as it is. Raises BadFile.
     """
     text = path.read_text(encoding="utf-8")
-    content = checked_content(parse_json(text, path, RECORD_FORMAT), path, RECORD_FORMAT)
+    content = parse_content(text, path, RECORD_FORMAT)
     texts = text
     described = None
     if content.get("columns") is not None:
@@ -547,11 +600,11 @@ def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
         for name in (path.name, *([described.file] if described else [])):
             shutil.copyfile(path.with_name(name), folder / name)
         return
-    record = read_record(path)
+    header = seal.sealed_text(seal.cleaned(content, clean))
+    record = parse_record(header, str(path), lambda name: path.with_name(name).read_bytes())
     results = seal.cleaned([asdict(result) for result in record.ranks], clean)
-    header: Record = decode_value(Record, seal.cleaned(asdict(record), clean))
     ranks_without_secrets = in_memory_ranks(decode_value(list[RankResult], results))
-    write_record(folder / path.name, replace(header, ranks=ranks_without_secrets))
+    write_record(folder / path.name, replace(record, ranks=ranks_without_secrets))
 
 
 def remove_unused_columns(folder: Path) -> None:

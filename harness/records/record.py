@@ -30,16 +30,8 @@ from harness.records.series import Series
 from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 
 # MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema with this
-# major number has records in tests/records/schemas, which must always be readable. 6.1 has the moments
-# of a training and the sizes of its data sets; 6.2 the order of samples and the page cache; 6.3 the
-# company of trials that ran side by side; 6.4 a digest of the files of each setting, and of code
-# without its comments; 6.5 trainings whose FLOPs are unknown; 6.6 checkpoints at intervals;
-# 6.7 scripts, with the samples that they report; 6.8 the tokens of a sample;
-# 6.9 when the first attempt started; 6.10 why a mean step time is not known; 6.11 how long a step
-# takes each node, when the trial's job was submitted, and which nodes were left out;
-# 6.12 the cores of ranks; 6.13 when the attempt before a failure began; 6.14 how far the clock of a
-# GPU moved.
-SCHEMA = "6.14"
+# major number has records in tests/records/schemas, which must always be readable.
+SCHEMA = "7.0"
 
 # permutation: all indexes at once; keyed: computed index by index; shards: a few files at a time;
 # stream: as they come
@@ -248,7 +240,6 @@ class Rank0Report:
     flops_per_sample: Amount | None
     evaluations: tuple[Evaluation, ...]  # in their order
     parameter_digest: str  # of the parameters at the end
-    environment: Environment
     # Of the best evaluation; path relative to the trial's folder. None where none was saved.
     checkpoint: str | None = None
     # As the workload states it; None where samples are no sequences of tokens.
@@ -438,7 +429,8 @@ class RankResult:
     # Bytes, as `PeakMemory.read` names them.
     memory: Mapping[str, Number] = field(default_factory=dict)
     phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
-    rank0: Rank0Report | None = None  # None at all other ranks
+    rank0: Rank0Report | None = None  # None at all other ranks, as is the next one
+    environment: Environment | None = None
     fingerprints: RankFingerprints | None = None  # None where the sweep wants none
     samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
     # When each epoch began and ended, seconds since the epoch; at rank 0 alone. The last epoch has no
@@ -610,16 +602,14 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """The durable truth about one trial: its last attempt, and why those before it failed.
+class Outcome:
+    """What became of a trial: the part of its record that no other trial shares.
 
-    `summary`, `order_digest` and `loss` are only there for a trial that finished, and `failure` only
-    for one that did not.
+    `summary` and `order_digest` are only there for a trial that finished, and `failure` only for one
+    that did not.
     """
 
-    schema: str = SCHEMA
     sweep: str  # the sweep's name
-    trial: Trial  # with its whole cell, so that the record can be read without the sweep
     status: Status
     attempt: Ordinal  # counted from 1
     started: Moment  # seconds since the epoch
@@ -636,10 +626,18 @@ class Record:
     # Seconds that its job was pending, from submission to its first start; of the trials of a job
     # the first has them. None of the others, and without a queue.
     queued_seconds: Amount | None = None
-    settings: RunSettings | None = None  # the runner adds them to the assembled record
     company: Company | None = None  # None: it ran alone, or in a group with a single lane
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record(Outcome):
+    """The durable truth about one trial: its last attempt, and why those before it failed."""
+
+    trial: Trial  # with its whole cell, so that the record can be read without the sweep
+    environment: Environment | None  # of rank 0; None unless `rank0` is there
+    settings: RunSettings | None = None  # the runner adds them to the assembled record
     ranks: RankResults
-    loss: Series | None  # mean over ranks at each step
+    loss: Series | None  # mean over ranks at each step; None unless the trial finished
 
     @property
     def bad_nodes(self) -> list[str]:

@@ -1,8 +1,7 @@
 """Seals: digests by which every reader of a file notices that its content was changed.
 
-A sealed file is a JSON object with a key `seal`. Its value is the SHA-256 of all other keys, encoded
-as MessagePack with sorted keys. Unlike JSON, MessagePack has one form for each number, so that the
-digest depends on no library's way to print a fraction; spaces and the order of keys do not count.
+A sealed file is the text of a JSON object whose last key is `seal`. Its value is the SHA-256 of all
+bytes before it. So a file is checked without decoding it, and spaces and the order of keys count.
 
 A seal protects from damage and from changes by hand. It is no signature: whoever can run this module
 can seal anything.
@@ -12,21 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 KEY = "seal"
+END = re.compile(rb',\n "seal": "(?P<digest>[0-9a-f]{64})"\n}\n')
+END_LENGTH = len(f',\n "{KEY}": "{"0" * 64}"\n}}\n')  # bytes
 
 
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a JSON object without its seal, in hexadecimal."""
-    try:
-        encoded = msgspec.msgpack.encode(content, order="sorted")
-    except OverflowError:  # MessagePack has no whole numbers beyond 64 bits
-        encoded = json.dumps(content, sort_keys=True).encode()
-    return hashlib.sha256(encoded).hexdigest()
+def problem_of(text: bytes) -> str | None:
+    """Return what is wrong with the seal of a file, None if it is that of the text before it."""
+    body, end = text[:-END_LENGTH], text[-END_LENGTH:]
+    seal = END.fullmatch(end)
+    if seal is None:
+        return "seal: found none at the end; allowed: one, that of the text before it"
+    found, expected = seal["digest"].decode(), hashlib.sha256(body).hexdigest()
+    if found != expected:
+        return f"seal: found {found[:12]}…; allowed: {expected[:12]}…, that of the text before it"
+    return None
 
 
 def sealed_text(content: Mapping[str, Any]) -> str:
@@ -35,16 +40,25 @@ def sealed_text(content: Mapping[str, Any]) -> str:
     Paths and other values that JSON does not know are written as text. Half a surrogate pair, as in
     the names of files that are no UTF-8, is replaced by a question mark: no reader accepts one.
     """
-    # What readers will get: keys of objects as text, and tuples as lists.
-    plain = msgspec.json.decode(json_text(content))
-    plain.pop(KEY, None)  # of content that was read from a sealed file
-    plain[KEY] = digest_of(plain)
-    return json.dumps(plain, indent=1) + "\n"
+    return with_seal(object_text(content))
 
 
-def json_text(content: Any) -> bytes:
+def object_text(content: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object as `with_seal` takes it; raises as `sealed_text` does."""
+    unsealed = {key: value for key, value in content.items() if key != KEY}
+    return json_text(unsealed, indent=1).decode()
+
+
+def with_seal(text: str) -> str:
+    """Return the text of a JSON object with keys, as `object_text` lays it out, with a seal."""
+    body = text.removesuffix("\n}")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f'{body},\n "{KEY}": "{digest}"\n}}\n'
+
+
+def json_text(content: Any, indent: int | None = None) -> bytes:
     """Return JSON in UTF-8, as `sealed_text` does, without a seal."""
-    text = json.dumps(content, allow_nan=False, default=str, ensure_ascii=False)
+    text = json.dumps(content, indent=indent, allow_nan=False, default=str, ensure_ascii=False)
     return text.encode("utf-8", errors="replace")
 
 

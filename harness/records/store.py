@@ -23,7 +23,7 @@ from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
 from harness.core.storage import writing
 from harness.core.validation import decode_value
-from harness.records.decode import FileFormat, checked_content, read_json
+from harness.records.decode import FileFormat, parse_content, read_bytes
 from harness.records.files import CommonParts, read_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
@@ -32,7 +32,7 @@ from harness.spec.selected import SelectedSweep, select
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
-SCHEMA = "1.7"  # of sweep.json
+SCHEMA = "2.0"  # of sweep.json
 TRIAL_ID = re.compile(r"(?P<cell>.+)-s(?P<seed>-?\d{1,19})-r(?P<repeat>\d{1,9})")  # as `Trial.id`
 SWEEP_FORMAT = FileFormat(
     name="sweep", schema=SCHEMA, remedy="harness run writes it again", is_sealed=True
@@ -170,13 +170,15 @@ def read_recorded_spec(results: Results, name: str, common: CommonParts | None =
 
 def read_spec(folder: SweepFolder, common: CommonParts | None = None) -> Sweep:
     """Read the sweep in a folder, wherever that is; raises BadFile."""
-    content = read_spec_content(folder.spec_path)
-    if common is not None:
-        content["cells"] = common.decode_cells(content.get("cells"))
+    path = folder.spec_path
+    text = read_bytes(path, SWEEP_FORMAT)
+    content = _spec_content(text, path)
     try:
+        if common is not None and isinstance(content.get("cells"), list):
+            content["cells"] = common.decode_cells(text)
         sweep: Sweep = decode_value(Sweep, content)
     except ValueError as error:
-        raise SWEEP_FORMAT.invalid(folder.spec_path, error) from None
+        raise SWEEP_FORMAT.invalid(path, error) from None
     return sweep
 
 
@@ -196,7 +198,12 @@ def read_spec_content(path: Path) -> dict[str, Any]:
 
     Raises BadFile for a file of another schema, or that was changed after it was written.
     """
-    content: dict[str, Any] = checked_content(read_json(path, SWEEP_FORMAT), path, SWEEP_FORMAT)
+    return _spec_content(read_bytes(path, SWEEP_FORMAT), path)
+
+
+def _spec_content(text: bytes, path: Path) -> dict[str, Any]:
+    """Return the keys in the text of a `sweep.json` as `read_spec_content` does."""
+    content: dict[str, Any] = parse_content(text, path, SWEEP_FORMAT)
     name = content.get("name")
     if not isinstance(name, str):
         raise SWEEP_FORMAT.invalid(path, f"name: found {json.dumps(name)}; allowed: text")

@@ -85,9 +85,7 @@ class Original:
     @property
     def environment(self) -> Environment | None:
         """Return its environment, None where that was not recorded."""
-        if self.record is None or self.record.rank0 is None:
-            return None
-        return self.record.rank0.environment
+        return None if self.record is None else self.record.environment
 
     @property
     def code(self) -> Code | None:

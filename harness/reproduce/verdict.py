@@ -19,7 +19,7 @@ from harness.records.differences import Difference
 from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import judge
 
-SCHEMA = "2.0"  # 2.0 has the symmetric fp64 rule, and its control
+SCHEMA = "3.0"
 Outcome = Literal["repeated", "reproduced", "different", "inconclusive", "failed"]
 EXIT_CODES: Mapping[Outcome, int] = {
     "repeated": 0,

@@ -12,7 +12,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware
 from harness.records.seal import sealed_text
 
-SCHEMA = "1.1"
+SCHEMA = "2.0"
 EXPORT_FORMAT = FileFormat(
     name="trial's exports", schema=SCHEMA, remedy="harness export writes it again", is_sealed=True
 )

@@ -16,7 +16,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.statistics.nodes import NodeSpeed
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
 FINDINGS_FORMAT = FileFormat(
     name="file of measured nodes",
     schema=SCHEMA,

@@ -33,7 +33,7 @@ from harness.slurm.packing import JobArray, Packing
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = "2.6"  # of submission.json; `harness.records.decode` says what the numbers mean
+SCHEMA = "3.0"  # of submission.json; `harness.records.decode` says what the numbers mean
 SUBMISSION_FORMAT = FileFormat(
     name="submission",
     schema=SCHEMA,

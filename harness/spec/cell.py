@@ -52,6 +52,8 @@ SORTED_JSON = json.JSONEncoder(sort_keys=True)
 # A record has the time and the loss of every step, and is read as a whole.
 MAX_STEPS = 2**24
 StepCount = Annotated[int, Between(1, MAX_STEPS)]
+Seed = Annotated[int, Between(0, 2**32 - 1)]  # what `numpy.random.seed` takes
+Repeat = Annotated[int, Between(0)]
 
 
 class Setting(NamedTuple):
@@ -525,10 +527,8 @@ class Trial:
     """One execution of a cell."""
 
     cell: Cell
-    seed: Annotated[int, Between(0, 2**32 - 1)]  # of parameters, data order and dropout
-    repeat: Annotated[int, Between(0)] = (
-        0  # tells trials apart that have everything else in common; counted from 0
-    )
+    seed: Seed  # of parameters, data order and dropout
+    repeat: Repeat = 0  # tells trials apart that have everything else in common; counted from 0
 
     @cached_property
     def id(self) -> str:

@@ -24,6 +24,7 @@ from harness.spec.cell import (
     Fingerprints,
     Length,
     Profiling,
+    Seed,
     StopRule,
     Trial,
     placeholders_of,
@@ -40,7 +41,6 @@ from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack, check_stacks, declare_in_place
 from harness.spec.text import find_control_character, problem_of_name
 from harness.spec.workload import (
-    Seed,
     Seeds,
     SweepWorkload,
     WorkloadEntry,

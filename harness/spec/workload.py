@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from harness.core.errors import BadInput
 from harness.core.validation import (
@@ -34,6 +34,7 @@ from harness.spec.cell import (
     SOURCE,
     Length,
     ReportedTarget,
+    Seed,
     Setting,
     StopRule,
     WorkloadRef,
@@ -53,10 +54,8 @@ from harness.spec.files import (
 from workloads.axis import CustomAxis
 from workloads.catalog import BUILT_IN, Declaration, is_script, load_class
 from workloads.files import UnknownColumn
-from workloads.options import Between, Count, Settings, map_paths
+from workloads.options import Count, Settings, map_paths
 
-# What `numpy.random.seed` takes: 32 bits without a sign.
-Seed = Annotated[int, Between(0, 2**32 - 1)]
 Seeds = list[Seed]
 
 

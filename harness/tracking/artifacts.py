@@ -66,8 +66,8 @@ def collect_files(
     text. A trial that failed early lacks some of them.
     """
     copy_record(trial_folder.record_path, target, clean)
-    if record.rank0:
-        text = json.dumps(asdict(record.rank0.environment), indent=1) + "\n"
+    if record.environment:
+        text = json.dumps(asdict(record.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
     _collect_logs(record, trial_folder, target, clean)
     if trial_folder.mllog_path.exists():

@@ -203,10 +203,9 @@ def _trial_tags(record: Record) -> dict[str, Any]:
             tags["harness.slowest_rank"] = f"rank {slowest.rank} on {slowest.host}"
     if record.rank0:
         tags["harness.parameter_digest"] = record.rank0.parameter_digest
-        code = record.rank0.environment.code
-        if code is not None:
-            tags["mlflow.source.git.commit"] = code.commit
-            tags["mlflow.source.git.dirty"] = code.dirty
+    if record.environment and record.environment.code:
+        tags["mlflow.source.git.commit"] = record.environment.code.commit
+        tags["mlflow.source.git.dirty"] = record.environment.code.dirty
     return tags
 
 

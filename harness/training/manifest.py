@@ -23,7 +23,7 @@ from harness.records.seal import sealed_text
 
 WEIGHTS_FILE = "model.safetensors"  # whole; only of the best evaluation
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA = "2.0"  # 2.0: a file of each rank
+MANIFEST_SCHEMA = "3.0"
 MANIFEST_FORMAT = FileFormat(name="checkpoint's manifest", schema=MANIFEST_SCHEMA, is_sealed=True)
 # Packages that ranks do not compute with.
 LAUNCHER_PACKAGES = ("mlflow", "submitit")

@@ -360,6 +360,7 @@ class ScriptObserver:
             phases=dict(self.state.phases),
             samples_per_step=self.reports.samples_per_step,
             rank0=report,
+            environment=None if report is None else environment_of(self.assignment),
         )
 
     def _rank0_report(self) -> Rank0Report:
@@ -378,7 +379,6 @@ class ScriptObserver:
             flops_per_sample=None,
             evaluations=tuple(evaluations),
             parameter_digest=self.digest_parameters(),
-            environment=environment_of(self.assignment),
             began_at=self.state.began_at,
             training_began_at=self.state.training_began_at,
             sample_order=None,

@@ -190,8 +190,9 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     # At every rank, as a loss or a layer may communicate: SyncBatchNorm does.
     flops_per_sample = _flops_per_sample(parts)
     bytes_per_sample = _bytes_per_sample(parts)
-    rank0_report = None
+    rank0_report = environment = None
     if parts.mesh.ranks.is_rank_0:
+        environment = environment_of(parts.assignment)
         rank0_report = _rank0_report(
             trainer, parameter_digest, collectives, flops_per_sample, bytes_per_sample
         )
@@ -209,6 +210,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         phases=dict(state.phases),
         elapsed=trainer.seconds_between_first_and_last_sync,
         rank0=rank0_report,
+        environment=environment,
         fingerprints=_fingerprints(state, parts.folder, parts.mesh.ranks),
     )
 
@@ -248,7 +250,6 @@ def _rank0_report(
         tokens_per_sample=None if tokens is None else float(tokens),
         evaluations=tuple(trainer.state.evaluations),
         parameter_digest=parameter_digest,
-        environment=environment_of(parts.assignment),
         checkpoint=checkpoint_path,
         bytes_per_sample=bytes_per_sample,
         stop=trainer.stop_outcome,

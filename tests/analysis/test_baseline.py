@@ -87,9 +87,9 @@ def saved(results: Results) -> Path:
         (
             "schema",
             "1.0",
-            'schema: found "1.0"; allowed: 2.x; an older .*; harness gate baseline save writes it again',
+            'schema: found "1.0"; allowed: 3.x; an older .*; harness gate baseline save writes it again',
         ),
-        ("schema", "3.0", 'schema: found "3.0"; allowed: 2.x; a newer version'),
+        ("schema", "4.0", 'schema: found "4.0"; allowed: 3.x; a newer version'),
         ("kind", "record", "kind: found no 'harness baseline'"),
         ("id", "mlp-0000000000", "id: found 'mlp-0000000000'; allowed: mlp-"),
         ("trials", 5, "not a valid baseline"),

@@ -96,9 +96,9 @@ def test_a_change_without_a_cause_is_noise_and_fails_nothing() -> None:
 
 
 def without_commit(record: Record) -> Record:
-    assert record.rank0 is not None
-    environment = replace(record.rank0.environment, repository=None)
-    return replace(record, rank0=replace(record.rank0, environment=environment))
+    assert record.environment is not None
+    environment = replace(record.environment, repository=None)
+    return replace(record, environment=environment)
 
 
 def drifting_nights(step: float) -> list[list[Record]]:

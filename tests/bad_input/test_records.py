@@ -40,17 +40,17 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
         ),
         (
             '{"schema": "99.0"}',
-            'schema: found "99.0"; allowed: 6.x; a newer version of the harness wrote it: upgrade',
+            'schema: found "99.0"; allowed: 7.x; a newer version of the harness wrote it: upgrade',
         ),
         (
             '{"schema": "4.2"}',
-            'schema: found "4.2"; allowed: 6.x; an older version of the harness wrote it; ',
+            'schema: found "4.2"; allowed: 7.x; an older version of the harness wrote it; ',
         ),
-        ("[]", "schema: found null; allowed: 6.x; move it away and run the sweep again"),
-        (f'{{"schema": "{SCHEMA}"}}', "seal: found null; allowed: "),
+        ("[]", "schema: found null; allowed: 7.x; move it away and run the sweep again"),
+        (f'{{"schema": "{SCHEMA}"}}', "seal: found none at the end; allowed: one, "),
         (
             sealed_text({"schema": SCHEMA}),
-            "not a valid record: trial: missing; it has no default; move it away",
+            "not a valid record: sweep: missing; it has no default; move it away",
         ),
     ],
     ids=["truncated", "newer schema", "older schema", "list", "unsealed", "incomplete"],

@@ -27,8 +27,8 @@ def test_each_value_is_seen_and_takes_effect(
     sweep = line_sweep(tmp_path, {"line": {}}, length={"steps": 4}, matrix={CAPABILITY: values})
     capabilities = []
     for record, value in zip(run(sweep), values, strict=True):
-        assert record.rank0 is not None, record.failure
-        environment = record.rank0.environment
+        environment = record.environment
+        assert environment is not None, record.failure
         assert environment.variables["ATEN_CPU_CAPABILITY"] == value
         assert environment.settings is not None
         capabilities.append(environment.settings.cpu_capability)

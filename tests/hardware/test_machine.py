@@ -100,7 +100,7 @@ class TestOnDisk:
         path = damaged(tmp_path, lambda content: content.update(schema=schema))
         with pytest.raises(
             BadInput,
-            match=r": schema: found .*allowed: 2\.x; .*harness machine peak makes a new one$",
+            match=r": schema: found .*allowed: 3\.x; .*harness machine peak makes a new one$",
         ):
             machines.read_all(tmp_path)
         assert path.exists()

@@ -61,9 +61,8 @@ def measured(
     environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     return replace(
         found,
-        rank0=replace(
-            found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved, environment=environment
-        ),
+        rank0=replace(found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved),
+        environment=environment,
         ranks=in_memory_ranks(
             [
                 replace(
@@ -86,11 +85,9 @@ class TestMfu:
 
     def test_of_a_gpu_against_what_was_measured(self) -> None:
         record = measured(gpu="NVIDIA Z900", throughput=2e4)
-        assert record.rank0 is not None
+        assert record.environment is not None
         found = [replace(one, threads=None) for one in make_machine().matmuls]
-        machine = make_machine(
-            device="cuda", hardware=record.rank0.environment.hardware, matmuls=found
-        )
+        machine = make_machine(device="cuda", hardware=record.environment.hardware, matmuls=found)
         assert summary(with_mfu(record, {machine.key: machine})).mfu_measured == pytest.approx(
             2e10 / 180e9
         )
@@ -262,7 +259,10 @@ def test_a_record_is_assembled_with_its_mfu(
 
     made, folder = measured(), TrialFolder(tmp_path)
     for rank in made.ranks:
-        write_record(folder.result_path(rank.rank), replace(rank, rank0=made.rank0))
+        write_record(
+            folder.result_path(rank.rank),
+            replace(rank, rank0=made.rank0, environment=made.environment),
+        )
     assignment = Assignment(
         trial=made.trial,
         base_folder=str(tmp_path),

@@ -148,6 +148,7 @@ def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
         disagreeing=0,
     )
     model = ExportedModel(format="onnx", bytes=1, files=files, seconds=1.0, parity=parity)
+    assert record.environment is not None
     return TrialExport(
         trial=record.trial.id,
         at=1.0,
@@ -156,7 +157,7 @@ def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
         recorded_metrics={"accuracy": 0.9},
         target="accuracy",
         device="cpu",
-        hardware=record.rank0.environment.hardware,
+        hardware=record.environment.hardware,
         packages={},
         models=[model],
     )

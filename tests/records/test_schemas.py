@@ -20,7 +20,6 @@ RECORDS = sorted(SCHEMAS.glob("*/*.json"))  # each with its columns next to it
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_record_of_an_earlier_minor_schema_is_read(path: Path) -> None:
     record = read_record(path)
-    assert record.schema == SCHEMA
     assert record.status == path.stem
     assert [rank.rank for rank in record.ranks] == list(range(record.trial.cell.axes.world_size))
     assert (record.rank0 is not None) == (record.status == "done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from harness.housekeeping.verify import verify_record
 from harness.records.across import in_memory_ranks
 from harness.records.files import RECORD_FORMAT, read_rank_result, read_record, write_record
 from harness.records.record import Record
-from harness.records.seal import digest_of, sealed_text
+from harness.records.seal import problem_of, sealed_text
 from harness.records.series import Series
 from harness.spec.cell import StopRule
 from tests.factories import CONFUSIONS, make_cell, make_record
@@ -49,7 +50,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         lambda content: content["trial"]["cell"]["workload"].update(uses=3.5),
         lambda content: content.pop("seal"),
         lambda content: content.update(seal=None),
-        lambda content: content.update(schema="6.0"),
+        lambda content: content.update(schema="7.9"),
     ],
     ids=["summary", "batches", "digest", "status", "uses", "no-seal", "null", "schema"],
 )
@@ -62,20 +63,30 @@ def test_any_change_is_refused_with_the_remedy(
         read_record(path)
     message = str(raised.value)
     assert message.startswith(f"{path}: seal: found ")
-    assert message.endswith(f", that of its content: it was changed after it was written; {REMEDY}")
+    assert message.endswith(
+        f", that of the text before it: it was changed after it was written; {REMEDY}"
+    )
 
 
-def test_spaces_and_the_order_of_keys_do_not_count(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"attempt": 1,', '"attempt": 2,'),
+        ('"attempt": 1,', '"attempt":  1,'),
+        ('"attempt": 1,', '"attempt": 1.0,'),
+        (' "seal": ', '  "seal": '),
+        ('"\n}\n', '"\n}'),
+        ('"\n}\n', '"\n}\n\n'),
+    ],
+    ids=["number", "space", "fraction", "before-seal", "no-end", "line"],
+)
+def test_every_byte_counts(path: Path, before: str, after: str) -> None:
     write_record(path, make_record())
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(content, sort_keys=True, indent=4), encoding="utf-8")
-    assert read_record(path) == read_record(path)
-
-
-def test_whole_numbers_and_fractions_are_told_apart() -> None:
-    assert digest_of({"count": 1}) != digest_of({"count": 1.0})
-    assert digest_of({"zero": 0.0}) != digest_of({"zero": -0.0})
-    assert digest_of({"count": 2**80}) != digest_of({"count": 2**80 + 1})
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    with pytest.raises(BadFile, match="it was changed after it was written"):
+        read_record(path)
 
 
 def test_text_that_is_no_unicode_can_be_read_back(path: Path) -> None:
@@ -284,8 +295,11 @@ def test_file_that_is_not_handed_out_is_no_damaged_one(path: Path) -> None:
         read_record(path)
 
 
-def test_seal_is_that_of_the_content_as_it_is_read() -> None:
-    text = sealed_text({"path": Path("a"), "pair": (1, 2), "names": {10: "a", 9: "b"}})
+def test_seal_is_the_digest_of_the_text_before_it() -> None:
+    text = sealed_text({"path": Path("a"), "pair": (1, 2), "names": {10: "ä", 9: "b"}})
+    body, _, end = text.partition(',\n "seal"')
+    assert end == f': "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
+    assert problem_of(text.encode()) is None
     content = json.loads(text)
-    seal = content.pop("seal")
-    assert seal == digest_of(content)
+    del content["seal"]
+    assert content == {"path": "a", "pair": [1, 2], "names": {"10": "ä", "9": "b"}}

@@ -69,7 +69,7 @@ def test_records_share_what_they_have_in_common(results: Results, sweep: Sweep) 
     assert first.trial.cell is second.trial.cell
     assert first.rank0 is not None
     assert second.rank0 is not None
-    assert first.rank0.environment is second.rank0.environment
+    assert first.environment is second.environment
 
 
 def test_an_invalid_cell_is_named_where_it_is(results: Results, sweep: Sweep) -> None:

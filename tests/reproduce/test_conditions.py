@@ -16,8 +16,8 @@ from tests.factories import make_record
 
 def environment() -> Environment:
     record = make_record()
-    assert record.rank0 is not None
-    return record.rank0.environment
+    assert record.environment is not None
+    return record.environment
 
 
 def fields() -> dict[str, Sequence[str]]:

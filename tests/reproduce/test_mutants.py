@@ -57,8 +57,7 @@ RUN = RunSettings(
 
 
 def with_environment(record: Record, environment: Environment) -> Record:
-    assert record.rank0 is not None
-    return replace(record, rank0=replace(record.rank0, environment=environment))
+    return replace(record, environment=environment)
 
 
 CELL = make_cell(strategy="ddp", world_size=2)

@@ -20,9 +20,9 @@ from tests.launch.test_stack import READY
 def original(folder: Path, *, with_list: bool) -> Original:
     """A trial that ran under READY; the list of its packages may be gone."""
     record = make_record()
-    assert record.rank0 is not None
-    environment = replace(record.rank0.environment, installed=READY.installed)
-    record = replace(record, rank0=replace(record.rank0, environment=environment))
+    assert record.environment is not None
+    environment = replace(record.environment, installed=READY.installed)
+    record = replace(record, environment=environment)
     sweep_folder = SweepFolder(folder)
     if with_list:
         sweep_folder.packages_path(READY.installed).parent.mkdir(parents=True, exist_ok=True)

@@ -97,8 +97,8 @@ def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_ow
     wait_until(lambda: trial_rows(results, name)[0]["state"] not in ("queued", "running"))
     ((trial_id, record),) = read_records(results, name).items()
     assert (record.status, record.sweep) == ("done", name)
-    assert record.rank0 is not None
-    variables = record.rank0.environment.variables
+    assert record.environment is not None
+    variables = record.environment.variables
     assert variables["CUDA_CACHE_PATH"] == HOSTILE
     assert SHELL.keys() & variables.keys() <= {"SLURM_NTASKS", "SLURM_DISTRIBUTION"}
     (job_log,) = results.glob("runs/*/jobs/*/*.log")

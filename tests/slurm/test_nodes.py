@@ -88,5 +88,5 @@ def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     drained, lost = (records[row["trial"]] for row in trial_rows(results))
     assert (drained.attempt, lost_with(drained)) == (1, [])
     assert (lost.attempt, lost_with(lost)) == (2, [("NodeFailure", "n2")])
-    assert lost.rank0 is not None
-    assert lost.rank0.environment.variables["SLURM_JOB_NODELIST"] == "n1,spare"
+    assert lost.environment is not None
+    assert lost.environment.variables["SLURM_JOB_NODELIST"] == "n1,spare"

@@ -34,8 +34,8 @@ def test_trials_of_a_block_are_steps_of_one_job_at_the_same_time(
     first, second = read_records(tmp_path / "results").values()
     steps, arenas = set(), set()
     for record, other in ((first, second), (second, first)):
-        assert record.rank0 is not None
-        variables = record.rank0.environment.variables
+        assert record.environment is not None
+        variables = record.environment.variables
         steps.add((variables["SLURM_JOB_ID"], variables["SLURM_STEP_ID"]))
         arenas.add(variables["MALLOC_ARENA_MAX"])
         assert record.company is not None

@@ -35,15 +35,14 @@ DDP = {"strategy": "ddp", "world_size": 2}
 
 def slurm_variables(record: Record) -> dict[str, str]:
     """Return the environment variables of rank 0."""
-    assert record.rank0 is not None
-    variables = dict(record.rank0.environment.variables)
-    return variables
+    assert record.environment is not None
+    return dict(record.environment.variables)
 
 
 def packages_of(record: Record, results: Path) -> str:
     """Return the packages of the interpreter that rank 0 ran under."""
-    assert record.rank0 is not None
-    installed = str(record.rank0.environment.installed)
+    assert record.environment is not None
+    installed = str(record.environment.installed)
     return Results(results).sweep_folder(record.sweep).packages_path(installed).read_text()
 
 

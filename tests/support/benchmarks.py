@@ -130,9 +130,13 @@ def _record(
     rank0 = replace(
         record.rank0,
         evaluations=(Evaluation(step=60, epoch=6, metrics=metrics, seconds=0.1),),
-        environment=environment,
         parameter_digest=record.rank0.parameter_digest + bits,
     )
-    ranks[0] = replace(ranks[0], rank0=rank0)
-    summary = summarize(ranks, rank0, cell.axes.batch_size, cell.warmup)
-    return replace(record, ranks=in_memory_ranks(ranks), rank0=rank0, summary=summary)
+    ranks[0] = replace(ranks[0], rank0=rank0, environment=environment)
+    return replace(
+        record,
+        ranks=in_memory_ranks(ranks),
+        rank0=rank0,
+        environment=environment,
+        summary=summarize(ranks, rank0, cell.axes.batch_size, cell.warmup),
+    )

@@ -41,16 +41,15 @@ def make_night(
     for seed in (0, 1):
         started = BEGUN + DAY * number + 60 * seed
         record = with_throughput(make_record(cell, seed=seed, started=started, sweep=sweep), rate)
-        assert record.rank0 is not None
-        environment = record.rank0.environment
+        assert record.environment is not None
+        environment = record.environment
         environment = replace(
             environment,
             hardware=replace(environment.hardware, cpu=cpu),
             software=replace(environment.software, torch=torch),
             repository=Repository(commit=commit or f"{number:040x}", dirty=False),
         )
-        rank0 = replace(record.rank0, environment=environment)
-        records.append(replace(record, rank0=rank0))
+        records.append(replace(record, environment=environment))
     return records
 
 

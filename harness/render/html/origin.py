@@ -123,9 +123,9 @@ def environment(report: Report) -> list[tuple[str, str]]:
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
     previous: tuple[Environment, Device] | None = None
     for record in report.records:
-        if record.rank0 is None:
+        if record.environment is None:
             continue
-        current = (record.rank0.environment, device_of(record))
+        current = (record.environment, device_of(record))
         if current == previous:  # most trials have the same as the one before
             continue
         previous = current
@@ -179,7 +179,7 @@ def recipe(report: Report) -> Recipe:
 
     Nobody can promise the same numbers; the notes say what the commands do not restore.
     """
-    environments = [record.rank0.environment for record in report.records if record.rank0]
+    environments = [record.environment for record in report.records if record.environment]
     harness_commits = _had_changes(environment.code for environment in environments)
     own_commits = _had_changes(environment.repository for environment in environments)
     if harness_commits.keys() == own_commits.keys():  # a workload in the checkout of the harness
@@ -228,9 +228,9 @@ def _commands(report: Report, *, has_own_repository: bool) -> list[str]:
     All of them are of the trial that ended last of those whose commits and packages are known; its
     folder holds all that a worker reads.
     """
-    known = [record for record in report.records if record.rank0 is not None]
+    known = [record for record in report.records if record.environment is not None]
     last_record = max(known or report.records, key=lambda record: record.ended)
-    environment = None if last_record.rank0 is None else last_record.rank0.environment
+    environment = last_record.environment
     code = None if environment is None else environment.code
     repository = None if environment is None else environment.repository
     commands = []
@@ -269,9 +269,9 @@ def _install_command(record: Record) -> str:
 
     Builds of torch for CUDA are not on PyPI, but on their own index.
     """
-    if record.rank0 is None:
+    if record.environment is None:
         return "pip install ."
-    software = record.rank0.environment.software
+    software = record.environment.software
     versions = [f"{name}=={version}" for name, version in software.packages.items()]
     command = ["pip", "install", ".", *versions]
     build = software.torch.partition("+")[2]  # `cu128` of `2.11.0+cu128`

@@ -83,7 +83,7 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     workloads = counted(len(report.workloads), "workload")
     seeds = counted(len(shown_seeds(report.sweep, report.records)), "seed")
     repeats = counted(report.repeats, "repeat")
-    environments = [record.rank0.environment for record in report.records if record.rank0]
+    environments = [record.environment for record in report.records if record.environment]
     # A dict keeps the order in which the machines were used.
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]

@@ -242,9 +242,9 @@ def _add_files_of_the_machine(stage: Stage) -> None:
         raise RuntimeError(f"no baseline was saved: {ended.output}")
     results = Results(stage.work / "results")
     record = read_record(next(results.runs.glob("campaign/*/record.json")))
-    assert record.rank0 is not None
+    assert record.environment is not None
     # Of this hardware, or nobody would read them.
-    hardware = record.rank0.environment.hardware
+    hardware = record.environment.hardware
     machine.write(results.peaks, replace(make_machine(), hardware=hardware))
     certificate.write(results, replace(made(1, 5), hardware=hardware))
     stage.run(stage.run_command)  # which draws the roofline, now that it knows the peaks

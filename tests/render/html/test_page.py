@@ -365,9 +365,9 @@ def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path:
     repository = Repository(commit="decaf" * 8, dirty=True, diff="a1b2")
     records = []
     for record in make_records(sweep):
-        assert record.rank0
-        environment = replace(record.rank0.environment, repository=repository)
-        records.append(replace(record, rank0=replace(record.rank0, environment=environment)))
+        assert record.environment
+        environment = replace(record.environment, repository=repository)
+        records.append(replace(record, environment=environment))
     options = ["--set", "precision=fp32,bf16", "--data", "mlp=/data"]
     write_run(results, replace(sweep, options=options), records)
     recipe = report(results).texts["reproduce"]
@@ -406,12 +406,12 @@ def test_the_recipe_is_that_of_the_trial_that_ended_last(results: Results, tmp_p
     commits = ["beef" * 10] + ["face" * 10] * (len(records) - 1)
     changed = []
     for record, commit in zip(records, commits, strict=True):
-        assert record.rank0
-        assert record.rank0.environment.code
-        code = replace(record.rank0.environment.code, commit=commit)
+        assert record.environment
+        assert record.environment.code
+        code = replace(record.environment.code, commit=commit)
         repository = Repository(commit=commit[::-1], dirty=False, diff=None)
-        environment = replace(record.rank0.environment, code=code, repository=repository)
-        changed.append(replace(record, rank0=replace(record.rank0, environment=environment)))
+        environment = replace(record.environment, code=code, repository=repository)
+        changed.append(replace(record, environment=environment))
     changed[0] = replace(changed[0], started=changed[0].started + 1e6, ended=changed[0].ended + 1e6)
     write_run(results, sweep, changed)
     recipe = report(results).texts["reproduce"]
