@@ -95,8 +95,9 @@ def dump(cell: CellResult) -> str:
     trials = []
     for trial in cell.trials:
         batch_seconds = [rounded(seconds) for seconds in trial.batch_seconds]
-        # Of the evaluations there may be many.
-        trials.append(replace(trial, improvements=(), batch_seconds=batch_seconds))
+        # Of the evaluations there may be many, and the names of nodes belong to one cluster.
+        kept = replace(trial, improvements=(), batch_seconds=batch_seconds, nodes=())
+        trials.append(kept)
     portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
     header = {
         "kind": KIND,

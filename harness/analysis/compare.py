@@ -661,6 +661,16 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
     return notes
 
 
+def unpaired_notes(rows: Iterable[MetricRow], rules: Rules) -> list[str]:
+    """Return the notes on throughputs that have an interval but not from pairs, each once."""
+    notes: dict[str, None] = {}  # an ordered set
+    for row in rows:
+        estimate = row.verdict.estimate
+        if row.is_throughput and estimate.standard_error is not None and not estimate.paired:
+            notes[_not_interleaved(drifts((row.a, row.b), rules.drift))] = None
+    return list(notes)
+
+
 def _not_interleaved(drift: Sequence[Drift]) -> str:
     """Return the note that the sides were not measured in turn.
 

@@ -130,25 +130,52 @@ def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]
 
 
 def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
-    """Return whether two cells were measured in turn.
+    """Return whether two cells were measured in turn, both trials of each pair on the same nodes.
 
-    Trials that ran alone were where both of a pair began before any of the next pair did. Trials
-    that ran side by side were where the order of several blocks was drawn (`harness.launch.lanes`):
-    then that holds for pairs `distance` blocks apart, and each cell began before the other was done.
+    Blocks may run on several nodes at once, so the order of the trials counts node by node. There,
+    one pair is in no order with others: then each cell must have begun before the other was done.
     """
     lane_counts = {trial.lanes for pair in pairs for trial in pair}
     if len(lane_counts) > 1:
         return False
     (lanes,) = lane_counts
+    by_nodes: dict[frozenset[str], list[TrialPair]] = {}
+    for a, b in pairs:
+        if not _had_same_nodes(a, b):
+            return False
+        nodes = frozenset([*a.nodes, *b.nodes])
+        by_nodes.setdefault(nodes, []).append((a, b))
+    if not all(_are_in_turn(pairs_of_nodes, lanes) for pairs_of_nodes in by_nodes.values()):
+        return False
+    if lanes == 1 and len(by_nodes) == 1:
+        return True
+    starts_a, starts_b = [a.started for a, _ in pairs], [b.started for _, b in pairs]
+    return max(starts_a) > min(starts_b) and max(starts_b) > min(starts_a)
+
+
+def _had_same_nodes(a: TrialResult, b: TrialResult) -> bool:
+    """Return whether two trials had a node in common; where that is unknown, if they are of one sweep.
+
+    The trials of a block begin on the same node, whatever their number of ranks.
+    """
+    if not a.nodes or not b.nodes:
+        return a.sweep == b.sweep
+    return not set(a.nodes).isdisjoint(b.nodes)
+
+
+def _are_in_turn(pairs: Sequence[TrialPair], lanes: int) -> bool:
+    """Return whether the trials of some nodes began pair by pair.
+
+    Trials that ran alone did where both of a pair began before any of the next pair. Trials that ran
+    side by side did where the order of several blocks was drawn (`harness.launch.lanes`): then that
+    holds for pairs `distance` blocks apart.
+    """
     distance = 1 if lanes == 1 else BLOCKS_PER_LANE * lanes
     starts = sorted(sorted((a.started, b.started)) for a, b in pairs)
     for (_, last_start), (later_start, _) in zip(starts, starts[distance:], strict=False):
         if last_start > later_start:
             return False
-    if lanes == 1:
-        return True
-    starts_a, starts_b = [a.started for a, _ in pairs], [b.started for _, b in pairs]
-    return max(starts_a) > min(starts_b) and max(starts_b) > min(starts_a)
+    return True
 
 
 def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:

@@ -25,7 +25,7 @@ from harness.records.company import ALONE
 from harness.records.cost import TrialCost, seconds_until, trial_cost
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
-from harness.records.record import Rank0Report, Record, TargetMetric
+from harness.records.record import Rank0Report, Record, Summary, TargetMetric
 from harness.records.series import Numbers
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
@@ -89,6 +89,8 @@ class TrialResult:
     cost: TrialCost | None = None  # None where the cluster profile stated no price
     # In the test set, which says in what steps a metric of samples moves; None in older records.
     test_samples: Number | None = field(default=None, compare=False)
+    # The names of its machines, none where they are unknown. A baseline has none of them.
+    nodes: Sequence[str] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +353,18 @@ def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
         test_samples=report.test_samples,
         company=company,
         lanes=lanes,
+        nodes=_nodes(record, record.summary),
     )
+
+
+def _nodes(record: Record, summary: Summary) -> tuple[str, ...]:
+    """Return the names of a trial's nodes, sorted; none unless the summary has all of them.
+
+    It lacks some of very many, and all where communication can't be told apart.
+    """
+    if len(summary.node_seconds) != record.ranks.across.nodes:
+        return ()
+    return tuple(sorted(summary.node_seconds))
 
 
 def _improvements(record: Record, report: Rank0Report) -> list[MetricPoint]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def find(results: Results, name: str, recall: Recall | None = None) -> Named:
             raise BadInput(recorded.unreadable[0])
         folder = results.sweep_folder(name).path
         named = Named(records=recorded.records, sweep=recorded.sweep, folder=folder)
-    elif Path(name).exists():
+    elif os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: a label can be too long for a path
         named = _at_path(Path(name))
     elif recall and mlflow_run:
         named = Named(records=recall(mlflow_run["marked"] or mlflow_run["bare"]))
@@ -180,7 +181,7 @@ def _records_of_cell(results: Results, name: str) -> Named:
 
     Raises BadInput if none of the sweeps that have run has it, or several have.
     """
-    sweep_name, _, cell_name = name.rpartition("/")
+    sweep_name, cell_name = _split_name(results, name)
     cells_by_folder = {}  # of all sweeps that have run, or of the one that is named
     for spec_path in sorted(results.runs.glob("*/sweep.json")):
         if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
@@ -202,6 +203,18 @@ def _records_of_cell(results: Results, name: str) -> Named:
             if cell_name in (record.trial.id, cell.id, cell.label):
                 records.append(record)
     return Named(records=records, folder=folder)
+
+
+def _split_name(results: Results, name: str) -> tuple[str, str]:
+    """Return the sweep in SWEEP/NAME, empty for a NAME alone, and the name of the cell or trial.
+
+    Names of sweeps and labels of cells may have slashes of their own.
+    """
+    for slash in re.finditer("/", name):
+        sweep_name = name[: slash.start()]
+        if results.sweep_folder(sweep_name).spec_path.exists():
+            return sweep_name, name[slash.end() :]
+    return "", name
 
 
 def find_trial(
@@ -235,7 +248,9 @@ def find_trial(
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
     folder = Path(name)
-    is_of_trial = folder.is_file() or (folder / RECORD_FILE).is_file()
+    is_of_trial = False
+    if os.path.exists(name):  # noqa: PTH110  # as in `find`
+        is_of_trial = folder.is_file() or (folder / RECORD_FILE).is_file()
     if named.folder is not None and (named.sweep is not None or not is_of_trial):
         folder = named.folder / record.trial.id
     elif folder.is_file():

@@ -161,6 +161,7 @@ def status(
     """
     from harness.core.paths import Results
     from harness.interface import watching
+    from harness.records.files import CommonParts
     from harness.records.store import read_recorded_spec, read_recorded_specs
     from harness.render import status as view
 
@@ -170,14 +171,19 @@ def status(
     # The spec next to the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.
     errors: list[BadInput] = []
+    common = CommonParts()
     if sweep is None:
         sweeps, errors = read_recorded_specs(results_folder)
     else:
-        sweeps = [read_recorded_spec(results_folder, sweep)]
+        sweeps = [read_recorded_spec(results_folder, sweep, common)]
     # The summary of all sweeps has a line for each and lists no trial.
     if sweep is None and (as_json or every_trial):
         raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
     if watch:
+        if sweep is None:  # one that can't be read keeps none of the others from being watched
+            readable, more_errors = watching.readable_statuses(sweeps, results_folder)
+            sweeps = [status.sweep for status in readable]
+            errors = [*errors, *more_errors]
         statuses = _watch(sweeps, results_folder, tracking_uri)
     elif sweep is None:
         if not sweeps and not errors:
@@ -190,7 +196,7 @@ def status(
         errors = [*errors, *more_errors]
         view.show_summary(statuses)
     else:
-        statuses = watching.sweep_statuses(sweeps, results_folder)
+        statuses = watching.sweep_statuses(sweeps, results_folder, common)
         view.show(statuses[0], as_json=as_json, every=every_trial)
     _exit_with_status(statuses, errors)
 

@@ -170,9 +170,10 @@ class SweepFile(pytest.File):
         With `recorded`, no trial runs and the records that are there are used.
         """
         sweep = replace(self.sweep, cells=self.selected_cells)
-        if sweep.race is not None and 0 < len(sweep.cells) < len(self.sweep.cells):
+        if sweep.race is not None and sweep.cells:
             raise BadInput(
-                f"{self.path}: race: found with a part of its cells, as of -k; allowed: all of them"
+                f"{self.path}: race: found, which ends without all trials of each cell;"
+                " allowed: --harness-set race=null"
             )
         sweep_folder = self.results.sweep_folder(sweep.name)
         which = self.config.getoption("harness_trials")

@@ -112,6 +112,8 @@ def show(
     from harness.render.plan import conflict_lines
     from harness.render.results import show_results
 
+    if phases and pivot is not None:
+        raise BadInput("--phases, --pivot: found both; allowed: one of them")
     results_folder = Results(results)
     is_export = _check_export(table_format, columns, output, is_view=phases or pivot is not None)
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)

@@ -150,11 +150,19 @@ class GateOutcome:
         return outcome.control_disagrees or outcome.measured.verdict == "inconclusive"
 
     @property
-    def exit_code(self) -> int:
-        """1 if a cell failed or was lost, else 3 if one is inconclusive, else 0.
+    def has_no_cells(self) -> bool:
+        """Whether nothing was judged: no cell was measured, and no change of the sweep is refused."""
+        return not self.cells and not self.refused_changes
 
-        `options.inconclusive` makes an inconclusive cell a failure, or lets it pass.
+    @property
+    def exit_code(self) -> int:
+        """1 if a cell failed or was lost, else 3 if one is inconclusive or none was measured, else 0.
+
+        `options.inconclusive` makes an inconclusive cell a failure, or lets it pass. A gate that
+        measured nothing never passes.
         """
+        if self.has_no_cells:
+            return 1 if self.options.inconclusive == "fail" else EXIT_CODES["warn"]
         is_inconclusive = any(self.is_inconclusive(outcome) for outcome in self.cells)
         if self.refused_changes or any(self.has_failed(outcome) for outcome in self.cells):
             return 1

@@ -31,7 +31,9 @@ class Commit:
 
 def describe_commit(repository: Path, revision: str) -> Commit:
     """Return the commit of a revision, which must exist."""
-    shown = run_git(repository, "show", "--no-patch", f"--format={FORMAT}", revision).stdout
+    # Under `log.showSignature`, git would say before the format what it thinks of a signature.
+    options = ("--no-show-signature", "--no-patch", f"--format={FORMAT}")
+    shown = run_git(repository, "show", *options, revision).stdout
     commit_id, short, author, date, subject = shown.strip().split("\0")
     return Commit(id=commit_id, short=short, author=author, date=date, subject=subject)
 

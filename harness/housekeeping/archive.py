@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 import tempfile
@@ -32,7 +33,8 @@ from harness.core.paths import (
     write_atomically_by,
 )
 from harness.core.private import FILE_MODE
-from harness.housekeeping.sweeps import held
+from harness.core.storage import writing
+from harness.housekeeping.sweeps import clear_leftover, held
 from harness.records.bounds import Number
 from harness.records.decode import FileFormat, decode_text
 from harness.records.seal import sealed_text
@@ -152,6 +154,7 @@ def restore(results: Results, path: Path) -> ArchiveManifest:
     try:
         manifest = _extract(path, aside)
         folder = results.sweep_folder(manifest.sweep)
+        clear_leftover(folder)
         if folder.path.exists():
             raise BadInput(
                 f"{path}: its sweep {manifest.sweep!r} exists in {folder.path}; allowed: another"
@@ -190,7 +193,9 @@ def _extract(path: Path, folder: Path) -> ArchiveManifest:
                     )
                 _write_checked(content, entry, folder, path)  # type: ignore[arg-type]
                 (folder / entry.path).chmod(member.mode & 0o644 | FILE_MODE)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+                # By the times of a trial's files, an attempt that has ended is told from a running one.
+                os.utime(folder / entry.path, (member.mtime, member.mtime))
+    except (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError) as error:
         raise ARCHIVE_FORMAT.invalid(path, one_line(error)) from None
     if missing:
         raise ARCHIVE_FORMAT.invalid(
@@ -224,18 +229,22 @@ def _read_manifest(
 
 
 def _write_checked(content: BinaryIO, entry: ArchivedFile, folder: Path, path: Path) -> None:
-    """Write one file of an archive, no more than its manifest says; raises BadInput if it differs."""
+    """Write one file of an archive, no more than its manifest says.
+
+    Raises BadInput if it differs, StorageError where the disk is full or fails.
+    """
     target = folder / entry.path
-    target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     size = 0
-    with target.open("wb") as file:
-        while block := content.read(BLOCK):
-            size += len(block)
-            if size > entry.bytes:
-                break
-            digest.update(block)
-            file.write(block)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            while block := content.read(BLOCK):
+                size += len(block)
+                if size > entry.bytes:
+                    break
+                digest.update(block)
+                file.write(block)
     if size != entry.bytes or digest.hexdigest() != entry.sha256:
         raise ARCHIVE_FORMAT.invalid(
             path, f"{entry.path}: found other content than its manifest says"

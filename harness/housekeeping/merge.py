@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
+from harness.core.storage import writing
 from harness.core.text import counted
 from harness.housekeeping.sweeps import held, held_for_reading
 from harness.records.files import read_record
@@ -66,7 +67,7 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
             for path in sorted((folder.path / "environments").glob("*")):
                 if not (environments / path.name).exists():
                     environments.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, environments / path.name)
+                    _copy_file(path, environments / path.name)
         write_spec(merged, target)
     return added
 
@@ -137,16 +138,30 @@ def _refuse_other_profiles(paths: Sequence[Path]) -> None:
 
 
 def _copy_trial(source: Path, target: Path) -> None:
-    """Copy a trial's folder so that it is there as a whole or not at all."""
+    """Copy a trial's folder so that it is there as a whole or not at all.
+
+    Raises StorageError where the disk is full or fails, BadInput for what else can't be copied.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(target, ignore_errors=True)  # of a trial that left no record
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".merge-"))
     try:
         copy = aside / target.name
-        shutil.copytree(source, copy, symlinks=True)
+        shutil.copytree(source, copy, symlinks=True, copy_function=_copy_file)
         for path in (copy, *copy.rglob("*")):
             if not path.is_symlink():  # those of another user may be read-only
                 path.chmod(path.stat().st_mode | stat.S_IWUSR)
         copy.rename(target)
+    except shutil.Error as error:
+        failed_path, _, reason = error.args[0][0]
+        raise BadInput(
+            f"{failed_path}: can't be copied: {reason}; allowed: files that can be read"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _copy_file(source: str | Path, target: str | Path) -> None:
+    """Copy a file as copytree does; raises StorageError where the disk is full or fails."""
+    with writing(Path(target)):
+        shutil.copy2(source, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -180,6 +181,7 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
     )
     if not is_cut_off:
         before = recorded_folder(results, old)
+        clear_leftover(after)
         # Also of a sweep that has not run: those of its check and of its learning-rate search.
         for path in (after.path, after.rates_path, results.preflight_path(new)):
             if path.exists():
@@ -264,25 +266,39 @@ def removals(
 def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
     """Remove folders of a sweep, or all of it.
 
-    What makes a folder count, its record or its sweep.json, goes first: a removal that is cut off
-    leaves nothing that is taken for whole. Raises BadInput if anybody works on the sweep, or has changed
-    it since it was listed.
+    What makes a trial count, its record, goes first, and a sweep is moved away before its files go: a
+    removal that is cut off leaves nothing that is taken for whole. A link goes with the folder that it
+    leads to. Raises BadInput if anybody works on the sweep, or has changed it since it was listed.
     """
-    with held(folder):
+    with ExitStack() as after_unlocking, held(folder):
         for removal in listed:
             if size_of(removal.path) != removal.bytes:
                 raise BadInput(
                     f"{removal.path}: has changed since it was listed; nothing is removed"
                 )
         for removal in listed:
-            if removal.path.is_file():
-                removal.path.unlink()
-                continue
-            for name in (folder.spec_path.name, folder.trial_folder("").record_path.name):
-                (removal.path / name).unlink(missing_ok=True)
-            shutil.rmtree(removal.path)
+            path = removal.path.resolve()
+            if path.is_file():
+                path.unlink()
+            elif removal.path == folder.path:
+                # NFS keeps a file that is open, here the lock, and with it the folder.
+                aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=".removed-")
+                path.rename(Path(after_unlocking.enter_context(aside)) / path.name)
+            else:
+                (path / folder.trial_folder("").record_path.name).unlink(missing_ok=True)
+                shutil.rmtree(path)
+            removal.path.unlink(missing_ok=True)  # a link
         if folder.spec_path.exists():
             _forget_removed_trials(folder)
+
+
+def clear_leftover(folder: SweepFolder) -> None:
+    """Remove the folder of a sweep that has nothing but a lock, as a command leaves it that was refused.
+
+    Raises BadInput as `remove` does.
+    """
+    if list(folder.path.glob("*")) == [folder.lock_path]:
+        remove(folder, [whole_sweep(folder)])
 
 
 def _forget_removed_trials(folder: SweepFolder) -> None:

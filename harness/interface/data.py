@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,7 +74,7 @@ def load(
     name = str(sweep)
     if folder.sweep_folder(name).spec_path.is_file():
         pass  # the working directory may have a folder of the same name, of other results
-    elif spec_path.is_file():
+    elif os.path.isfile(spec_path):  # noqa: PTH113  # False where `Path` raises: for a long name
         folder = Results(path.absolute().parent.parent)
         name = read_spec_content(spec_path).get("name", path.name)
     elif path.suffix in (".yaml", ".yml"):

@@ -156,7 +156,11 @@ def listed(cells: str | Sequence[str]) -> Sequence[str]:
 
 def settings_texts(settings: Settings | None) -> list[str]:
     """Return settings as texts of `--set`; JSON is YAML, and keeps the types of values."""
-    return [f"{key}={json.dumps(value, default=str)}" for key, value in (settings or {}).items()]
+    texts = []
+    for key, value in (settings or {}).items():
+        value = list(value) if isinstance(value, range) else value
+        texts.append(f"{key}={json.dumps(value, default=str)}")
+    return texts
 
 
 def data_texts(data: Data) -> list[str]:

@@ -22,7 +22,7 @@ from harness.records.code import (
     encode_diff,
 )
 from harness.spec.sweep import Sweep
-from workloads.catalog import find_source, imported_distributions
+from workloads.catalog import BUILT_IN, find_source, imported_distributions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,12 @@ def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
     pinned = pins(installed_packages())
     installed = hashlib.sha256(pinned.encode()).hexdigest()
     write_once(folder.packages_path(installed), pinned)
-    # The repository of the sweep file, else of a workload, and its differences.
+    # The repository of the sweep file, else of a workload of the user's, and its differences.
     used = sorted({cell.workload.uses for cell in sweep.cells})
     files = [sweep.source.absolute()]
     for uses in used:
-        files += find_source(uses, sweep.base_folder).files.values()
+        if uses not in BUILT_IN:  # whose repository is the harness's: `code` describes it
+            files += find_source(uses, sweep.base_folder).files.values()
     repository, diff = None, ""
     for parent in dict.fromkeys(path.parent for path in files):
         repository, diff = describe_repository(parent, files)

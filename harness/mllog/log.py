@@ -12,7 +12,7 @@ benchmark of theirs is, and the submitting organization `unofficial`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,14 +59,11 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedTrial:
-    """A finished trial whose moments are known."""
+class LoggedTrial:
+    """A trial that has come to its end."""
 
     record: Record
     report: Rank0Report  # of the record
-    began_at: float  # seconds since the epoch
-    training_began_at: float
-    evaluation_starts: Sequence[float]  # of each evaluation
 
     @property
     def axes(self) -> Axes:
@@ -78,27 +75,14 @@ class TimedTrial:
         return step * self.axes.batch_size
 
     @staticmethod
-    def of(record: Record) -> TimedTrial:
-        """Return a trial with its moments; raises BadInput for one that has none."""
+    def of(record: Record) -> LoggedTrial:
+        """Return the trial of a record; raises BadInput for one that can't be written as a log."""
         report = record.rank0
         if report is None:
             raise _no_log(record, f"is {record.status}; allowed: done or invalid")
         if not report.evaluations:
             raise _no_log(record, "has no evaluation; allowed: at least one")
-        evaluation_starts = []
-        for evaluation in report.evaluations:
-            if evaluation.started_at is not None:
-                evaluation_starts.append(evaluation.started_at)
-        has_all_starts = len(evaluation_starts) == len(report.evaluations)
-        if report.began_at is None or report.training_began_at is None or not has_all_starts:
-            raise _no_log(record, "was recorded without moments; harness run --force runs it again")
-        return TimedTrial(
-            record=record,
-            report=report,
-            began_at=report.began_at,
-            training_began_at=report.training_began_at,
-            evaluation_starts=evaluation_starts,
-        )
+        return LoggedTrial(record=record, report=report)
 
 
 def _no_log(record: Record, problem: str) -> BadInput:
@@ -117,7 +101,7 @@ def write_log(path: Path, record: Record) -> None:
 
 def log_lines(record: Record) -> list[Line]:
     """Return a trial as lines in the order of their times; raises BadInput as `write_log` does."""
-    trial = TimedTrial.of(record)
+    trial = LoggedTrial.of(record)
     lines = [*_initialization(trial), *_run(trial)]
     # Sorting keeps the order of lines of the same time, as of the end of a block and the evaluation
     # that begins with it.
@@ -132,9 +116,9 @@ def benchmark_name(workload: WorkloadRef) -> str:
 # Before the run
 
 
-def _initialization(trial: TimedTrial) -> Iterator[Line]:
+def _initialization(trial: LoggedTrial) -> Iterator[Line]:
     """Yield what is logged before the run: the facts, and when the trial was set up."""
-    at = trial.began_at
+    at = trial.report.began_at
     # The harness drops no cache of the system, so the log must not claim it.
     yield Line(at=at, key="cache_clear", value=False, metadata={})
     yield _start("init_start", at)
@@ -142,10 +126,10 @@ def _initialization(trial: TimedTrial) -> Iterator[Line]:
         yield Line(at=at, key=key, value=value, metadata={})
     for key, value in _settings(trial).items():
         yield Line(at=at, key=key, value=value, metadata={}, namespace=NAMESPACE)
-    yield _stop("init_stop", trial.training_began_at)
+    yield _stop("init_stop", trial.report.training_began_at)
 
 
-def _submission(trial: TimedTrial) -> dict[str, Any]:
+def _submission(trial: LoggedTrial) -> dict[str, Any]:
     """Return what was trained, and on what, as in `2 x NVIDIA H100` or `2 cores of AMD EPYC`."""
     assert trial.record.environment is not None  # as there is a report of rank 0
     hardware = trial.record.environment.hardware
@@ -164,7 +148,7 @@ def _submission(trial: TimedTrial) -> dict[str, Any]:
     }
 
 
-def _hyperparameters(trial: TimedTrial) -> dict[str, Any]:
+def _hyperparameters(trial: LoggedTrial) -> dict[str, Any]:
     """Return the trial's settings that MLPerf has keys for.
 
     An optimizer and a learning rate that are the workload's own are left out.
@@ -191,7 +175,7 @@ def _hyperparameters(trial: TimedTrial) -> dict[str, Any]:
     return parameters
 
 
-def _precision_of_communication(trial: TimedTrial) -> str:
+def _precision_of_communication(trial: LoggedTrial) -> str:
     """Return the narrowest numeric format that ranks send in a step.
 
     It is what was counted in a step, whatever the settings say. Without communication it is that of
@@ -205,7 +189,7 @@ def _precision_of_communication(trial: TimedTrial) -> str:
     return "fp64" if trial.axes.precision == "fp64" else "fp32"
 
 
-def _settings(trial: TimedTrial) -> dict[str, Any]:
+def _settings(trial: LoggedTrial) -> dict[str, Any]:
     """Return all that the cell sets, by the names of a sweep file."""
     cell = trial.record.trial.cell
     settings: dict[str, Any] = {"trial": trial.record.trial.id, "attempt": trial.record.attempt}
@@ -219,9 +203,9 @@ def _settings(trial: TimedTrial) -> dict[str, Any]:
 # The run
 
 
-def _run(trial: TimedTrial) -> Iterator[Line]:
+def _run(trial: LoggedTrial) -> Iterator[Line]:
     """Yield the run: epochs, blocks of training between evaluations, and the evaluations."""
-    yield _start("run_start", trial.training_began_at)
+    yield _start("run_start", trial.report.training_began_at)
     # Where an attempt ended and the next one resumed: their pause is part of the run.
     for interruption in trial.record.ranks.across.interruptions:
         yield Line(
@@ -234,8 +218,8 @@ def _run(trial: TimedTrial) -> Iterator[Line]:
     for number, at in _moments(trial.record.ranks[0].epoch_ended_at):
         yield _stop("epoch_stop", at, epoch_num=number)
     steps_per_epoch = trial.report.steps_per_epoch
-    block_began_at, block_step = trial.training_began_at, 0
-    for evaluation, start in zip(trial.report.evaluations, trial.evaluation_starts, strict=True):
+    block_began_at, block_step = trial.report.training_began_at, 0
+    for evaluation in trial.report.evaluations:
         epochs = (evaluation.step - block_step) / steps_per_epoch
         block = {
             "first_epoch_num": block_step // steps_per_epoch + 1,
@@ -243,9 +227,10 @@ def _run(trial: TimedTrial) -> Iterator[Line]:
             "samples_count": trial.samples_after(block_step),
         }
         yield _start("block_start", block_began_at, **block)
-        yield _stop("block_stop", start, **block)
-        yield from _evaluation(trial, evaluation, start)
-        block_began_at, block_step = start + (evaluation.seconds or 0.0), evaluation.step
+        yield _stop("block_stop", evaluation.started_at, **block)
+        yield from _evaluation(trial, evaluation)
+        block_began_at = evaluation.started_at + (evaluation.seconds or 0.0)
+        block_step = evaluation.step
     for number, at in _moments(trial.record.ranks[0].epoch_began_at):
         yield _start("epoch_start", at, epoch_num=number)
     progress = _progress(trial, block_step)
@@ -258,12 +243,12 @@ def _moments(series: Series | None) -> Iterator[tuple[int, float]]:
         yield from enumerate(series.unpack().tolist(), start=1)
 
 
-def _evaluation(trial: TimedTrial, evaluation: Evaluation, start: float) -> Iterator[Line]:
+def _evaluation(trial: LoggedTrial, evaluation: Evaluation) -> Iterator[Line]:
     """Yield an evaluation with its value of the target metric on the test set."""
     target = trial.report.target
-    end = start + (evaluation.seconds or 0.0)
+    end = evaluation.started_at + (evaluation.seconds or 0.0)
     progress = _progress(trial, evaluation.step)
-    yield _start("eval_start", start, **progress)
+    yield _start("eval_start", evaluation.started_at, **progress)
     yield Line(
         at=end,
         key="eval_accuracy",
@@ -273,7 +258,7 @@ def _evaluation(trial: TimedTrial, evaluation: Evaluation, start: float) -> Iter
     yield _stop("eval_stop", end, **progress)
 
 
-def _progress(trial: TimedTrial, step: int) -> dict[str, Any]:
+def _progress(trial: LoggedTrial, step: int) -> dict[str, Any]:
     """Return the epochs and samples after `step` optimizer steps."""
     return {
         "epoch_num": _whole_if_possible(step / trial.report.steps_per_epoch),
@@ -286,7 +271,7 @@ def _whole_if_possible(number: float) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _status(trial: TimedTrial) -> Literal["success", "aborted"]:
+def _status(trial: LoggedTrial) -> Literal["success", "aborted"]:
     """Return `aborted` for a trial that ended without reaching the goal of its sweep."""
     rule, outcome = trial.record.trial.cell.stop, trial.report.stop
     if rule is None or rule.goal is None or outcome is None:

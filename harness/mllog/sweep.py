@@ -28,7 +28,7 @@ class WrittenLog:
 def write_logs(folder: SweepFolder, recorded: RecordedSweep) -> list[WrittenLog]:
     """Write the log of each trial that is complete, in place of an earlier one.
 
-    Raises BadInput without any such trial, and for one whose record has no moments.
+    Raises BadInput without any such trial, and for one without evaluations.
     """
     written = []
     for record in recorded.records:

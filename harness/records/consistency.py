@@ -385,7 +385,7 @@ def _trace_problem(record: Record, seconds: Numbers) -> str | None:
     recorded = record.summary.batch_seconds
     slowest = seconds[seconds.sum(axis=1).argmax()]
     expected = trial_batches(slowest)
-    if recorded is None or len(recorded) != len(expected):
+    if len(recorded) != len(expected):
         return "summary.batch_seconds: found other means than those of its batches of steps"
     if not np.allclose(recorded, expected, rtol=TOLERANCE, atol=0):
         return "summary.batch_seconds: found other numbers than the means of its steps"

@@ -55,13 +55,11 @@ def epoch_seconds(record: Record) -> float | None:
 def seconds_until(record: Record, evaluation: Evaluation) -> float | None:
     """Return the seconds from the start of training to the end of an evaluation.
 
-    None where a moment was not noted, and of a trial that was interrupted: what its pause cost is
-    not known.
+    None of a trial that was interrupted, as what its pause cost is not known, and of one that failed.
     """
-    began_at = record.rank0.training_began_at if record.rank0 is not None else None
-    if began_at is None or evaluation.started_at is None or record.ranks.across.interruptions:
+    if record.rank0 is None or record.ranks.across.interruptions:
         return None
-    return evaluation.started_at + (evaluation.seconds or 0.0) - began_at
+    return evaluation.started_at + (evaluation.seconds or 0.0) - record.rank0.training_began_at
 
 
 def seconds_to_goal(record: Record) -> float | None:

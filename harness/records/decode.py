@@ -130,16 +130,14 @@ def read_json(path: Path, file_format: FileFormat) -> Any:
 def read_bytes(path: Path, file_format: FileFormat) -> bytes:
     """Return the content of a file; raises BadFile if there is none, or if it is too large."""
     try:
-        with path.open("rb") as file:
-            # Python allocates as many bytes as it is asked to read, so it is asked for the file's size.
-            size = min(os.fstat(file.fileno()).st_size, MAX_BYTES)
-            text = file.read(size + 1)
+        with path.open("rb", buffering=0) as file:  # it is read at once
+            size = os.fstat(file.fileno()).st_size
+            if size <= MAX_BYTES:
+                return file.readall()
     except OSError as error:
         raise file_format.unavailable(path, error) from None
-    if len(text) > MAX_BYTES:
-        problem = f"can't be read as a {file_format.name}: found more than {MAX_BYTES} bytes"
-        raise file_format.error(path, problem)
-    return text
+    problem = f"can't be read as a {file_format.name}: found {size} bytes; allowed: {MAX_BYTES}"
+    raise file_format.error(path, problem)
 
 
 def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> Any:

@@ -288,22 +288,20 @@ def _series_slots(result: Any) -> list[_Slot]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRecord(Outcome):
-    """A record as it is in its header, without the parts that `CommonParts` decodes."""
-
-    trial: SeedAndRepeat
-    ranks: AcrossRanks
-    columns: ColumnFile | None = (
-        None  # what ranks and losses are read from; None where there are none
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SeedAndRepeat:
     """A trial without its cell."""
 
     seed: Seed
     repeat: Repeat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRecord(Outcome):
+    """A record as it is in its header, without the parts that `CommonParts` decodes."""
+
+    trial: SeedAndRepeat
+    ranks: AcrossRanks
+    columns: ColumnFile | None = None  # that have ranks and losses; None where there are none
 
 
 def write_record(path: Path, record: Record | RankResult, *, durable: bool = True) -> None:
@@ -317,7 +315,7 @@ def write_record(path: Path, record: Record | RankResult, *, durable: bool = Tru
     if isinstance(record, RankResult):
         columns.update(take_series([content]))
     else:
-        content = {"schema": SCHEMA, "sweep": record.sweep, "trial": record.trial, **content}
+        content = {"schema": SCHEMA, **content}
         content["ranks"] = asdict(record.ranks.across)
         if content.pop("loss") is not None:
             assert record.loss is not None
@@ -440,7 +438,7 @@ def _record_of(
         cell = common.decode(Cell, texts.trial.cell, "trial", "cell")
         environment = common.decode_optional(Environment, texts.environment, "environment")
         settings = common.decode_optional(RunSettings, texts.settings, "settings")
-    except ValueError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise RECORD_FORMAT.invalid(source, error) from None
     columns = _Columns(stored, cell.axes.world_size, source, fetch)
     record = Record(

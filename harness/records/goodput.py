@@ -77,6 +77,8 @@ def work_done_twice(record: Record) -> float:
     """
     first_started = record.first_started or record.started
     failures = [failure for failure in record.previous_failures if failure.at > first_started]
+    if not failures:
+        return 0.0
     failures.sort(key=lambda failure: failure.at)
     began: list[float] = []
     ended = first_started

@@ -83,7 +83,7 @@ class Failure:
     log: str | None = None  # the log to look into; path relative to the trial's folder
     traceback: str | None = None  # the end of Python's, if it is long
     at: Moment = 0.0  # when it happened, seconds since the epoch
-    # When its attempt was launched; None of a trial's last attempt, and before schema 6.13.
+    # When its attempt was launched; None of a trial's last attempt.
     began_at: Moment | None = None
 
     @property
@@ -122,7 +122,7 @@ class Evaluation:
     metrics: Mapping[str, float]  # name -> value, over the whole test set
     seconds: Duration | None  # that the evaluation took; None of a script
     validation: Mapping[str, float] | None = None  # over the validation set; None without one
-    started_at: Moment | None = None  # seconds since the epoch; None before schema 6.1
+    started_at: Moment  # seconds since the epoch
 
     @property
     def deciding(self) -> Mapping[str, float]:
@@ -252,10 +252,10 @@ class Rank0Report:
     # At the final evaluation; None for what is no classifier, and for very many classes.
     confusions: Confusions | None = None
     # When rank 0 began, and when training did, seconds since the epoch. Of a trial that was resumed
-    # it is the first attempt that counts. These and the sizes are None before schema 6.1.
-    began_at: Moment | None = None
-    training_began_at: Moment | None = None
-    train_samples: Number | None = None  # in the training set
+    # it is the first attempt that counts.
+    began_at: Moment
+    training_began_at: Moment
+    train_samples: Number | None = None  # in the training set; None of a script, as is the next one
     test_samples: Number | None = None  # in the test set
     sample_order: SampleOrder | None = "permutation"  # of an epoch; None of a script
     page_cache: PageCache | None = None  # None for samples that are in memory
@@ -494,6 +494,8 @@ class RankResults(Sequence[RankResult]):
     missing or damaged, or contradict the record. `across` and the length need none of them.
     """
 
+    __slots__ = ("_load", "across")
+
     def __init__(self, load: Callable[[], Sequence[RankResult]], across: AcrossRanks) -> None:
         self.across = across
         self._load = load
@@ -566,11 +568,11 @@ class Summary:
     mfu: Amount | None = None
     mfu_measured: Amount | None = None  # the same of the peak that `harness machine peak` measured
     # Of the measured steps of the rank that took longest: the standard error of their mean over that
-    # mean, and the means of consecutive equal batches of them, seconds. None before schema 6.0.
+    # mean, and the means of consecutive equal batches of them, seconds.
     relative_error: Amount | None = None
-    batch_seconds: tuple[Amount, ...] | None = None
+    batch_seconds: tuple[Amount, ...]
     # Why the mean of those steps can't be known from them, as in `4 stragglers carry 30% of the time`;
-    # None if nothing in them says so, and before schema 6.10.
+    # None if nothing in them says so.
     mean_doubt: str | None = None
     throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
     # Of all ranks, as a script reports them; None where they are the cell's batch size.

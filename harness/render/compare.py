@@ -76,8 +76,6 @@ def _match_rows(match: Match) -> list[list[Content]]:
     rows: list[list[Content]] = []
     for row in match.rows:
         verdict = row.verdict
-        # Trials without a partner of the same seed are compared as two groups, with wider intervals.
-        unpaired = "" if verdict.estimate.paired else " unpaired"
         rows.append(
             [
                 match.b_side,
@@ -85,7 +83,7 @@ def _match_rows(match: Match) -> list[list[Content]]:
                 *fmt.mean_values(row),
                 fmt.effect(verdict),
                 fmt.effect_interval(verdict),
-                f"{verdict.estimate.count}{unpaired}",
+                fmt.pair_count(verdict),
                 fmt.verdict_badge(row),
                 fmt.detectable_effect(verdict),
             ]

@@ -340,6 +340,16 @@ def effect_interval(verdict: MetricVerdict) -> str:
     return f"{low:+.4f} to {high:+.4f}"
 
 
+def pair_count(verdict: MetricVerdict) -> str:
+    """Return the pairs of trials that were compared, or the trials of two groups: `3 unpaired`.
+
+    Groups have wider intervals: trials without a partner of the same seed, or that were not
+    measured in turn.
+    """
+    unpaired = "" if verdict.estimate.paired else " unpaired"
+    return f"{verdict.estimate.count}{unpaired}"
+
+
 def interval_legend(alpha: float) -> str:
     """Return what the intervals of verdicts are, for tests that are right with 1 - `alpha`."""
     return (

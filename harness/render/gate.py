@@ -45,6 +45,7 @@ EXIT_INCONCLUSIVE = 3
 HEADINGS = {0: "passes", 1: "fails", EXIT_INCONCLUSIVE: "is inconclusive"}  # by exit code
 COLUMNS = ["cell", "before", "now", "change", "interval", "verdict", "bits", "measured"]
 NUMBER_COLUMNS = ["before", "now", "change", "interval", "measured"]  # aligned to the right
+NO_CELLS = "no cell was measured"
 BITS = {True: "same", False: "differ", None: MISSING}  # by `PairedResult.same_bits`
 
 
@@ -153,6 +154,8 @@ def headline(outcome: GateOutcome) -> str:
 
 def _count_problems(outcome: GateOutcome) -> list[str]:
     """Return how many cells were lost, failed and are inconclusive, as far as there are any."""
+    if outcome.has_no_cells:
+        return [NO_CELLS]
     cell_count = len(outcome.cells)
     lost_count = len(outcome.refused_changes)
     failed_count = sum(outcome.has_failed(cell) for cell in outcome.cells)
@@ -436,23 +439,28 @@ def junit(outcome: GateOutcome, name: str) -> str:
     """Return JUnit XML with a test case for each cell.
 
     `name` is the sweep's, and the class of the test cases. Their time is that of measuring, in
-    seconds. An inconclusive cell is an error, so that no tool takes it for a pass.
+    seconds. An inconclusive cell is an error, so that no tool takes it for a pass, and so is a sweep
+    of which no cell was measured.
     """
     failure_count = sum(outcome.has_failed(cell) for cell in outcome.cells)
     error_count = sum(outcome.is_inconclusive(cell) for cell in outcome.cells)
+    error_count += outcome.has_no_cells
     suite = Element(
         "testsuite",
         name="harness gate",
-        tests=str(len(outcome.cells) + len(outcome.refused_changes)),
+        tests=str(len(outcome.cells) + len(outcome.refused_changes) + outcome.has_no_cells),
         failures=str(failure_count + len(outcome.refused_changes)),
         errors=str(error_count),
     )
     properties = SubElement(suite, "properties")
     for key, value in asdict(outcome.conditions).items():
         SubElement(properties, "property", name=key, value=printable(value))
+    sweep_case = {"classname": printable(name), "name": "sweep", "time": "0"}
     for change in outcome.refused_changes:
-        case = SubElement(suite, "testcase", classname=printable(name), name="sweep", time="0")
+        case = SubElement(suite, "testcase", sweep_case)
         add_problem(case, "failure", change.kind, _describe_sweep_change(outcome, change))
+    if outcome.has_no_cells:
+        add_problem(SubElement(suite, "testcase", sweep_case), "error", "inconclusive", NO_CELLS)
     for cell_outcome in outcome.cells:
         _add_test_case(suite, outcome, cell_outcome, name)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

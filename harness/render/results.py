@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 
 from harness.analysis.cells import shown_seeds, varying_axes
+from harness.analysis.compare import unpaired_notes
 from harness.analysis.cost import currency, epoch_cost, stop_cost
 from harness.analysis.result import LEFT_RACE, CellResult
 from harness.analysis.scalars import of_summary
@@ -212,13 +213,17 @@ def show_verdicts(
         table = narrowed(table, OPTIONAL_VERDICT_COLUMNS)
     console.print()
     show_table(console, table)
+    notes = unpaired_notes(result.comparison.rows, result.comparison.rules)
+    or_unpaired = " or unpaired" if notes else ""
     legend = (
         "speed: throughput of the cell over that of the cell it is compared with, the first measured"
-        " one of its workload, in pairs of trials that ran with the same seed; verdicts control false"
-        " alarms over the whole table"
+        f" one of its workload, in pairs of trials that ran with the same seed{or_unpaired}; verdicts"
+        " control false alarms over the whole table"
         f" (Holm, {ALPHA:.0%}); {fmt.interval_legend(ALPHA)}"
     )
     console.print_prose(styled(legend, "quiet"))
+    for note in notes:
+        console.print_prose(f"[yellow]unpaired[/]: {escape(note)}")
     unlike = [match for match in result.comparison.matches if match.has_other_company]
     if unlike:
         companies: set[str] = set()
@@ -258,7 +263,7 @@ def _add_workload(
             names[speed.a.cell.id],
             fmt.effect(speed.verdict),
             fmt.effect_interval(speed.verdict),
-            str(speed.verdict.question.estimate.count),
+            fmt.pair_count(speed.verdict),
             fmt.verdict_badge(speed),
         ]
         if has_metric:

@@ -348,10 +348,13 @@ def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int
     )
 
 
-def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStatus]:
+def read_statuses(
+    sweeps: Sequence[tuple[Sweep, SweepFolder]], common: CommonParts | None = None
+) -> list[SweepStatus]:
     """Read the folders of the sweeps, and ask Slurm once if any of them was ever submitted.
 
-    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it.
+    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it. `common`
+    is what the sweeps were read with, if they were (`read_recorded_spec`).
 
     Raises BadInput for a file that can't be read.
     """
@@ -369,7 +372,7 @@ def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStat
         slurm_error = str(error)
     statuses = []
     for (sweep, sweep_folder), submitted in zip(sweeps, submissions_by_sweep, strict=True):
-        status = _read_status(sweep, sweep_folder, submitted, queue)
+        status = _read_status(sweep, sweep_folder, submitted, queue, common or CommonParts())
         is_open = any(trial.state in OPEN_STATES for trial in status.trials)
         if submitted and is_open:
             status = replace(status, slurm_error=slurm_error)
@@ -382,6 +385,7 @@ def _read_status(
     sweep_folder: SweepFolder,
     submitted: Sequence[Submission],
     queue: Mapping[str, QueuedJob] | None,
+    common: CommonParts,
 ) -> SweepStatus:
     """Read the folder of one sweep; `queue` is None where Slurm does not answer."""
     # Jobs may still have trials that an earlier version of the sweep file asked for.
@@ -394,7 +398,6 @@ def _read_status(
     for trial in recorded_trials(further_ids, sweep.cells):  # of other seeds, or further repeats
         trials[trial.id] = trial
     files = {}
-    common = CommonParts()
     present = set(subfolders)  # most trials of a sweep that has just begun have no folder
     for trial_id, trial in trials.items():
         if trial_id in present:

@@ -30,6 +30,7 @@ from harness.core.slurm_environment import (
     submission_environment,
     submission_variables,
 )
+from harness.core.text import counted
 from harness.launch import controller
 from harness.launch.race import SweepRace
 from harness.launch.stack import ready_stacks
@@ -44,6 +45,7 @@ from harness.slurm.leader import DECIDED, SHELL_VARIABLE
 from harness.slurm.nodes import read_findings, reasons_to_exclude
 from harness.slurm.packing import JobArray, pack
 from harness.slurm.queue import QueuedJob
+from harness.slurm.status import TrialState, read_trial_files, trial_states
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec import partitions
 from harness.spec.cell import Trial
@@ -65,6 +67,7 @@ MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that
 # the job, so the leader is woken. It says by SIGUSR1 that it gets on; one that hangs is killed. From
 # the first line on, that signal ends neither shell. A signal may come when a process has just ended,
 # or has been ended by Slurm with the job, of which `kill` would say that there is none.
+# The last line is no `exec`, after which a trap that `setup` has set for EXIT would not run.
 # `setup` may have set -e, with which the `wait` that a signal cuts short would end the script, or -u.
 LEADER_LINES = """\
 set +eu
@@ -92,7 +95,7 @@ code=$?
 kill $watcher 2>/dev/null
 [ $code -le {last_code} ] || [ $is_ended_by_slurm ] && exit $code
 echo "the leader ended with code $code; the job will be requeued"
-exec {revive}"""
+{revive}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,7 @@ class PreparedSubmission:
 
     submission: Submission
     finished_trials: int  # of the sweep, that will not run again
-    live_trials: int  # of the sweep, that jobs of earlier submissions have
+    live_trials: int  # of the sweep, that jobs of earlier submissions have and may still run
     remarks: Sequence[str]  # what the user should know, a sentence each
     earlier: Sequence[Submission] = ()  # of the sweep, the oldest first
 
@@ -241,6 +244,14 @@ def prepare(
             first_attempts[trial_id] = record.attempt + 1
             previous.append(record)
     excluded, remarks = _nodes_to_exclude(previous, todo.finished, sweep_folder, profile.slurm)
+    live_trials = [trial for trial in todo.pending if trial.id in live]
+    failed = failed_in_live_jobs(live_trials, sweep_folder, earlier, queue)
+    if failed:
+        job_ids = one_line(", ".join(sorted({live[row.trial].id for row in failed})), 60)
+        remarks.append(
+            f"{counted(len(failed), 'trial')} failed in jobs that are still in Slurm's queue"
+            f" ({job_ids}); submit again once they have ended"
+        )
     ignored = ignored_variables()
     if ignored:
         names = ", ".join(ignored)
@@ -248,10 +259,27 @@ def prepare(
     return PreparedSubmission(
         submission=submissions.new(sweep.whole(), profile, packing, first_attempts, excluded),
         finished_trials=len(todo.finished),
-        live_trials=len(todo.pending) - len(new_ids),
+        live_trials=len(live_trials) - len(failed),
         remarks=[*packing.remarks, *remarks, *todo.unreadable],
         earlier=earlier,
     )
+
+
+def failed_in_live_jobs(
+    trials: Sequence[Trial],
+    sweep_folder: SweepFolder,
+    earlier: Sequence[Submission],
+    queue: Mapping[str, QueuedJob],
+) -> list[TrialState]:
+    """Return the states of those of the trials that their job has failed and will not run again.
+
+    All have a job that has not ended. It decides at its start which of its trials to run.
+    """
+    files = {}
+    for trial in trials:
+        files[trial.id] = read_trial_files(sweep_folder.trial_folder(trial.id), trial)
+    states = trial_states(trials, earlier, files, queue)
+    return [row for row in states if row.state == "failed"]
 
 
 def refuse_ending_jobs(
@@ -520,7 +548,7 @@ def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> li
 
     They redirect the output to the job's log, and ignore a signal that comes before the leader
     handles it. A line of `setup` that fails is reported in the log; as in any batch script, the
-    next line runs all the same.
+    next line runs all the same. A trap for EXIT that `setup` sets stays.
     """
     # As squeue shows it: if the job is of an array, the array's id and the index in it.
     job_id = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
@@ -533,7 +561,8 @@ def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> li
         lines.append(f"export {name}={shlex.quote(value)}")
     if setup:
         report = f'echo {SETUP_FAILED}exit code $?: "$BASH_COMMAND"'
-        lines += [f"trap '{report}' ERR EXIT", *setup, "trap - ERR EXIT"]
+        reset = f'case $(trap -p EXIT) in *"echo {SETUP_FAILED}"*) trap - EXIT;; esac'
+        lines += [f"trap '{report}' ERR EXIT", *setup, "trap - ERR", reset]
     return lines
 
 

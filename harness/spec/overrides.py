@@ -7,18 +7,20 @@ one in the file is, and its errors name the flag in place of the line.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
+from harness.core.validation import InvalidValue, choose
 from harness.spec.axes import AXIS_TYPES
-from harness.spec.cell import setting_of
+from harness.spec.cell import SOURCE, declared_defaults, setting_of
 from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
 from harness.spec.saving import AXIS as CHECKPOINT_EVERY
 from harness.spec.shorthand import DOTTED_AXIS, LENGTHS
 from harness.spec.text import find_control_character
-from workloads.sources import SOURCES_OF_FILES
+from harness.spec.workload import WorkloadEntry, read_declaration
 
 
 def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
@@ -134,8 +136,8 @@ def _parse_list(value: str, source: str) -> Any:
 def apply_data(document: Document, text: str) -> None:
     """Apply `--data`: `PATH` for every workload that reads data from files, `LABEL=PATH` for one.
 
-    Raises BadInput for an unknown label, and where no workload reads files. That the files exist is
-    checked when the workload is planned.
+    Raises BadInput for an unknown label, where no workload reads files, and for a workload that can't
+    be loaded. That the files exist is checked when the workload is planned.
     """
     if find_control_character(text):
         raise BadInput(f"--data {text!r}: found a control character; allowed: a path without any")
@@ -147,11 +149,7 @@ def apply_data(document: Document, text: str) -> None:
         labels = [label]
     else:
         path = text  # there was no `=`, so all of it is the path
-        labels = []
-        for name, entry in entries.items():
-            data = (entry or {}).get("data", {})
-            if data.get("source") in SOURCES_OF_FILES or "path" in data:
-                labels.append(name)
+        labels = [name for name in entries if _reads_files(document, name)]
     if not labels:
         raise BadInput(
             f"--data {text}: found no workload that reads data from files; allowed: LABEL=PATH"
@@ -160,3 +158,27 @@ def apply_data(document: Document, text: str) -> None:
         key = ("workloads", name, "data", "path")
         # Absolute, because paths in a sweep file are relative to the file and this one is not.
         document.put(key, str(Path(path).absolute()), f"--data {text}")
+
+
+def _reads_files(document: Document, label: str) -> bool:
+    """Return whether a workload sets the `path` of its data, or has a source that requires one."""
+    entry = document.content["workloads"][label] or {}  # null in the file: as it is declared
+    data = entry.get("data", {})
+    if "path" in data:
+        return True
+    checked = document.validate(WorkloadEntry, entry, ("workloads", label))
+    declared = read_declaration(document, label, checked).data
+    chosen = [data]
+    axis = f"data.{SOURCE}"
+    for group in (document.content.get("matrix", {}), *_groups_of_axes(document)):
+        if axis in group:
+            sources = group[axis] if isinstance(group[axis], list) else [group[axis]]
+            chosen = [{SOURCE: source} for source in sources]
+    for settings in chosen:
+        try:
+            defaults = declared_defaults(choose(declared, settings))
+        except InvalidValue:  # an unknown source, which planning reports
+            return True
+        if defaults.get("path") is MISSING:
+            return True
+    return False

@@ -36,7 +36,7 @@ from harness.training.loss_weights import weights_of
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import build_model, check_training_mode, place_batch
-from harness.training.optimization import PreparedTurn, prepare_turns
+from harness.training.optimization import PreparedTurn, check_parameters, prepare_turns
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
 from harness.training.ranks import derive_seed, seed_everything
@@ -239,6 +239,7 @@ def build_step(
         change_optimizers=[axis.change_optimizer for axis in custom.values()],
         can_freeze=not strategy.shards_parameters,
     )
+    check_parameters(workload, model, turns)
     check_training_mode(workload, model)
     scaler = Scaler(axes, mesh.device)
     # From here on ranks draw different numbers, for dropout on different samples, or in other layers.
@@ -292,7 +293,7 @@ def _load_splits(
     """Return the samples, with the files of their data as the axis `page_cache` asks for.
 
     Also what watches these files, at one rank of each machine, if they are read while training.
-    Raises NotApplied if the axis has no effect.
+    Raises NotApplied if the axis has no effect, BadInput for a set to evaluate without samples.
     """
     is_first_on_machine = mesh.ranks.local_rank == 0
     files = [*workload.data.files(), *workload.options.files()]
@@ -301,6 +302,13 @@ def _load_splits(
             prepare_page_cache(files, axes.page_cache)
         mesh.barrier()
     splits = load_splits(workload)
+    for name in ("test", "validation"):
+        samples: Samples | None = getattr(splits, name)
+        if samples is not None and not len(samples):
+            raise BadInput(
+                f"{type(workload).__name__}.splits(): found no sample in the {name} set;"
+                " allowed: one or more"
+            )
     if getattr(splits.train, "reads_files", False):
         if axes.page_cache != "any" and not files:
             raise NotApplied(

@@ -432,15 +432,22 @@ def _share(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:
 
 
 def _read_like(parameter: Tensor, parts: SavedParts, name: str) -> Tensor:
-    """Return a tensor of an optimizer's state, sharded as its parameter is if it has its shape."""
-    if parts.shape(name) != tuple(parameter.shape) or not hasattr(parameter, "to_local"):
+    """Return a tensor of an optimizer's state, on the CPU unless it is sharded.
+
+    If it has its parameter's shape, it is sharded as that is, and has its memory format: fused
+    optimizers pair elements by their addresses.
+    """
+    if parts.shape(name) != tuple(parameter.shape):
         return parts.whole(name)
+    block, offsets = block_of(parameter)
+    values = parts.block(name, offsets, block.shape)
+    local = torch.empty_like(block, dtype=values.dtype, device="cpu").copy_(values)
+    if not hasattr(parameter, "to_local"):
+        return local
     from torch.distributed.tensor import DTensor
 
-    block, offsets = block_of(parameter)
-    local = parts.block(name, offsets, block.shape).to(block.device)
     return DTensor.from_local(
-        local,
+        local.to(block.device),
         parameter.device_mesh,  # type: ignore[attr-defined]
         parameter.placements,  # type: ignore[attr-defined]
         run_check=False,

@@ -279,6 +279,20 @@ def prepare_turns(
     return prepared
 
 
+def check_parameters(workload: Workload, model: nn.Module, turns: Sequence[PreparedTurn]) -> None:
+    """Raise NotApplied for a trained parameter outside the model: no strategy or checkpoint has it."""
+    of_model = set(model.parameters())
+    for turn in turns:
+        for group in turn.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter not in of_model:
+                    raise NotApplied(
+                        f"{type(workload).__name__}: found an optimizer with a parameter of shape"
+                        f" {tuple(parameter.shape)} that is not the model's; needed: all that train in"
+                        " build_model(), so that ranks share their gradients and checkpoints have them"
+                    )
+
+
 def _check_axes(axes: Axes, name: str, count: int) -> None:
     """Raise NotApplied for a setting that makes no sense with several turns."""
     for axis, (value, reason) in REFUSED_WITH_TURNS.items():

@@ -72,7 +72,12 @@ class StepReports:
         self._samples: dict[int, int] = {}  # by step
 
     def add(self, steps_done: int, loss: Any, samples: int | None) -> None:
-        """Add what was reported after so many steps of the leading optimizer."""
+        """Add what was reported after so many steps of the leading optimizer.
+
+        Raises ValueError for a negative number of samples.
+        """
+        if samples is not None and samples < 0:
+            raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
         if self._comes_before_step is None:
             self._comes_before_step = steps_done == 0
         step = steps_done if self._comes_before_step else steps_done - 1
@@ -372,6 +377,7 @@ class ScriptObserver:
         evaluations = []
         for evaluation in self.state.evaluations:
             evaluations.append(replace(evaluation, epoch=evaluation.step / steps))
+        assert self.state.training_began_at is not None
         return Rank0Report(
             target=self.target,
             steps_per_epoch=steps,
@@ -399,9 +405,11 @@ def observe(
     with ExitStack() as stack:
         observer = ScriptObserver(assignment, folder, ranks, state, stack)
         bind_rank(assignment, ranks, observer.launch_device)
-        # Torch's hooks are typed as those that may change the arguments of a step.
-        stack.callback(register_optimizer_step_pre_hook(observer.before_step).remove)
-        stack.callback(register_optimizer_step_post_hook(observer.after_step).remove)
+        # In a step that the script compiles, Dynamo would trace the hooks, and fail at the clock.
+        before_step = torch.compiler.disable(observer.before_step)  # type: ignore[no-untyped-call]
+        after_step = torch.compiler.disable(observer.after_step)  # type: ignore[no-untyped-call]
+        stack.callback(register_optimizer_step_pre_hook(before_step).remove)
+        stack.callback(register_optimizer_step_post_hook(after_step).remove)
         stack.enter_context(listening(observer.on_report))
         yield observer
 

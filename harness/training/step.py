@@ -300,5 +300,5 @@ class TreeStep(TrainStep):
 
     @cached_property
     def _parameters(self) -> list[nn.Parameter]:
-        """The parameters that are trained, in the model's order."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        """The model's parameters, frozen ones too, as a workload may thaw them in `after_step`."""
+        return list(self.model.parameters())

@@ -242,6 +242,7 @@ def _rank0_report(
         if kept is not None:
             checkpoint_path = str(kept.relative_to(parts.folder.path))
     tokens = parts.workload.tokens_per_sample()
+    assert trainer.state.training_began_at is not None
     report = Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,

@@ -10,17 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.compare import CellComparison, Rules, Side, compare, compare_by
+from harness.analysis.compare import (
+    CellComparison,
+    MetricRow,
+    Rules,
+    Side,
+    compare,
+    compare_by,
+)
 from harness.analysis.questions import throughput_difference
-from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.result import CellResult, TrialResult, of_trial
 from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
+from harness.records.across import in_memory_ranks
 from harness.records.company import Company, Lane
 from harness.render.findings import mixture_sentences
 from harness.spec.cell import Trial
 from harness.statistics.estimate import Drift
-from tests.factories import make_cell
+from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 from tests.support.sweeps import load
 
@@ -91,6 +99,74 @@ def test_sides_that_ran_one_after_the_other_are_unpaired_and_noted() -> None:
     assert labels(comparison)[0] == "inconclusive"
     assert "not interleaved" in comparison.notes[0]
     assert "harness gate certify" in comparison.notes[0]
+
+
+def on_nodes(result: CellResult, *nodes: str) -> CellResult:
+    """The result with a trial on each of these nodes."""
+    trials = [
+        replace(trial, nodes=(node,)) for trial, node in zip(result.trials, nodes, strict=True)
+    ]
+    return replace(result, trials=trials)
+
+
+def compare_on_nodes(
+    nodes_a: str, starts_a: Sequence[float], nodes_b: str, starts_b: Sequence[float]
+) -> MetricRow:
+    """Compare a cell with one that is 2% faster in each trial, on nodes that differ by 3%."""
+    speed_by_node = {"p": 1000.0, "q": 1031.0, "r": 968.0, "s": 1012.0, "t": 991.0}
+    speeds = [speed_by_node[node] for node in nodes_a]
+    a = make_result(speeds, started=[1.7e9 + start for start in starts_a])
+    b = make_result(
+        [1.02 * speed for speed in speeds], started=[1.7e9 + start for start in starts_b]
+    )
+    return compare_cells(on_nodes(a, *nodes_a), on_nodes(b, *nodes_b)).rows[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes_a", "starts_a", "nodes_b", "starts_b", "is_paired"),
+    [
+        pytest.param("pqrst", [0, 21, 2, 23, 4], "pqrst", [20, 1, 22, 3, 24], True, id="blocks at once"),
+        pytest.param("pqpq", [0, 1, 30, 31], "pqpq", [10, 11, 20, 21], True, id="two jobs of two blocks"),
+        pytest.param("pqpq", [0, 1, 10, 11], "pqpq", [20, 21, 30, 31], False, id="cell after cell there"),
+        pytest.param("pqrst", [0, 1, 2, 3, 4], "pqrst", [20, 21, 22, 23, 24], False, id="cell after cell"),
+        pytest.param("ppp", [0, 30, 60], "qqq", [1, 31, 61], False, id="sweeps at once on two nodes"),
+    ],
+)  # fmt: skip
+def test_pairs_ran_in_turn_on_the_same_nodes(
+    nodes_a: str, starts_a: list[float], nodes_b: str, starts_b: list[float], is_paired: bool
+) -> None:
+    row = compare_on_nodes(nodes_a, starts_a, nodes_b, starts_b)
+    assert row.verdict.estimate.paired is is_paired
+
+
+def test_sweeps_at_once_are_no_pairs_where_their_nodes_are_unknown() -> None:
+    a, b = make_result(STEADY), make_result(faster(0.98))
+    other_sweep = replace(b, trials=[replace(trial, sweep="other") for trial in b.trials])
+    assert compare_cells(a, b).rows[0].verdict.estimate.paired
+    assert not compare_cells(a, other_sweep).rows[0].verdict.estimate.paired
+
+
+def test_cells_of_other_sizes_are_pairs_if_a_node_is_common() -> None:
+    a, b = make_result(STEADY), make_result(faster(1.02))
+    larger = replace(b, trials=[replace(trial, nodes=("p", "q")) for trial in b.trials])
+    row = compare_cells(on_nodes(a, *"ppppp"), larger).rows[0]
+    assert row.verdict.estimate.paired
+
+
+@pytest.mark.parametrize(
+    ("node_seconds", "nodes"),
+    [({"q": 0.1, "p": 0.09}, ("p", "q")), ({"q": 0.1}, ()), ({}, ())],
+    ids=["all", "the slowest", "unknown"],
+)
+def test_nodes_of_a_trial_are_known_if_the_header_has_all(
+    node_seconds: dict[str, float], nodes: tuple[str, ...]
+) -> None:
+    record = make_record(make_cell(strategy="ddp", world_size=2))
+    assert record.summary is not None
+    ranks = [replace(rank, host=host) for rank, host in zip(record.ranks, "pq", strict=True)]
+    summary = replace(record.summary, node_seconds=node_seconds)
+    record = replace(record, ranks=in_memory_ranks(ranks), summary=summary)
+    assert of_trial(record).trials[0].nodes == nodes
 
 
 def test_certified_drift_widens_the_interval_of_unpaired_sides() -> None:

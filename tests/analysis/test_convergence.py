@@ -111,7 +111,13 @@ def test_a_records_improvements_hold_every_goals_first_evaluation() -> None:
     assert record.rank0
     values = [0.5, 0.4, 0.7, 0.7, 0.9, 0.8]
     evaluations = [
-        Evaluation(step=10 * number, epoch=1.0, metrics={"accuracy": value}, seconds=0.1)
+        Evaluation(
+            step=10 * number,
+            epoch=1.0,
+            metrics={"accuracy": value},
+            seconds=0.1,
+            started_at=record.started + number,
+        )
         for number, value in enumerate(values, start=1)
     ]
     record = replace(record, rank0=replace(record.rank0, evaluations=tuple(evaluations)))

@@ -91,6 +91,20 @@ def test_every_form_of_a_name(results: Results) -> None:
     )
 
 
+@pytest.mark.parametrize("sweep_name", ["one", "team/one"])
+@pytest.mark.parametrize("value", ["/tmp/a", "a" * 300])
+def test_a_label_that_is_no_path(results: Results, sweep_name: str, value: str) -> None:
+    """It has slashes, or is longer than the name of a file may be; and so may the sweep's name be."""
+    sweep = write_run(results, sweep_name, keys={"matrix": {"env.CACHE": [value, "/tmp/b"]}})
+    cell = sweep.cells[0]
+    assert value in cell.label
+    assert counts(results, cell.label, f"{sweep_name}/{cell.label}") == [(1, 3)] * 2
+    with pytest.raises(BadInput, match="found 3 trials; allowed: one"):
+        find_trial(results, cell.label)
+    record, folder = find_trial(results, cell.label, best=True)
+    assert folder == results.sweep_folder(sweep_name).trial_folder(record.trial.id).path
+
+
 def test_trials_that_never_ran_are_counted(results: Results) -> None:
     sweep = write_run(results, "one")
     lost = sweep.trials()[0]

@@ -143,7 +143,10 @@ def test_the_sweep_keeps_the_cells_that_are_not_selected(project: BenchmarkProje
 
 
 @pytest.mark.parametrize("which", ["missing", "recorded"])
-def test_a_part_of_a_race_is_refused(project: BenchmarkProject, which: str) -> None:
+@pytest.mark.parametrize("selected", [(), ("-k", "fp32")], ids=["whole", "part"])
+def test_a_race_is_refused(
+    project: BenchmarkProject, selected: tuple[str, ...], which: str
+) -> None:
     project.save_and_record()
     race = [
         "--harness-set",
@@ -151,9 +154,18 @@ def test_a_part_of_a_race_is_refused(project: BenchmarkProject, which: str) -> N
         "--harness-set",
         "seeds=[0, 1, 2, 3, 4, 5]",
     ]
-    run = project.pytest("-k", "fp32", *race, trials=[f"--harness-trials={which}"])
+    run = project.pytest(*selected, *race, trials=[f"--harness-trials={which}"])
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(["ERROR: *race: found with a part of its cells, as of -k*"])
+    run.stderr.fnmatch_lines(
+        ["ERROR: *sweep.yaml: race: found, which ends *; allowed: --harness-set race=null"]
+    )
+
+
+def test_a_sweep_that_races_passes_with_all_of_its_trials(project: BenchmarkProject) -> None:
+    project.save_and_record()
+    with (project.path / "sweep.yaml").open("a", encoding="utf-8") as file:
+        file.write("\nrace: {metric: throughput}\n")
+    project.pytest("--harness-set", "race=null").assert_outcomes(passed=2)
 
 
 def test_collecting_only_runs_no_trial(project: BenchmarkProject) -> None:

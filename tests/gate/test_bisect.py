@@ -22,6 +22,7 @@ from harness.gate import bisect as module
 from harness.gate import judge as judging
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.bisect import BisectOptions, BisectOutcome, bisect
+from harness.gate.history import resolve_ends
 from harness.gate.judge import BisectFinding, SpeedJudge, TrainingSetup, classify
 from harness.gate.paired import Budget, PairedResult
 from harness.records.store import write_spec
@@ -97,8 +98,26 @@ def search(repository: Repository, good: str, bad: str, **asked: Any) -> BisectO
     return bisect(sweep, sweep.cells[0], Profile(device="cpu"), what, repository.path, Heard())
 
 
+def sign_head(repository: Repository) -> None:
+    """Replace the last commit by one with a signature, which no key has made."""
+    headers, message = repository.git("cat-file", "commit", "HEAD").split("\n\n", 1)
+    signature = "gpgsig -----BEGIN SSH SIGNATURE-----\n -----END SSH SIGNATURE-----"
+    signed = f"{headers}\n{signature}\n\n{message}\n"
+    commit = repository.git("hash-object", "-t", "commit", "-w", "--stdin", sent=signed)
+    repository.git("reset", "--quiet", "--hard", commit)
+
+
 def subjects(found: BisectOutcome) -> list[str]:
     return sorted(one.subject for one in found.suspects)
+
+
+def test_commits_are_read_where_git_shows_signatures(repository: Repository) -> None:
+    write(repository, "fast slow")
+    sign_head(repository)
+    repository.git("config", "log.showSignature", "true")
+    good, bad = resolve_ends(repository.path, "HEAD~1", "HEAD")
+    assert (good.subject, bad.subject) == ("number 0", "number 1")
+    assert bad.id == repository.git("rev-parse", "HEAD")
 
 
 @pytest.mark.parametrize("first", [1, 4, 8])

@@ -143,6 +143,25 @@ def test_every_output_names_it(repository: Repository, tmp_path: Path) -> None:
     assert len(suite.findall("testcase/failure[@type='dropped']")) == 2
 
 
+def test_a_sweep_of_new_cells_only_does_not_pass(
+    repository: Repository, measured: list[str], tmp_path: Path
+) -> None:
+    content = {**SWEEP, "matrix": {"batch_size": [128]}}
+    repository.sweep.write_text(yaml.safe_dump(content), encoding="utf-8")
+    junit = tmp_path / "gate.xml"
+    options = ("--against", "HEAD", "--accept-sweep-changes", "--junit", str(junit))
+    ended = harness("gate", str(repository.sweep), *options)
+    assert (ended.code, measured) == (3, [])
+    assert ended.out.splitlines()[-1] == "The gate is inconclusive: no cell was measured."
+    suite = parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+    assert len(suite.findall("testcase/error")) == 1
+    for policy, code in (("fail", 1), ("ignore", 3)):
+        assert (
+            harness("gate", str(repository.sweep), *options, "--inconclusive", policy).code == code
+        )
+
+
 @pytest.mark.parametrize("target", ["outside.yaml", "repository/new.yaml"])
 def test_a_sweep_that_became_a_link_is_compared_with_the_file_that_it_was(
     tmp_path: Path, target: str

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +23,7 @@ from harness.core.locks import lock_file
 from harness.core.paths import Results
 from harness.housekeeping import archive, sweeps
 from harness.housekeeping.merge import merge
+from harness.interface import logs
 from harness.preflight.rates import RateSearch, read_search, write_search
 from harness.preflight.report import Preflight, read_preflight, write_preflight
 from harness.records.record import Record
@@ -395,7 +398,7 @@ def test_compiled_code_is_not_archived(results: Results, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "change", ["cut", "bit", "extra", "escape", "code", "missing", "content", "text"]
+    "change", ["cut", "bit", "extra", "escape", "code", "missing", "content", "text", "time"]
 )
 def test_an_archive_that_was_changed_is_refused(
     results: Results, tmp_path: Path, change: str
@@ -415,6 +418,8 @@ def test_an_archive_that_was_changed_is_refused(
         members.pop()
     if change == "content":
         members[-1] = (members[-1][0], members[-1][1][:-1] + b"!")
+    if change == "time":
+        members[-1][0].pax_headers = {"mtime": "1e300"}
     if change == "escape":
         members[0] = (members[0][0], members[0][1].replace(b'"sweep.json"', b'"../weep.json"'))
     if change == "code":
@@ -488,6 +493,108 @@ def test_what_changes_after_it_was_listed_is_not_removed(results: Results) -> No
     with pytest.raises(BadInput, match="has changed since it was listed; nothing is removed"):
         sweeps.remove(folder, listed)
     assert len(folder.record_paths()) == 2
+
+
+def test_a_sweep_that_a_link_leads_to_is_removed_with_the_link(
+    results: Results, tmp_path: Path
+) -> None:
+    record_sweep(results, "nightly")
+    folder = results.sweep_folder("nightly").path
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    shutil.move(folder, scratch / "nightly")
+    folder.symlink_to("../../scratch/nightly")
+    run("prune", "nightly", "--whole", "--yes")
+    assert [*scratch.iterdir(), *results.runs.iterdir()] == []
+
+
+def test_a_sweep_is_removed_from_nfs(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is open when it is removed stays there under another name."""
+    record_sweep(results, "nightly")
+    unlink = os.unlink
+
+    def unlink_on_nfs(path: str | Path, *, dir_fd: int | None = None) -> None:
+        handles = [Path(handle) for handle in Path("/proc/self/fd").iterdir()]
+        opened = [handle.readlink().name for handle in handles if handle.is_symlink()]
+        if Path(path).name == "lock" and "lock" in opened:
+            os.rename(path, ".nfs0001", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:
+            unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink_on_nfs)
+    run("prune", "nightly", "--whole", "--yes")
+    assert list(results.runs.iterdir()) == []
+
+
+def test_a_folder_that_has_only_a_lock_takes_no_name(results: Results, tmp_path: Path) -> None:
+    """As of a run that was refused after it had locked its sweep."""
+    record_sweep(results, "nightly")
+    path = str(tmp_path / "nightly.tar.gz")
+    run("archive", "nightly", "--output", path)
+    leftover = results.sweep_folder("weekly")
+    with lock(leftover):
+        assert "is running this sweep; wait until it ends" in refused("rename", "nightly", "weekly")
+    run("rename", "nightly", "weekly")
+    with lock(results.sweep_folder("nightly")):
+        pass
+    run("restore", path)
+    for name in ("nightly", "weekly"):
+        assert len(read_recorded_sweep(results, name).records) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["restore", "nightly.tar.gz", "--results", "elsewhere"], "elsewhere/.restore-"),
+        (["restore", "nightly.tar.gz", "--dry-run"], "tmp/harness-archive-"),
+        (["merge", "nightly", "--into", "both"], "results/runs/both/.merge-"),
+    ],
+)
+def test_a_full_disk_is_named_and_not_taken_for_a_bad_file(
+    results: Results, arguments: list[str], place: str
+) -> None:
+    record_sweep(results, "nightly")
+    run("archive", "nightly")
+    Path("tmp").mkdir()
+    # The limit on the size of a file stands for a disk that is full.
+    limited = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash"]
+    program = [sys.executable, "-m", "harness.cli", "results", *arguments]
+    ended = subprocess.run(
+        [*limited, *program],
+        # Python 3.11 would keep the half of a compiled module that it could write.
+        env={**os.environ, "TMPDIR": "tmp", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert place in ended.stderr
+    assert ": File too large; free: " in ended.stderr
+
+
+def test_a_file_that_can_not_be_copied_is_named(results: Results) -> None:
+    (trial,) = record_sweep(results, "nightly").trials()
+    pipe = results.sweep_folder("nightly").trial_folder(trial.id).path / "pipe"
+    os.mkfifo(pipe)
+    assert f"{pipe}: can't be copied: " in refused("merge", "nightly", "--into", "both")
+
+
+def test_trials_are_over_that_were_restored(results: Results, tmp_path: Path) -> None:
+    """By the times of its files, `harness status logs --follow` knows that a trial has ended."""
+    (trial,) = record_sweep(results, "nightly").trials()
+    ended = results.sweep_folder("nightly").trial_folder(trial.id)
+    ended.assignment_path.write_text("{}", encoding="utf-8")
+    os.utime(ended.assignment_path, (1e9, 1e9))
+    os.utime(ended.record_path, (1e9 + 0.25, 1e9 + 0.25))
+    path = tmp_path / "nightly.tar.gz"
+    archive.archive(results.sweep_folder("nightly"), path)
+    elsewhere = Results(tmp_path / "elsewhere")
+    archive.restore(elsewhere, path)
+    restored = elsewhere.sweep_folder("nightly").trial_folder(trial.id)
+    assert restored.record_path.stat().st_mtime == 1e9 + 0.25
+    restored.launch_log.parent.mkdir(exist_ok=True)
+    restored.launch_log.write_text("a line\n", encoding="utf-8")
+    logs.show(restored, None, follow=True)
 
 
 def test_a_renaming_that_mlflow_did_not_take_is_completed(

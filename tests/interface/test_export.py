@@ -87,6 +87,7 @@ def test_columns_are_chosen_in_their_order(demo: Sweep, tmp_path: Path) -> None:
         (["--format", "csv", "--columns", "sed"], "--columns: found 'sed'; did you mean 'seed'?"),
         (["--columns", "seed"], "--columns: found without --format"),
         (["--format", "csv", "--phases"], "--format, --output: found with --phases or --pivot"),
+        (["--phases", "--pivot", "precision"], "--phases, --pivot: found both; allowed: one of them"),
     ],
 )  # fmt: skip
 def test_options_that_are_wrong_are_bad_input(

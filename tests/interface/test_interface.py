@@ -100,6 +100,16 @@ def test_mistakes_in_arguments_are_refused(demo: Sweep) -> None:
             harness.compare("demo", by="precision", **arguments)
 
 
+def test_a_name_that_is_too_long_for_a_file_is_refused() -> None:
+    with pytest.raises(harness.BadInput, match="no records of such a sweep"):
+        harness.load("a" * 300)
+
+
+def test_a_range_is_a_list(demo: Sweep, tmp_path: Path) -> None:
+    plan = harness.plan(tmp_path / "sweep.yaml", settings={"seeds": range(1, 3)})
+    assert list(plan.sweep.seeds) == [1, 2]
+
+
 def test_a_single_cell_and_a_path_are_taken_as_they_are(demo: Sweep, tmp_path: Path) -> None:
     assert len(harness.load("demo", cells="precision=bf16").records) == 3
     assert len(harness.plan(tmp_path / "sweep.yaml", cells="precision=bf16").trials) == 3

@@ -163,7 +163,9 @@ def normal(value: Any) -> Any:
 @pytest.mark.parametrize(("higher", "step"), [(True, 20), (False, 10)])
 def test_best_evaluation_is_the_earliest_among_equals(higher: bool, step: int) -> None:
     found = [
-        Evaluation(step=step, epoch=step / 10, metrics={"score": score}, seconds=0.1)
+        Evaluation(
+            step=step, epoch=step / 10, metrics={"score": score}, seconds=0.1, started_at=step
+        )
         for step, score in ((10, 0.1), (20, 0.9), (30, 0.9), (40, 0.1))
     ]
     best = TargetMetric(name="score", higher_is_better=higher).best(found)

@@ -94,11 +94,11 @@ def test_a_record_that_is_dropped_is_freed_at_once(results: Results, sweep: Swee
     """Nothing in it refers back to it, so that the collector has no cycles to find."""
     record = read_record(record_path(results, sweep, 0))
     assert record.loss is not None
-    ranks = weakref.ref(record.ranks)
+    trial = weakref.ref(record.trial)
     gc.disable()
     try:
         del record
-        assert ranks() is None
+        assert trial() is None
     finally:
         gc.enable()
 

@@ -12,7 +12,7 @@ from harness.render.findings import WorkloadFinding, conclusions, findings, too_
 from harness.render.format import cell_names, effect_interval
 from harness.render.results import show_verdicts
 from harness.spec.cell import Cell
-from tests.factories import make_cell
+from tests.factories import BEGUN, make_cell
 from tests.support.results import make_result
 
 REFERENCE = make_cell()
@@ -138,3 +138,19 @@ def test_the_verdict_table_has_the_intervals_of_the_report(
     printed = capsys.readouterr().out
     assert f" {effect_interval(row.verdict)} " in printed
     assert "cnn" not in printed
+
+
+@pytest.mark.parametrize("started", [None, [BEGUN + 1e6 + 100 * seed for seed in range(3)]])
+def test_the_verdict_table_says_which_cells_were_not_measured_in_turn(
+    started: list[float] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [
+        make_result([100.0, 101.0, 99.0], cell=REFERENCE),
+        make_result([200.0, 203.0, 196.0], cell=OTHER, started=started),
+    ]
+    result = SweepResult(name="demo", cells=cells)
+    show_verdicts(TerminalConsole(width=200), result, cell_names(result.all_cells), wide=True)
+    printed = capsys.readouterr().out
+    was_later = started is not None
+    assert (" 3 unpaired " in printed) is was_later
+    assert ("unpaired: not interleaved: what the machine did" in printed) is was_later

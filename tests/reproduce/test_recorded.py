@@ -145,7 +145,9 @@ def test_an_evaluation_after_a_step_that_is_the_same_is_named(tmp_path: Path) ->
     evaluations = {}
     for trial, value in ((a, 0.5), (b, 0.25)):
         assert trial.record.rank0 is not None
-        evaluation = Evaluation(step=10, epoch=1.0, metrics={"accuracy": value}, seconds=0.0)
+        evaluation = Evaluation(
+            step=10, epoch=1.0, metrics={"accuracy": value}, seconds=0.0, started_at=1.7e9
+        )
         evaluations[value] = replace(trial.record.rank0, evaluations=(evaluation,))
     bounds = find_bounds(
         with_record(a, rank0=evaluations[0.5]), with_record(b, rank0=evaluations[0.25])

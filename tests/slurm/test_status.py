@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.interface import watching
 from harness.interface.delivery import JobDelivery
@@ -346,6 +347,26 @@ def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path:
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
     assert "samples/s" in ended.out
+
+
+def test_all_sweeps_that_can_be_read_are_watched(
+    submission: Submission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another user has submitted one of them."""
+    results = Results(tmp_path / "results")
+    for name in ("mine", "theirs"):
+        sweep = load(tmp_path, sets=[f"name={name}"])
+        write_run(results, sweep, [make_record(trial.cell, sweep=name) for trial in sweep.trials()])
+    submissions.write(results.sweep_folder("theirs"), submission)
+
+    def refuse(path: Path) -> Submission:
+        raise BadInput(f"{path.parent}: only bob, who submitted it, may read it; allowed: by bob")
+
+    monkeypatch.setattr(submissions, "read", refuse)
+    ended = harness("status", "--watch", "--results", str(results.path))
+    assert ended.code == 2
+    assert ended.out.splitlines()[0] == "mine: 1 trial: 1 done"
+    assert ended.err.endswith("only bob, who submitted it, may read it; allowed: by bob\n")
 
 
 def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(

@@ -117,6 +117,23 @@ def test_submitting_twice_runs_nothing_twice(
     assert "4 trials" in submit(sweep, results, "--set", "seeds=0,1,2,3").out
 
 
+def test_trials_that_failed_in_a_live_job_do_not_count_as_in_the_queue(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
+    """Their job runs them no more, unless it lost them through no fault of their own."""
+    (cell,) = load(tmp_path).cells
+    sweep = write(tmp_path, seeds=[0, 1, 2])
+    submit(sweep, results)
+    failures = [Failure(kind="ValueError", message="no"), NODE_LOST]
+    for seed, failure in enumerate(failures):
+        record = make_record(cell, seed=seed, status="failed", failure=failure, started=time.time())
+        write_trial(results.sweep_folder("demo"), record)
+    slurm.set_queue(squeue_output(results, state="RUNNING"))
+    ended = submit(sweep, results)
+    assert "demo: 0 trials; 2 are in the queue already\n" in ended.out
+    assert "1 trial failed in jobs that are still in Slurm's queue (1_0); submit again" in ended.out
+
+
 def test_finished_trials_are_not_submitted_and_failed_ones_may_be(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:
@@ -180,9 +197,9 @@ def test_hostile_names_reach_no_shell(slurm: FakeSlurm, tmp_path: Path) -> None:
         if line.startswith("#SBATCH"):
             directives.add(shlex.split(line)[1])
     assert {f"--account={HOSTILE}", f"--comment={HOSTILE}", "--contiguous"} <= directives
-    revival = shlex.split(script[script.rindex("\nexec ") :])
-    assert revival[:2] == ["exec", sys.executable]  # the job's leader stays out of a container
-    assert revival[2] == "-P"  # the user's folder, where sbatch was called, hides nothing
+    # The job's leader stays out of a container.
+    revival = shlex.split(script[script.rindex(f"\n{sys.executable} ") :])
+    assert revival[1] == "-P"  # the user's folder, where sbatch was called, hides nothing
     submission = only_submission(results, HOSTILE)
     sweep_path = str(results.sweep_folder(HOSTILE).path)
     assert revival[-4:] == ["revive", sweep_path, submission.id, "0"]
@@ -598,6 +615,16 @@ class TestTheEndOfABatchScript:
         ended = subprocess.run(["bash", script], env=environment, check=False)
         assert ended.returncode == 0
         assert (tmp_path / "actions").read_text().split() == ["lead", "revive"]
+
+    @pytest.mark.parametrize("setup", [["trap 'echo scratch is removed' EXIT"]])
+    @pytest.mark.parametrize("leader", ["exit 0", "exit 1", "kill -9 $$"])
+    def test_runs_what_setup_traps_at_its_exit(
+        self, leader: str, script: Path, results: Results
+    ) -> None:
+        environment = {**os.environ, "SLURM_JOB_ID": "71", "LEADER": leader}
+        subprocess.run(["bash", script], env=environment, check=False)
+        (log,) = results.path.rglob("71.log")
+        assert log.read_text(encoding="utf-8").endswith("scratch is removed\n")
 
     @pytest.mark.parametrize("setup", [[], ["set -eu"]])
     def test_passes_signals_on(self, script: Path, tmp_path: Path) -> None:

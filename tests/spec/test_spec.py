@@ -21,6 +21,24 @@ from workloads.options import MLPOptions
 
 IDX = {"mlp": {"data": {"source": "idx", "path": "images"}}}
 
+# A workload of a user's own, which can't do without files.
+OF_A_FILE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.line import LineFit
+from workloads.options import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileData(Settings):
+    path: Path
+
+
+class OfAFile(LineFit):
+    Data = FileData
+"""
+
 
 def planned(path: Path) -> dict[str, Any]:
     ended = harness("plan", str(path), "--json")
@@ -266,6 +284,30 @@ class TestData:
             sets = [f"workloads.{label}.data.source={source}"]
             (cell,) = load(tmp_path, {label: {}}, sets=sets, data=[str(path)]).cells
             assert cell.workload.data["path"] == str(path)
+
+    def test_flag_without_label_is_for_all_whose_declaration_needs_a_path(
+        self, tmp_path: Path
+    ) -> None:
+        """By the default source, a class of a user's own, or the axis of the source."""
+        folder = write_images(tmp_path / "images")
+        rows = "".join(f"word{number},{number % 2}\n" for number in range(200))
+        table = tmp_path / "table.csv"
+        table.write_text(f"text,label\n{rows}", encoding="utf-8")
+        (tmp_path / "ofafile.py").write_text(OF_A_FILE, encoding="utf-8")
+        for workloads, sets, path in (
+            ({"distilbert": {}}, [], table),
+            ({"mine": {"uses": "ofafile.py:OfAFile"}}, [], table),
+            ({"mlp": {}}, ["data.source=idx"], folder),
+        ):
+            (cell,) = load(tmp_path, workloads, sets, [str(path)]).cells
+            assert cell.workload.data["path"] == str(path)
+
+    @pytest.mark.parametrize("source", [["idx"], {"name": "idx"}, "idz"])
+    def test_flag_without_label_leaves_an_unknown_source_to_planning(
+        self, tmp_path: Path, source: Any
+    ) -> None:
+        with pytest.raises(BadInput, match=r"sweep\.yaml:\d+: workloads\.mlp\.data\.source: found"):
+            load(tmp_path, {"mlp": {"data": {"source": source}}}, data=["images"])
 
 
 class TestSet:

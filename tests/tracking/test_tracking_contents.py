@@ -71,7 +71,11 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
     record = make_record()
     assert record.rank0
     evaluation = Evaluation(
-        step=20, epoch=2.0, metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7}, seconds=0.1
+        step=20,
+        epoch=2.0,
+        metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7},
+        seconds=0.1,
+        started_at=record.started + 4,
     )
     record = replace(record, rank0=replace(record.rank0, evaluations=(evaluation,)))
     values = {point.key: point.value for point in curves(record) if point.step == 20}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
@@ -295,6 +296,37 @@ def test_epochs_of_more_steps_than_a_record_holds_are_refused() -> None:
     assert count_steps(Length(epochs=2**20), 16) == MAX_STEPS
     with pytest.raises(BadInput, match="found 1048576 epochs, which with this data is 17,825,792"):
         count_steps(Length(epochs=2**20), 17)
+
+
+class EmptySet(LineFit):
+    """Has no sample to evaluate in one of its sets."""
+
+    empty = ""
+
+    def splits(self) -> Splits:
+        return replace(super().splits(), **{self.empty: TensorSamples((torch.empty(0, 8),))})
+
+
+@pytest.mark.parametrize("name", ["test", "validation"])
+def test_a_set_without_samples_is_refused_before_training(tmp_path: Path, name: str) -> None:
+    workload = EmptySet(Options(), Settings())
+    workload.empty = name
+    found = rf"EmptySet.splits\(\): found no sample in the {name} set; allowed: one or more"
+    with pytest.raises(BadInput, match=found):
+        make_trainer(make_assignment(steps=1), workload, tmp_path)
+
+
+class LearnedScale(LineFit):
+    """Trains a factor of its loss, which its model does not have."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+def test_a_parameter_outside_the_model_is_refused(tmp_path: Path) -> None:
+    found = r"LearnedScale: found an optimizer with a parameter of shape \(1,\) that is not the"
+    with pytest.raises(NotApplied, match=found):
+        make_trainer(make_assignment(steps=1), LearnedScale(Options(), Settings()), tmp_path)
 
 
 class DrawnSplits(LineFit):

@@ -35,7 +35,13 @@ from harness.training.mesh import ParallelMesh
 from harness.training.shards import SavedParts, SharedTensor, Staging, pack, write_part
 from tests.factories import make_cell
 from tests.support.line import LineFit, Options
-from tests.support.training import SINGLE_MESH, SINGLE_RANK, make_assignment, make_trainer
+from tests.support.training import (
+    SINGLE_MESH,
+    SINGLE_RANK,
+    NoEvaluation,
+    make_assignment,
+    make_trainer,
+)
 from tests.training.test_interruption import (
     PLAIN,
     STEPS,
@@ -46,7 +52,9 @@ from tests.training.test_interruption import (
     names_in,
     outcome_of,
 )
-from workloads.options import Settings
+from workloads.cnn import CNN
+from workloads.options import CNNOptions, Settings
+from workloads.sources import Digits
 
 EVERY = 4  # steps between two saves, of 20
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -443,6 +451,21 @@ def test_a_schedule_of_ones_own_is_saved_and_resumed(tmp_path: Path) -> None:
         parts.checkpointer.save(parts.folder.resume_checkpoints, state)
         rates.append(parts.optimizers[0].param_groups[0]["lr"])
     assert rates[1] == pytest.approx(rates[0] / 4)
+
+
+def test_optimizer_state_is_restored_in_the_memory_format_of_the_parameters(tmp_path: Path) -> None:
+    """Fused optimizers pair elements by their addresses."""
+    digests = []
+    for name, stops in {"whole": [4], "resumed": [2, 4]}.items():
+        for stop in stops:
+            workload = CNN(CNNOptions(width=4), Digits())
+            assignment = make_assignment(steps=4, channels_last=True, optimizer_impl="fused")
+            trainer = make_trainer(assignment, workload, tmp_path / name, hooks=NoEvaluation())
+            trainer.run(stop)
+            parts = trainer.parts
+            parts.checkpointer.save(parts.folder.resume_checkpoints, trainer.state)
+        digests.append(trainer.fingerprint())
+    assert digests[0] == digests[1]
 
 
 class PartlyTrained(LineFit):

@@ -221,6 +221,31 @@ def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None
     assert observer.reports.samples_per_step == pytest.approx(31.6)
 
 
+def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None:
+    observed = observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState())
+    with observed, pytest.raises(ValueError, match="samples: found -1; allowed: 0 or more"):
+        harness.report(samples=-1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_steps_that_the_script_compiles_are_watched(tmp_path: Path) -> None:
+    state = TrainingState()
+    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        model = nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), lr=0.1)
+
+        @torch.compile(backend="aot_eager")
+        def take_step() -> None:
+            optimizer.step()
+
+        for _ in range(5):
+            model(torch.ones(3, 2)).sum().backward()
+            take_step()
+            optimizer.zero_grad()
+        observer.finish()
+    assert state.step == 5
+
+
 def test_an_interruption_says_that_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

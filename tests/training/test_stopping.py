@@ -30,6 +30,7 @@ def evaluations(values: Sequence[float], name: str) -> list[Evaluation]:
                 epoch=number,
                 metrics={name: -value},
                 seconds=0.1,
+                started_at=number,
                 validation={name: value},
             )
         )

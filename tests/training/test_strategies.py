@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.spec.axes import STRATEGIES, Axes
 from harness.training.execution import Compiler
@@ -19,8 +21,9 @@ from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
+from tests.support.frozen import AlternatingFit
 from tests.support.line import LineFit, Options
-from tests.support.training import CPU, make_assignment, make_trainer
+from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
 from workloads.base import Workload
 from workloads.options import Settings
 
@@ -106,6 +109,34 @@ def test_replicas_shards_and_tensor_parallel_groups_are_three_dimensions() -> No
     mesh = ParallelMesh.from_axes(axes, Ranks(rank=5, local_rank=5, world_size=8), CPU)
     assert mesh.dp_device_mesh().mesh.tolist() == [[1, 3], [5, 7]]
     assert mesh.tp_device_mesh().mesh.tolist() == [4, 5]
+
+
+@pytest.mark.usefixtures("process_group_of_one")
+@pytest.mark.parametrize(
+    ("workload", "axes", "problem"),
+    [
+        (
+            AlternatingFit(Options(), Settings()),
+            {"strategy": "ddp"},
+            "strategy=ddp cannot be used with inner.layers.0.weight, which is thawed while training",
+        ),
+        (
+            LineFit(Options(depth=2, memory=True), Settings()),
+            {"strategy": "pp", "grad_accum_steps": 2},
+            "strategy=pp is unavailable: buffer inner.running_sum changes after the first layer",
+        ),
+    ],
+    ids=["ddp", "pp"],
+)
+def test_what_ranks_would_not_share_is_refused(
+    tmp_path: Path, workload: Workload, axes: dict[str, Any], problem: str
+) -> None:
+    """Of two ranks this is the first; it needs no other to find out."""
+    assignment = make_assignment(steps=6, world_size=2, **axes)
+    ranks = Ranks(rank=0, local_rank=0, world_size=2)
+    trainer = make_trainer(assignment, workload, tmp_path, ranks=ranks, hooks=NoEvaluation())
+    with pytest.raises(NotApplied, match=problem):
+        trainer.run()
 
 
 def test_a_global_batch_is_shared_out_over_ranks_and_micro_steps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,10 @@ from torch import Tensor
 
 from harness.spec.axes import Axes, find_conflict
 from harness.training.tree_reduction import GradientTree, sum_rows
+from tests.support.frozen import AlternatingFit
+from tests.support.line import Options
+from tests.support.training import make_assignment, make_trainer
+from workloads.options import Settings
 
 LEAVES = 8
 
@@ -81,6 +87,17 @@ def test_settings_that_would_break_the_promise_are_refused(
     conflict = find_conflict(Axes(batch_size=12, reduction="tree", **settings))  # type: ignore[arg-type]
     assert conflict is not None
     assert reason in conflict
+
+
+def test_a_layer_that_is_thawed_gets_the_mean_of_the_micro_batches(tmp_path: Path) -> None:
+    losses = []
+    for reduction in ("backend", "tree"):
+        assignment = make_assignment(steps=12, grad_accum_steps=4, reduction=reduction)
+        workload = AlternatingFit(Options(momentum=0.0), Settings())
+        trainer = make_trainer(assignment, workload, tmp_path / reduction)
+        trainer.run()
+        losses.append(trainer.state.losses)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis.compare import MetricRow
+from harness.analysis.compare import MetricRow, unpaired_notes
 from harness.analysis.cost import cost_to_goal, currency, epoch_cost
 from harness.analysis.what_if import QUESTIONS, what_if
 from harness.render import format as fmt
@@ -41,16 +41,22 @@ def speedups(report: Report) -> list[RowGroup]:
 
     The reference itself has no row: it is the line at 1.
     """
+    comparison = report.result.comparison
+    if comparison is None:
+        return []
     groups = []
     for workload, cells in report.shown.items():
         reference = report.result.reference(workload)
-        ratios = []
+        ratios, rows = [], []
         for cell in cells:
             row = report.result.throughput_row(cell.cell)
             if row is not None:
                 ratios.append(_ratio(cell.name, row))
+                rows.append(row)
         if ratios and reference is not None:
-            groups.append(_ratio_group(workload, ratios, f"1× is {report.name(reference.cell)}"))
+            remarks = unpaired_notes(rows, comparison.rules)
+            note = "; ".join([f"1× is {report.name(reference.cell)}", *remarks])
+            groups.append(_ratio_group(workload, ratios, note))
     return groups
 
 

@@ -287,7 +287,7 @@ def _run_command(report: Report) -> str:
     """
     sweep = report.sweep
     source = str(sweep.source)
-    if sweep.source.stem in ready_sweeps():
+    if sweep.source in ready_sweeps().values():  # and not a user's own `matrix.yaml`
         source = sweep.source.stem
     command = ["harness", "run", source, *sweep.options]
     seeds = shown_seeds(sweep, report.records)

@@ -47,6 +47,7 @@ class DDP(Strategy):
         self._replica: DistributedDataParallel | None = None  # set by `prepare`
         self._faked: FakedReplica | None = None  # the same, where the other ranks do not exist
         self._hook: CommHook | None = None  # that gradients are sent by; None: as they are
+        self._frozen: dict[str, nn.Parameter] = {}  # by name; set by `prepare`
 
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
@@ -57,6 +58,9 @@ class DDP(Strategy):
         with backward. Raises NotApplied for a bucket size without effect.
         """
         self._check_bucket_cap(model)
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                self._frozen[name] = parameter
         if self.mesh.is_faked:
             self._faked = FakedReplica(model, self.axes)
             return self._faked
@@ -91,8 +95,14 @@ class DDP(Strategy):
         self._replica.register_comm_hook(None, lambda _, bucket: hook(bucket))
 
     def check_effect(self) -> None:
-        """Raise NotApplied if a communication hook did nothing in the steps so far."""
+        """Raise NotApplied if a communication hook did nothing, or frozen parameters were thawed."""
         super().check_effect()
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad and self.mesh.dp_size > 1:
+                raise NotApplied(
+                    f"strategy=ddp cannot be used with {name}, which is thawed while training: DDP shares"
+                    " the gradients of parameters that require them from the start; allowed: fsdp2"
+                )
         if self._hook is not None:
             self._hook.check_effect()
 

@@ -11,7 +11,7 @@ Evaluations, checkpoints and digests have the whole model at every rank while th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -76,7 +76,7 @@ class Pipeline(Strategy):
 
         Returns the mean loss, the same at every rank. The first call takes away the parameters, and
         their state in the optimizer, of other ranks' layers. Raises NotApplied for layers that are
-        not called one after the other.
+        not called one after the other, and for buffers that change after the first of them.
         """
         ranks = self.mesh.ranks
         if self._schedule is None:
@@ -138,11 +138,18 @@ class Pipeline(Strategy):
         return Schedule1F1B(stage, count, loss_fn=_first)
 
     def _check_chain(self, loss: Loss, micro_batch: Batch) -> Tensor:
-        """Return a tensor such as layers pass on; raises NotApplied unless they form a chain."""
+        """Return a tensor such as layers pass on, and leave buffers as they are.
+
+        Raises NotApplied unless the layers form a chain, and for a buffer that changes after the first.
+        """
         outputs: list[Tensor] = []
         problems: list[str] = []
+        at_start = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        at_layers: dict[str, Tensor] = {}  # buffers by name
 
         def forward(number: int, hidden: Any, *arguments: Any, **keywords: Any) -> Any:
+            if not outputs:
+                at_layers.update((name, part.clone()) for name, part in self._model.named_buffers())
             output = self._forwards[number](hidden, *arguments, **keywords)
             if number != len(outputs) or (outputs and hidden is not outputs[-1]):
                 problems.append(f"layer {number} does not take what the one before it returns")
@@ -158,12 +165,29 @@ class Pipeline(Strategy):
         devices = [self.mesh.device] if self.mesh.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             loss(self._model, micro_batch)
+        problems += self._changes_since(at_layers)
+        for buffer, values in at_start:
+            buffer.copy_(values)
         self._set_forwards(is_stage=False)
         if len(outputs) != len(self._layers):
             problems.append(f"{len(outputs)} of {len(self._layers)} layers are called in a loss")
         if problems:
             raise NotApplied(f"strategy=pp is unavailable: {problems[0]}")
         return torch.empty_like(outputs[-1]).requires_grad_()
+
+    def _changes_since(self, at_layers: Mapping[str, Tensor]) -> list[str]:
+        """Return a problem for each buffer that has changed since the first layer was called.
+
+        All ranks compute what comes before the layers, but not what comes after.
+        """
+        if self.mesh.is_faked:  # tensors have no values
+            return []
+        buffers = dict(self._model.named_buffers())
+        problems = []
+        for name, values in at_layers.items():
+            if name in buffers and not torch.equal(buffers[name], values):
+                problems.append(f"buffer {name} changes after the first layer, at some ranks only")
+        return problems
 
     def _set_forwards(self, *, is_stage: bool) -> None:
         """Have layers compute a stage, with stand-ins for those of other ranks, or the whole model."""

@@ -20,7 +20,7 @@ from harness.records.record import TargetMetric
 from harness.records.store import read_recorded_sweep
 from harness.render.html import intervals, page, sections
 from harness.render.html import report as report_module
-from harness.spec.sweep import Sweep
+from harness.spec.sweep import Sweep, ready_sweeps
 from tests.factories import make_machine, write_trial
 from tests.support.commands import harness
 from tests.support.parity import make_parity
@@ -160,6 +160,17 @@ def test_sections_of_a_complete_sweep(complete: Page) -> None:
     assert "git checkout c0ffee" in texts["reproduce"]
     assert "harness run " in texts["reproduce"]
     assert "harness reproduce demo" in texts["reproduce"]
+
+
+def test_speedups_say_which_cells_were_not_measured_in_turn(
+    results: Results, sweep: Sweep, complete: Page
+) -> None:
+    assert "not interleaved" not in complete.texts["speedups"]
+    for record in make_records(sweep):
+        if record.trial.cell.id == sweep.cells[1].id:
+            later = replace(record, started=record.started + 1e6, ended=record.ended + 1e6)
+            write_trial(results.sweep_folder("demo"), later)
+    assert "; not interleaved: what the machine did" in report(results).texts["speedups"]
 
 
 def test_a_large_sweep_has_rows_of_its_fastest_cells_and_of_the_reference(
@@ -375,6 +386,17 @@ def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path:
     assert f"git checkout {'decaf' * 8}" in recipe
     assert "a1b2.diff" in recipe
     assert f"harness run {sweep.source} --set precision=fp32,bf16 --data mlp=/data" in recipe
+
+
+def test_the_recipe_calls_a_sweep_that_comes_with_the_harness_by_its_name(
+    results: Results, tmp_path: Path
+) -> None:
+    """And a file of the user's that has the same name by its path."""
+    sweep = make_sweep(tmp_path)
+    own = tmp_path / "matrix.yaml"
+    for source, name in ((own, str(own)), (ready_sweeps()["matrix"], "matrix")):
+        write_run(results, replace(sweep, source=source), make_records(sweep))
+        assert f" harness run {name} " in report(results).texts["reproduce"]
 
 
 def test_nodes_are_compared_where_trials_ran_on_several(
