@@ -18,7 +18,7 @@ from harness.analysis.result import UNKNOWN, CellResult, rounded
 from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
 from harness.core.validation import decode_value
-from harness.records.decode import FileFormat, read_content, read_json
+from harness.records.decode import FileFormat, parse_content, parse_json, read_bytes
 from harness.records.seal import object_text, with_seal
 
 KIND = "harness baseline"  # says what the file is
@@ -115,12 +115,13 @@ def read(path: Path) -> CellResult:
     Raises BadInput for a file that is no baseline, is incomplete, has another schema, or was saved
     when cells had another meaning.
     """
-    content = read_json(path, BASELINE_FORMAT)
+    text = read_bytes(path, BASELINE_FORMAT)
+    content = parse_json(text, path, BASELINE_FORMAT)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise BadFile(
             f"{path}: kind: found no {KIND!r}; allowed: what harness gate baseline save writes"
         )
-    content = read_content(path, BASELINE_FORMAT)
+    content = parse_content(text, path, BASELINE_FORMAT)
     cell_id = content.get("id")
     try:
         result: CellResult = decode_value(CellResult, content)

@@ -141,7 +141,7 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     (lanes,) = lane_counts
     by_nodes: dict[frozenset[str], list[TrialPair]] = {}
     for a, b in pairs:
-        if not _had_same_nodes(a, b):
+        if not _ran_on_same_nodes(a, b):
             return False
         nodes = frozenset([*a.nodes, *b.nodes])
         by_nodes.setdefault(nodes, []).append((a, b))
@@ -153,14 +153,15 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     return max(starts_a) > min(starts_b) and max(starts_b) > min(starts_a)
 
 
-def _had_same_nodes(a: TrialResult, b: TrialResult) -> bool:
-    """Return whether two trials had a node in common; where that is unknown, if they are of one sweep.
+def _ran_on_same_nodes(a: TrialResult, b: TrialResult) -> bool:
+    """Return whether the nodes of one trial were also those of the other, which may have had more.
 
-    The trials of a block begin on the same node, whatever their number of ranks.
+    Where they are unknown, trials of the same sweep count as if they were.
     """
     if not a.nodes or not b.nodes:
         return a.sweep == b.sweep
-    return not set(a.nodes).isdisjoint(b.nodes)
+    nodes_a, nodes_b = set(a.nodes), set(b.nodes)
+    return nodes_a <= nodes_b or nodes_b <= nodes_a
 
 
 def _are_in_turn(pairs: Sequence[TrialPair], lanes: int) -> bool:

@@ -87,7 +87,7 @@ class TrialResult:
     # baseline keeps none, and is of the same trials nevertheless.
     improvements: Sequence[MetricPoint] = field(default=(), compare=False)
     cost: TrialCost | None = None  # None where the cluster profile stated no price
-    # In the test set, which says in what steps a metric of samples moves; None in older records.
+    # In the test set, which says in what steps a metric of samples moves; None of a script.
     test_samples: Number | None = field(default=None, compare=False)
     # The names of its machines, none where they are unknown. A baseline has none of them.
     nodes: Sequence[str] = field(default=(), compare=False)
@@ -358,9 +358,9 @@ def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
 
 
 def _nodes(record: Record, summary: Summary) -> tuple[str, ...]:
-    """Return the names of a trial's nodes, sorted; none unless the summary has all of them.
+    """Return the names of a trial's nodes, sorted; none unless the summary names every node.
 
-    It lacks some of very many, and all where communication can't be told apart.
+    It names the slowest of very many nodes, and none where communication can't be told apart.
     """
     if len(summary.node_seconds) != record.ranks.across.nodes:
         return ()

@@ -208,9 +208,10 @@ def _records_of_cell(results: Results, name: str) -> Named:
 def _split_name(results: Results, name: str) -> tuple[str, str]:
     """Return the sweep in SWEEP/NAME, empty for a NAME alone, and the name of the cell or trial.
 
-    Names of sweeps and labels of cells may have slashes of their own.
+    Names of sweeps and labels of cells may have slashes of their own: the sweep with the longest name
+    counts.
     """
-    for slash in re.finditer("/", name):
+    for slash in reversed([*re.finditer("/", name)]):
         sweep_name = name[: slash.start()]
         if results.sweep_folder(sweep_name).spec_path.exists():
             return sweep_name, name[slash.end() :]
@@ -248,9 +249,8 @@ def find_trial(
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
     folder = Path(name)
-    is_of_trial = False
-    if os.path.exists(name):  # noqa: PTH110  # as in `find`
-        is_of_trial = folder.is_file() or (folder / RECORD_FILE).is_file()
+    # False for a name that is too long for a file, where `Path` raises.
+    is_of_trial = os.path.isfile(folder) or os.path.isfile(folder / RECORD_FILE)  # noqa: PTH113
     if named.folder is not None and (named.sweep is not None or not is_of_trial):
         folder = named.folder / record.trial.id
     elif folder.is_file():

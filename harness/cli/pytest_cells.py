@@ -172,7 +172,7 @@ class SweepFile(pytest.File):
         sweep = replace(self.sweep, cells=self.selected_cells)
         if sweep.race is not None and sweep.cells:
             raise BadInput(
-                f"{self.path}: race: found, which ends without all trials of each cell;"
+                f"{self.path}: race: found a race, which leaves trials of some cells out;"
                 " allowed: --harness-set race=null"
             )
         sweep_folder = self.results.sweep_folder(sweep.name)

@@ -34,6 +34,8 @@ from harness.records.store import (
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.text import problem_of_name
 
+REMOVED = ".removed-"  # how folders begin to which sweeps are moved before their files go
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSweep:
@@ -281,8 +283,10 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
             if path.is_file():
                 path.unlink()
             elif removal.path == folder.path:
+                for leftover in path.parent.glob(f"{REMOVED}*"):  # of a removal that was cut off
+                    shutil.rmtree(leftover, ignore_errors=True)
                 # NFS keeps a file that is open, here the lock, and with it the folder.
-                aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=".removed-")
+                aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=REMOVED)
                 path.rename(Path(after_unlocking.enter_context(aside)) / path.name)
             else:
                 (path / folder.trial_folder("").record_path.name).unlink(missing_ok=True)
@@ -293,7 +297,7 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
 
 
 def clear_leftover(folder: SweepFolder) -> None:
-    """Remove the folder of a sweep that has nothing but a lock, as a command leaves it that was refused.
+    """Remove the folder of a sweep that has nothing but a lock, as a refused command leaves it.
 
     Raises BadInput as `remove` does.
     """

@@ -35,7 +35,7 @@ from harness.launch import controller
 from harness.launch.race import SweepRace
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
-from harness.records.files import read_record_if_exists
+from harness.records.files import CommonParts, read_record_if_exists
 from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
 from harness.records.store import lock, write_spec
@@ -276,8 +276,9 @@ def failed_in_live_jobs(
     All have a job that has not ended. It decides at its start which of its trials to run.
     """
     files = {}
+    common = CommonParts()
     for trial in trials:
-        files[trial.id] = read_trial_files(sweep_folder.trial_folder(trial.id), trial)
+        files[trial.id] = read_trial_files(sweep_folder.trial_folder(trial.id), trial, common)
     states = trial_states(trials, earlier, files, queue)
     return [row for row in states if row.state == "failed"]
 
@@ -561,8 +562,14 @@ def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> li
         lines.append(f"export {name}={shlex.quote(value)}")
     if setup:
         report = f'echo {SETUP_FAILED}exit code $?: "$BASH_COMMAND"'
-        reset = f'case $(trap -p EXIT) in *"echo {SETUP_FAILED}"*) trap - EXIT;; esac'
-        lines += [f"trap '{report}' ERR EXIT", *setup, "trap - ERR", reset]
+        reset = '[ "$(trap -p EXIT)" != "$harness_trap" ] || trap - EXIT'
+        lines += [
+            f"trap '{report}' ERR EXIT",
+            "harness_trap=$(trap -p EXIT)",
+            *setup,
+            "trap - ERR",
+            reset,
+        ]
     return lines
 
 

@@ -146,11 +146,13 @@ def test_sweeps_at_once_are_no_pairs_where_their_nodes_are_unknown() -> None:
     assert not compare_cells(a, other_sweep).rows[0].verdict.estimate.paired
 
 
-def test_cells_of_other_sizes_are_pairs_if_a_node_is_common() -> None:
+def test_cells_of_other_sizes_are_pairs_if_one_has_the_nodes_of_the_other() -> None:
     a, b = make_result(STEADY), make_result(faster(1.02))
     larger = replace(b, trials=[replace(trial, nodes=("p", "q")) for trial in b.trials])
     row = compare_cells(on_nodes(a, *"ppppp"), larger).rows[0]
     assert row.verdict.estimate.paired
+    elsewhere = replace(a, trials=[replace(trial, nodes=("q", "r")) for trial in a.trials])
+    assert not compare_cells(elsewhere, larger).rows[0].verdict.estimate.paired
 
 
 @pytest.mark.parametrize(

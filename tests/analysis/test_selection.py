@@ -105,6 +105,12 @@ def test_a_label_that_is_no_path(results: Results, sweep_name: str, value: str) 
     assert folder == results.sweep_folder(sweep_name).trial_folder(record.trial.id).path
 
 
+def test_the_longest_name_of_a_sweep_counts(results: Results) -> None:
+    cell = write_run(results, "team/one").cells[0]
+    write_run(results, "team", keys={"matrix": {"batch_size": [128]}})
+    assert counts(results, f"team/one/{cell.id}") == [(1, 3)]
+
+
 def test_trials_that_never_ran_are_counted(results: Results) -> None:
     sweep = write_run(results, "one")
     lost = sweep.trials()[0]

@@ -157,7 +157,7 @@ def test_a_race_is_refused(
     run = project.pytest(*selected, *race, trials=[f"--harness-trials={which}"])
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines(
-        ["ERROR: *sweep.yaml: race: found, which ends *; allowed: --harness-set race=null"]
+        ["ERROR: *sweep.yaml: race: found a race, *; allowed: --harness-set race=null"]
     )
 
 

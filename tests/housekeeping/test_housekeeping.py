@@ -526,6 +526,14 @@ def test_a_sweep_is_removed_from_nfs(results: Results, monkeypatch: pytest.Monke
     assert list(results.runs.iterdir()) == []
 
 
+def test_what_a_removal_that_was_cut_off_has_left_goes_with_the_next(results: Results) -> None:
+    record_sweep(results, "nightly")
+    leftover = results.runs / ".removed-1a2b" / "weekly"
+    leftover.mkdir(parents=True)
+    run("prune", "nightly", "--whole", "--yes")
+    assert list(results.runs.iterdir()) == []
+
+
 def test_a_folder_that_has_only_a_lock_takes_no_name(results: Results, tmp_path: Path) -> None:
     """As of a run that was refused after it had locked its sweep."""
     record_sweep(results, "nightly")

@@ -616,7 +616,10 @@ class TestTheEndOfABatchScript:
         assert ended.returncode == 0
         assert (tmp_path / "actions").read_text().split() == ["lead", "revive"]
 
-    @pytest.mark.parametrize("setup", [["trap 'echo scratch is removed' EXIT"]])
+    @pytest.mark.parametrize(
+        "setup",
+        [["trap 'echo scratch is removed' EXIT"], ["trap 'echo setup: scratch is removed' EXIT"]],
+    )
     @pytest.mark.parametrize("leader", ["exit 0", "exit 1", "kill -9 $$"])
     def test_runs_what_setup_traps_at_its_exit(
         self, leader: str, script: Path, results: Results

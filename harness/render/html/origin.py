@@ -287,7 +287,9 @@ def _run_command(report: Report) -> str:
     """
     sweep = report.sweep
     source = str(sweep.source)
-    if sweep.source in ready_sweeps().values():  # and not a user's own `matrix.yaml`
+    ready = ready_sweeps().get(sweep.source.stem)
+    # Not a user's own `matrix.yaml`. The harness may be installed elsewhere than where the sweep ran.
+    if ready is not None and sweep.source.parts[-3:] == ready.parts[-3:]:
         source = sweep.source.stem
     command = ["harness", "run", source, *sweep.options]
     seeds = shown_seeds(sweep, report.records)

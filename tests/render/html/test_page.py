@@ -394,7 +394,12 @@ def test_the_recipe_calls_a_sweep_that_comes_with_the_harness_by_its_name(
     """And a file of the user's that has the same name by its path."""
     sweep = make_sweep(tmp_path)
     own = tmp_path / "matrix.yaml"
-    for source, name in ((own, str(own)), (ready_sweeps()["matrix"], "matrix")):
+    elsewhere = Path("/cluster/lib/workloads/sweeps/matrix.yaml")
+    for source, name in (
+        (own, str(own)),
+        (ready_sweeps()["matrix"], "matrix"),
+        (elsewhere, "matrix"),
+    ):
         write_run(results, replace(sweep, source=source), make_records(sweep))
         assert f" harness run {name} " in report(results).texts["reproduce"]
 
