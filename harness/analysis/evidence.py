@@ -109,16 +109,18 @@ def evidence_of_record(record: Record) -> Evidence:
 
 
 def _losses(ranks: Sequence[RankResult]) -> dict[str, NumberSeries]:
-    """Return the losses of each rank at each step."""
+    """Return the losses of each rank at each step that has one."""
     rows = {}
     for result in ranks:
         if result.loss is not None:
             losses = result.loss.unpack()
-            if np.isnan(losses).all():
-                continue  # of a script that reports none
-            steps = range(1, len(losses) + 1)
+            # A script may report no losses, or only those of some steps; the others are NaN.
+            reported = ~np.isnan(losses)
+            if not reported.any():
+                continue
+            steps = (np.flatnonzero(reported) + 1).tolist()
             rows[f"loss of rank {result.rank}"] = NumberSeries(
-                steps=steps, numbers=losses, phase=FORWARD
+                steps=steps, numbers=losses[reported], phase=FORWARD
             )
     return rows
 
@@ -293,12 +295,11 @@ def _rung(
     if exact is not None:
         rounding = min(_relative_error(trial, exact, rows) for trial in (recorded, again))
     for name in rows:
-        exact_row = exact.rows.get(name) if exact is not None else None
-        exact_numbers = None if exact_row is None else exact_row.numbers
+        numbers = recorded.rows[name].numbers
         rung = _rung_of_row(
-            recorded.rows[name].numbers,
+            numbers,
             again.rows[name].numbers,
-            exact_numbers,
+            None if exact is None else _exact_numbers(exact, name, len(numbers)),
             max(rounding, least_rounding),
         )
         if rung is None:
@@ -315,13 +316,23 @@ def _relative_error(trial: Evidence, exact: Evidence, rows: Sequence[str]) -> fl
     """
     errors = []
     for name in rows:
-        row, exact_row = trial.rows[name].numbers, exact.rows.get(name)
-        if exact_row is None or exact_row.numbers.shape != row.shape:
+        row = trial.rows[name].numbers
+        exact_numbers = _exact_numbers(exact, name, len(row))
+        if exact_numbers is None or exact_numbers.shape != row.shape:
             continue
-        scale = root_mean_square(exact_row.numbers)
+        scale = root_mean_square(exact_numbers)
         if scale > 0:
-            errors.append((row - exact_row.numbers) / scale)
+            errors.append((row - exact_numbers) / scale)
     return root_mean_square(np.concatenate(errors)) if errors else 0.0
+
+
+def _exact_numbers(exact: Evidence, name: str, count: int) -> Numbers | None:
+    """Return the first numbers of a row in double precision, None if there is no such row.
+
+    A run in double precision has no rule for stopping, so it may have gone on after the trial ended.
+    """
+    row = exact.rows.get(name)
+    return None if row is None else row.numbers[:count]
 
 
 def _rung_of_row(

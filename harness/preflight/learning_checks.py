@@ -33,6 +33,7 @@ UNDECLARED = (
 DECLARED = "loss_weight(batch) has to return what loss(model, batch) divides its sum by"
 SEVERAL_LOSSES = "a step has several turns, whose losses need not fall together"
 SEVERAL_CROSS_ENTROPIES = "the loss has several cross-entropies"  # in unknown shares
+OTHER_TERMS = "the loss has terms or factors besides its cross-entropy"
 LEARNED = 0.05  # of the loss at the start: the batch is overfitted
 MAX_STEPS = 300
 MAX_SECONDS = 60.0
@@ -59,7 +60,10 @@ def check_softmax(probe: Probe) -> CheckFinding:
 
 
 def check_start(probe: Probe) -> CheckFinding:
-    """Check that the loss of a new model is that of a guess."""
+    """Check that the loss of a new model is that of a guess.
+
+    Where only the loss is off and its cross-entropy is not, the loss has other terms, as a detector's.
+    """
     if not probe.calls:
         return skipped("the loss is no cross-entropy")
     if probe.has_several_turns:
@@ -69,20 +73,24 @@ def check_start(probe: Probe) -> CheckFinding:
     model = probe.build()
     with without_dropout(model):
         loss = probe.loss(model, probe.batch).item()
-    chance = probe.calls[-1].chance
-    seen = f"{loss:.3f}; a guess among {probe.calls[-1].classes} classes costs {chance:.3f}"
-    if loss > HIGHEST_START * chance + HIGHEST_START_BEYOND:
+    call = probe.calls[-1]
+    lowest = LOWEST_START * call.chance
+    highest = HIGHEST_START * call.chance + HIGHEST_START_BEYOND
+    seen = f"{loss:.3f}; a guess among {call.classes} classes costs {call.chance:.3f}"
+    if min(loss, call.mean) > highest:
         return problem(
             f"the loss of a new model is {seen}",
             "a new model is sure of wrong answers: scale the inputs, or initialize the last layer"
             " with smaller weights",
         )
-    if loss < LOWEST_START * chance:
+    if max(loss, call.mean) < lowest:
         return problem(
             f"the loss of a new model is {seen}",
             "a new model can't know better than to guess: look for labels among its inputs, or a loss"
             " that is divided too often",
         )
+    if not lowest <= loss <= highest:
+        return skipped(OTHER_TERMS)
     return passed(f"the loss of a new model is {seen}")
 
 

@@ -35,6 +35,7 @@ class CrossEntropy:
     scores: Tensor  # what it takes the softmax of, shape (samples, classes, ...)
     target: Tensor  # classes, or a probability of each class in the shape of `scores`
     label_smoothing: float  # the share of each label that is spread over all classes
+    losses: Tensor  # what it returned: one number, or one for each target with reduction="none"
 
     @property
     def class_dim(self) -> int:
@@ -50,6 +51,11 @@ class CrossEntropy:
     def chance(self) -> float:
         """Return the loss of a guess without knowledge: ln(classes), in nats."""
         return math.log(self.classes)
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of the losses that it returned."""
+        return float(self.losses.double().mean())
 
     @property
     def floor(self) -> float:
@@ -72,7 +78,7 @@ class CrossEntropyWatch(TorchFunctionMode):
         self.calls: list[CrossEntropy] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Keep the arguments of a cross-entropy, and call every function as it is."""
+        """Keep the arguments and the result of a cross-entropy, and call every function as it is."""
         keywords = kwargs or {}
         result = func(*args, **keywords)
         if func is functional.cross_entropy:
@@ -80,7 +86,10 @@ class CrossEntropyWatch(TorchFunctionMode):
             target = args[1] if len(args) > 1 else keywords["target"]
             smoothing = keywords.get("label_smoothing", 0.0)
             call = CrossEntropy(
-                scores=scores.detach(), target=target.detach(), label_smoothing=smoothing
+                scores=scores.detach(),
+                target=target.detach(),
+                label_smoothing=smoothing,
+                losses=result.detach(),
             )
             self.calls.append(call)
         return result

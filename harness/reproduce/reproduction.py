@@ -140,7 +140,8 @@ def _find_undecided(
             continue
         if is_same_computation(_all_differences(entry, record)):
             axes = replace(entry.trial.cell.axes, precision="fp64")
-            cell = replace(entry.trial.cell, axes=axes)
+            # With the rule, it might stop at another evaluation.
+            cell = replace(entry.trial.cell, axes=axes, stop=None)
             undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
     return undecided
 
@@ -192,7 +193,8 @@ def _seed_verdicts(
 ) -> dict[str, SeedVerdict]:
     """Return the verdicts of seeds by the id of the recorded cell.
 
-    Only cells with several seeds have one.
+    Only cells with several seeds have one, and only if all ran again with the same code: where the
+    recorded code of a seed is unavailable, that seed runs with the code here.
     """
     recorded: dict[str, list[CellResult]] = {}
     results: dict[str, list[CellResult]] = {}
@@ -204,8 +206,10 @@ def _seed_verdicts(
             results.setdefault(cell_id, []).append(of_trial(_as_done(record)))
     verdicts = {}
     for cell_id, parts in recorded.items():
-        if len({trial.seed for part in parts for trial in part.trials}) > 1:
-            (before,), (now,) = join(parts), join(results[cell_id])
+        joined = join(results[cell_id])
+        has_several_seeds = len({trial.seed for part in parts for trial in part.trials}) > 1
+        if has_several_seeds and len(joined) == 1:
+            (before,), (now,) = join(parts), joined
             verdict = seed_verdict(before, now, margin)
             if verdict is not None:
                 verdicts[cell_id] = verdict

@@ -45,18 +45,24 @@ class CallWatch(nn.Module):
 class CallShape:
     """The inputs that an exported model has to take."""
 
-    example: Inputs  # of the largest call
+    example: Inputs  # of the largest call, if possible one whose varying sizes are all above 1
     varying: Sequence[frozenset[int]]  # for each input, the dimensions whose size varies
 
     def axes(self, index: int) -> list[str]:
         """Return the size of each axis of an input, or a name for an axis whose size varies.
 
-        Inputs share the names, as in (batch, axis_1), which is that of their first axes.
+        Inputs share the names, as in (batch, axis_1), which is that of their first axes. Where the
+        sizes differ, as those of a text and its translation, the name ends in the index of the input.
         """
         axes = []
         for number, size in enumerate(self.example[index].shape):
+            if number not in self.varying[index]:
+                axes.append(str(size))
+                continue
             name = "batch" if number == 0 else f"axis_{number}"
-            axes.append(name if number in self.varying[index] else str(size))
+            varies = [other for other, varying in enumerate(self.varying) if number in varying]
+            equal = [other for other in varies if self.example[other].shape[number] == size]
+            axes.append(name if equal[0] == varies[0] else f"{name}_{equal[0]}")
         return axes
 
 
@@ -100,5 +106,14 @@ def probe_calls(
     for tensors in zip(*calls, strict=True):
         sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
         varying.append(frozenset(n for n, values in enumerate(sizes) if len(set(values)) > 1))
-    example = max(calls, key=lambda inputs: sum(tensor.numel() for tensor in inputs))
-    return CallShape(example=example, varying=varying)
+
+    def suitability(inputs: Inputs) -> tuple[int, int]:
+        """Return how many varying sizes are larger than 1, and how many numbers the inputs have.
+
+        torch.export takes a size of 1 for constant.
+        """
+        pairs = zip(inputs, varying, strict=True)
+        sizes = [tensor.shape[axis] for tensor, axes in pairs for axis in axes]
+        return sum(size > 1 for size in sizes), sum(tensor.numel() for tensor in inputs)
+
+    return CallShape(example=max(calls, key=suitability), varying=varying)

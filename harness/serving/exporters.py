@@ -94,8 +94,11 @@ def _write_onnx(
     names: dict[Any, str] = {}  # by the names that torch has given
     for index, value in enumerate(inputs):
         for size, name in zip(value.shape or (), shape.axes(index), strict=True):
-            if not isinstance(size, int):
-                names[str(size)] = name
+            if isinstance(size, int) or str(size) in names:
+                continue
+            # onnxruntime takes axes of one name for equally long, and lets them share memory.
+            is_taken = name in names.values()
+            names[str(size)] = f"{name}_{index}" if is_taken else name
     written.rename_axes(names)
     written.save(str(folder / ONNX_FILE))
     return [str(value.name) for value in inputs]

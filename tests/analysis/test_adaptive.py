@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.adaptive import Goal, describe_precision, half_width, reached, run_until
+from harness.analysis.adaptive import (
+    Goal,
+    describe_precision,
+    half_width,
+    next_repeat_seconds,
+    reached,
+    run_until,
+)
 from harness.records.record import Record
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -88,6 +95,13 @@ def test_the_budget_is_not_exceeded(sweep: Sweep) -> None:
     machine = Machine(0.1)
     assert blocks(machine, sweep, Goal(half_width=0.001, budget=5.5 * BLOCK)) == 5
     assert machine.now <= 5.5 * BLOCK
+
+
+def test_trials_that_ran_side_by_side_take_their_time_once() -> None:
+    trials = [replace(make_record(seed=seed), started=0.0, ended=60.0) for seed in range(8)]
+    assert next_repeat_seconds(trials) == 60.0
+    late = replace(make_record(seed=8), started=1000.0, ended=1060.0)
+    assert next_repeat_seconds([*trials[:2], late]) == 180.0, "a pause is not counted"
 
 
 def test_the_least_precise_cell_is_named(sweep: Sweep) -> None:

@@ -119,6 +119,36 @@ def test_other_kernels_round_initial_parameters_otherwise() -> None:
     assert compare_evidence(recorded, far, exact, has_other_kernels=True).rung is None
 
 
+def test_losses_of_every_tenth_step_are_judged_by_double_precision() -> None:
+    def sparse(record: Record) -> Record:
+        for rank in (0, 1):
+            series = record.ranks[rank].loss
+            assert series is not None
+            losses = series.unpack().copy()
+            losses[np.arange(len(losses)) % 10 != 9] = np.nan
+            record = with_losses(record, rank, losses)
+        return record
+
+    exact = sparse(RECORD)
+    found = agreement(sparse(scaled(1.01)), sparse(scaled(0.99)), [exact, exact])
+    assert (found.rung, found.fp64_problem) == ("fp64", None)
+    assert first(sparse(scaled(1.01)), exact).step == 10
+
+
+def test_a_run_in_double_precision_may_go_on_where_the_trial_has_stopped() -> None:
+    def stopped(record: Record) -> Record:
+        for rank in (0, 1):
+            series = record.ranks[rank].loss
+            assert series is not None
+            record = with_losses(record, rank, series.unpack()[:10])
+        return record
+
+    recorded, again = stopped(scaled(0.99)), stopped(scaled(1.01))
+    assert agreement(again, recorded, [RECORD, RECORD]).rung == "fp64"
+    beyond = stopped(scaled(1.1))
+    assert agreement(beyond, recorded, [RECORD, RECORD]).rung is None
+
+
 def test_small_numbers_are_compared_at_their_own_scale() -> None:
     tiny, exact = scaled(1e-7), scaled(0.9e-7)
     assert agreement(exact, recorded=tiny, exact=[exact, exact]).rung is None

@@ -76,6 +76,73 @@ def test_options_of_a_workload_of_the_user() -> None:
     check(refused("run", "sweep.yaml"), wanted)
 
 
+SETTINGS = """
+from __future__ import annotations
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+import torch
+from tests.support.line import LineFit
+from workloads import Settings
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+class Color(Enum):
+    RED = "red"
+@dataclass(frozen=True)
+class Inner:
+    size: int = 1
+@dataclass(frozen=True, kw_only=True)
+class Declared({base}):
+    {setting}
+class Mine(LineFit):
+    {section} = Declared
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "base", "setting", "problem"),
+    [
+        ("Options", "Inner", "width: int = 3", "found <class 'mine"),
+        ("Data", "Settings", "files: tuple[Path, ...]", "files: found the name of a method of "),
+        ("Data", "Settings", "check: bool = False", "check: found the name of a method of "),
+        ("Options", "Settings", "sizes: Sequence[int] = ()", "found a type that can't be read: "),
+        ("Options", "Settings", "color: Color = Color.RED", "color: found <Color.RED: 'red'> of "),
+        (
+            "Options",
+            "Settings",
+            "some: frozenset[int] = frozenset()",
+            "some: found frozenset() of ",
+        ),
+        ("Options", "Settings", "inner: Inner = Inner()", "inner: found Inner(size=1) of type "),
+        (
+            "Options",
+            "Settings",
+            "device: torch.device = torch.device('cpu')",
+            "device: found device(type='cpu') of type device; allowed: ",
+        ),
+    ],
+    ids=["base", "files", "check", "type", "enum", "set", "nested", "device"],
+)
+def test_settings_of_a_workload_of_the_user(
+    section: str, base: str, setting: str, problem: str
+) -> None:
+    module = SETTINGS.format(section=section, base=base, setting=setting)
+    Path("mine.py").write_text(module, encoding="utf-8")
+    Path("sweep.yaml").write_text(MINE, encoding="utf-8")
+    start = f"Mine.{section}: {problem}"
+    check(refused("plan", "sweep.yaml"), f"sweep.yaml:4: workloads.mine.uses: {start}")
+    check(refused("workloads", "mine.py:Mine"), f"WORKLOAD mine.py:Mine: {start}")
+
+
+def test_value_that_a_cell_can_not_keep() -> None:
+    module = SETTINGS.format(section="Options", base="Settings", setting="color: Color")
+    Path("mine.py").write_text(module, encoding="utf-8")
+    Path("sweep.yaml").write_text(f"{MINE}    options: {{color: red}}\n", encoding="utf-8")
+    begins = "sweep.yaml:5: workloads.mine.options.color: found <Color.RED: 'red'> of type Color;"
+    check(refused("plan", "sweep.yaml"), begins)
+
+
 def test_module_beside_the_workload_is_importable_and_its_error_is_one_line(here: Path) -> None:
     Path("beside_mine.py").write_text("SIZE = nothing\n", encoding="utf-8")
     Path("mine.py").write_text("from beside_mine import SIZE\n", encoding="utf-8")

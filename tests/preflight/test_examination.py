@@ -677,6 +677,30 @@ def test_a_sum_of_cross_entropies_is_not_compared_with_one_of_them(
     assert findings["one batch"].status == one_batch
 
 
+class WithOtherTerm(Sound):
+    """Predicts numbers besides a class, as a detector its boxes."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        numbers = 3 * model(batch[0]) + 3
+        return super().loss(model, batch) + functional.smooth_l1_loss(numbers, 0 * numbers)
+
+
+def test_a_loss_with_another_term_is_not_compared_with_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learning_checks, "MAX_STEPS", FEW_STEPS)
+    findings = {finding.check: finding for finding in examine_class(WithOtherTerm).findings}
+    assert findings["start"].status == "skipped"
+    assert findings["start"].measured == "the loss has terms or factors besides its cross-entropy"
+
+    class SureOfWrongAnswers(WithOtherTerm):
+        def build_model(self) -> nn.Module:
+            return LargeHead()
+
+    findings = {finding.check: finding for finding in examine_class(SureOfWrongAnswers).findings}
+    assert "a guess among 5 classes" in findings["start"].measured
+
+
 @pytest.mark.parametrize("label", ["mlp", "cnn", "distilbert"])
 def test_nothing_is_found_in_what_is_built_in(label: str) -> None:
     sweep = load_sweep(ready_sweeps()["quickstart"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class InProcessTracer:
     folder: Path
     runs: int = 0
     noise: float = 0.0  # by which each run begins with other parameters than the one before
+    validation: int = 0  # samples of the validation set
+    steps: dict[str, int] = field(default_factory=dict)  # of the last run of each name
 
     def trace(
         self,
@@ -59,7 +61,8 @@ class InProcessTracer:
         dropout = 0.2 if cell.axes.num_threads == 2 else 0.1
         # One of three differs in its workload's own state only.
         average = 0.25 if cell.axes.num_threads == 3 else 0.5
-        workload = LineFit(Options(dropout=dropout, samples=64, average=average), Settings())
+        options = Options(dropout=dropout, samples=64, average=average, validation=self.validation)
+        workload = LineFit(options, Settings())
         parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
         if self.noise:
             with torch.no_grad():
@@ -67,6 +70,7 @@ class InProcessTracer:
         path = trace_path(folder.path, 0)
         with SnapshotRecorder(parts, state, recording, path) as recorder:
             Trainer(parts, state, recorder).run()
+        self.steps[name] = state.step
         traces = read_traces(folder.path, 1)
         return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)
 
@@ -182,6 +186,20 @@ def test_rounding_errors_that_vary_are_held_against_fp64(tmp_path: Path) -> None
     assert reference.control is not None
     assert reference.fp64_problem is None
     assert measured.cells[0].tensor_rung in ("ulp", "fp64")
+
+
+def test_the_run_in_fp64_goes_on_where_the_reference_stops(tmp_path: Path) -> None:
+    keys = {"length": {"steps": 8}, "evaluate": {"steps": 2}}
+    stop = {"metric": "target", "patience": 1, "min_delta": 1000.0}
+    cells = [{"strategy": "single"}, {"optimizer_impl": "fused"}]
+    path = line_sweep(
+        tmp_path, {"line": {"axes": {"batch_size": 32}}}, include=cells, stop=stop, **keys
+    )
+    tracer = InProcessTracer(tmp_path, validation=32)
+    measured = measure(load_sweep(path), tracer)
+    assert tracer.steps == {"reference": 4, "control": 4, "fp64": 8, "cell": 4}
+    assert measured.references[0].fp64_problem is None
+    assert measured.cells[0].tensor_rung in ("bitwise", "ulp", "fp64")
 
 
 def test_cells_of_another_recipe_have_a_reference_of_their_own(tmp_path: Path) -> None:

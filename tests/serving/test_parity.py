@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from harness.core.errors import BadInput, HarnessError, NotApplied
-from harness.serving.calls import CallWatch, inputs_of, probe_calls
+from harness.serving.calls import CallShape, CallWatch, inputs_of, probe_calls
+from harness.serving.exporters import EXPORTERS
 from harness.serving.exporting import checked_parity
 from harness.serving.orders import ExportAnswer
 from harness.serving.parity import compare, sample_differences
@@ -205,6 +207,51 @@ def test_sizes_that_vary_are_seen_in_the_calls() -> None:
     assert shape.example[0].shape[0] == 16
     single = probe_calls(calls_of, count=40, batch_size=1)
     assert all(0 in varying for varying in single.varying)
+
+
+def test_single_samples_of_varying_length_are_exported_for_any_batch(tmp_path: Path) -> None:
+    """The longest text is a batch of one, a size that torch.export takes for constant."""
+    lengths = [5, 7, 30, 9]
+
+    def calls_of(indices: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        return [(torch.ones(len(indices), max(lengths[index] for index in indices)),)]
+
+    shape = probe_calls(calls_of, count=4, batch_size=1)
+    model = nn.Softmax(dim=1)
+    exporter = EXPORTERS["torch-export"]
+    exporter.write(make_blobs(), model, shape, tmp_path)
+    (output,) = exporter.load(tmp_path, model, 1)(torch.ones(4, 30))
+    assert output.shape == (4, 30)
+
+
+class TwoTexts(nn.Module):
+    """Adds up the embeddings of two texts, each of its own length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        hidden = [torch.relu(self.head(self.embedding(text))) for text in (source, target)]
+        return hidden[0].mean(1) + hidden[1].mean(1)
+
+
+@pytest.mark.parametrize("length", [10, 17])  # 17: in the example, both are equally long
+def test_texts_of_different_lengths_have_axes_of_different_names(
+    length: int, tmp_path: Path
+) -> None:
+    example = tuple(torch.ones(4, size, dtype=torch.long) for size in (length, 17))
+    shape = CallShape(example=example, varying=[frozenset({0, 1})] * 2)
+    name = "axis_1" if length == 17 else "axis_1_1"
+    assert [shape.axes(0), shape.axes(1)] == [["batch", "axis_1"], ["batch", name]]
+    model = TwoTexts().eval()
+    exporter = EXPORTERS["onnx"]
+    with torch.no_grad():
+        exporter.write(make_blobs(), model, shape, tmp_path)
+        inputs = [torch.arange(2 * size).view(2, size) % 50 for size in (40, 3)]
+        (output,) = exporter.load(tmp_path, model, 1)(*inputs)
+        torch.testing.assert_close(output, model(*inputs))
 
 
 def test_a_model_that_is_called_by_keywords_is_refused() -> None:
