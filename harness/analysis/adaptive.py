@@ -72,7 +72,7 @@ def run_until(
         seconds_left = math.inf
         if goal.budget is not None:
             seconds_left = goal.budget - (clock() - started)
-        out_of_time = next_repeat_seconds(sweep, records) > seconds_left
+        out_of_time = next_repeat_seconds(records) > seconds_left
         all_measured = all(_log_throughputs(records, cell.id) for cell in sweep.cells)
         has_failed = any(record.status in ("failed", "interrupted") for record in records)
         is_at_end = out_of_time or sweep.repeats >= MAX_REPEATS
@@ -125,14 +125,21 @@ def half_width(logs: Sequence[float]) -> float:
     return float(np.expm1((high[-1] - low[-1]) / 2))
 
 
-def next_repeat_seconds(sweep: Sweep, records: Sequence[Record]) -> float:
-    """Estimate how long a further repeat may take: as long as the longest block, for each seed."""
-    block_seconds: dict[tuple[int, int], float] = {}
+def next_repeat_seconds(records: Sequence[Record]) -> float:
+    """Estimate how long a further repeat, of all seeds, may take: as long as the longest so far.
+
+    Time in which trials ran side by side counts once, and pauses, as between two commands, do not.
+    """
+    by_repeat: dict[int, list[Record]] = {}
     for record in records:
-        block = (record.trial.seed, record.trial.repeat)
-        duration = record.ended - record.started
-        block_seconds[block] = block_seconds.get(block, 0.0) + duration
-    return max(block_seconds.values(), default=0.0) * len(sweep.all_seeds)
+        by_repeat.setdefault(record.trial.repeat, []).append(record)
+    longest = 0.0
+    for repeat in by_repeat.values():
+        one_by_one = sum(record.ended - record.started for record in repeat)
+        first_start = min(record.started for record in repeat)
+        last_end = max(record.ended for record in repeat)
+        longest = max(longest, min(one_by_one, last_end - first_start))
+    return longest
 
 
 def _log_throughputs(records: Sequence[Record], cell_id: str) -> list[float]:

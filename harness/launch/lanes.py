@@ -114,19 +114,24 @@ def side_by_side(
 ) -> Arrange:
     """Return how trials are arranged where as many as `parallel` says may run at a time.
 
-    `planned` are all that are ever to run there. A trial that is left of them has as many lanes as
-    the others had. No group has more lanes than there are trials for them.
+    `planned` are all that are ever to run there, or one repeat of them if repeats run one after
+    the other. A trial that is left of them has as many lanes as the others had. No group has more
+    lanes than there are planned trials for them.
     """
     if parallel == 1:
         return one_by_one
-    capacities = {trial.id: room.capacity(trial.cell.axes) for trial in planned}
-    trials_by_lanes = Counter(lane_count(parallel, most) for most in capacities.values())
+
+    def lanes_for(trial: Trial) -> int:
+        """Return how many trials like this one may run at a time."""
+        return lane_count(parallel, room.capacity(trial.cell.axes))
+
+    trials_by_lanes = Counter(lanes_for(trial) for trial in planned)
 
     def arrange(pending: Sequence[Trial]) -> list[Group]:
         """Return pending trials in groups by the number of their lanes, the fewest lanes first."""
         by_count: dict[int, list[Trial]] = {}
         for trial in pending:
-            lanes = lane_count(parallel, capacities[trial.id])
+            lanes = lanes_for(trial)
             by_count.setdefault(min(lanes, trials_by_lanes[lanes]), []).append(trial)
         groups = []
         for count, trials in sorted(by_count.items()):

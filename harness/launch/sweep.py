@@ -158,6 +158,7 @@ def run(
     *,
     redo: Redo,
     settled: Collection[str] = frozenset(),
+    has_goal: bool = False,
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = lambda folder: None,
     wait: bool = True,
@@ -169,7 +170,8 @@ def run(
     again at the end of its block, as often as the profile says. One whose ranks were interrupted
     resumes at once, as often as `Runner.resumes` says. With `fail_fast`, no trial begins once one
     has failed, and those that run save their state and stop. `check` is called once no other process can
-    begin this sweep, and may raise what forbids it. `settled` are those of `plan`.
+    begin this sweep, and may raise what forbids it. `settled` are those of `plan`. With `has_goal`,
+    repeats are added later, each by itself: all have the lanes that the trials of one repeat fill.
 
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention. Without `wait`, it is refused.
@@ -195,6 +197,8 @@ def run(
             stack.enter_context(this_machine)
         stop = StopRequest(stack.enter_context(deferred_interrupts(listener.on_message)))
         planned_here = sweep.whole().trials()
+        if has_goal:
+            planned_here = [trial for trial in planned_here if trial.repeat == 0]
         records = {record.trial.id: record for record in planned.finished}
         race = SweepRace(sweep)
 

@@ -29,6 +29,7 @@ from harness.spec.environment import (
 )
 from harness.spec.saving import AXIS as CHECKPOINT_EVERY
 from harness.spec.saving import parse_interval
+from harness.spec.shorthand import DOTTED_AXIS
 from harness.spec.stack import AXIS as STACK
 from harness.spec.stack import check_name
 from harness.spec.workload import SweepWorkload, plain
@@ -105,6 +106,8 @@ class Matrix:
     workloads: Mapping[str, SweepWorkload] = field(default_factory=dict)  # by label
     # The settings in `exclude` as each workload's entry has them, by label, where no point decides them.
     excluded_settings: Mapping[str, Values] = field(default_factory=dict)
+    # The axes of the product to which `--set` gives one value. It holds for included points too.
+    set_for_all: Values = field(default_factory=dict)
     unused: set[int] = field(default_factory=set)  # exclude rules that have matched nothing so far
 
     def varies(self, axis: str) -> bool:
@@ -164,10 +167,15 @@ class Matrix:
         A rule is a separate small product, on top of the axes that are the same for all points. A
         rule that names workloads holds for those only.
         """
+        values = dict(axes_of_workload)
+        setting_names = self.workloads[workload].setting_names()
+        for axis, value in self.set_for_all.items():
+            if setting_of(axis) is None or axis in setting_names:
+                values[axis] = value
         for number, rule in enumerate(self.include):
             if workload not in rule.get("workload", [workload]):
                 continue
-            for point in self._expand(axes_of_workload, _columns_of(_options_of(rule))):
+            for point in self._expand(values, _columns_of(_options_of(rule))):
                 yield number, point
 
     def matching_exclusion(self, workload: str, point: MatrixPoint) -> str | None:
@@ -211,8 +219,11 @@ def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> M
     for axis, value in content.get("axes", {}).items():
         fixed[axis] = axis_value(document, ("axes", axis), value, workloads)
     product: dict[str, list[Any]] = {}
+    set_for_all: dict[str, Any] = {}
     for axis, values in content.get("matrix", {}).items():
         product[axis] = axis_values(document, ("matrix", axis), values, workloads)
+        if len(product[axis]) == 1 and _is_set_by_name(document, axis):
+            set_for_all[axis] = product[axis][0]
     zipped: list[Options] = []
     for number, group in enumerate(content.get("zip", [])):
         zipped.append(_read_zip(document, ("zip", number), group, workloads))
@@ -235,10 +246,20 @@ def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> M
         variables=_variables(groups),
         workloads=workloads,
         excluded_settings=_excluded_settings(exclude, workloads),
+        set_for_all=set_for_all,
         unused=set(range(len(exclude))),
     )
     _check_size(document, matrix)
     return matrix
+
+
+def _is_set_by_name(document: Document, axis: str) -> bool:
+    """Return whether `--set AXIS=VALUE` sets an axis of `matrix`, rather than `--set matrix.AXIS`."""
+    flag, _, assignment = document.source_of(("matrix", axis)).partition(" ")
+    name = assignment.partition("=")[0].strip()
+    if name == DOTTED_AXIS:
+        name = CHECKPOINT_EVERY
+    return flag == "--set" and name == axis
 
 
 def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:

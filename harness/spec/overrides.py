@@ -68,7 +68,8 @@ def _remove_from_workloads(document: Document, key: str) -> None:
 def _replace_axis(document: Document, axis: str, value: str, source: str) -> None:
     """Have the matrix alone decide an axis, whatever decided it in the file.
 
-    The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are.
+    The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are; included
+    points take the value if it is the only one (`Matrix.set_for_all`).
     """
     setting = setting_of(axis)
     if setting is not None:

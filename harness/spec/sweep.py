@@ -401,7 +401,8 @@ class _CellPlanner:
         """Return the workload's cells, and add the points that are left out to `excluded`.
 
         A point of the product with a conflict is left out, since products contain unintended
-        points. An included point is intended, so its conflict is an error: BadInput.
+        points. An included point is intended, so its conflict is an error: BadInput. It is left out
+        if `--set` changes included points, since the conflict may come from there.
         """
         label = self.workload.label
         axes_of_workload = self._axes_of_workload()
@@ -425,9 +426,16 @@ class _CellPlanner:
         for number, point in self.axes_matrix.inclusions(label, axes_of_workload):
             workload = self._workload(point)
             conflict = self._find_conflict(point, workload)
-            if conflict:
+            if not conflict:
+                cells.append(self._cell(point, workload))
+                continue
+            if not self.axes_matrix.set_for_all:
                 raise self.workload.document.error(("include", number), conflict)
-            cells.append(self._cell(point, workload))
+            excluded.append(
+                matrix.ExcludedPoint(
+                    workload=label, axes=point.levels, rule=matrix.CONFLICT, reason=conflict
+                )
+            )
         return cells
 
     def _workload(self, point: matrix.MatrixPoint) -> SweepWorkload:

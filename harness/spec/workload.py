@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from harness.core.errors import BadInput
+from harness.core.errors import BadInput, one_line
 from harness.core.validation import (
+    LONGEST_VALUE,
     InvalidValue,
     Key,
     choose,
@@ -227,6 +228,11 @@ class SweepWorkload:
             if "data.path: missing" in message:
                 message += f"; give it here or as --data {self.label}=PATH"
             raise BadInput(message) from None
+        for setting in fields(settings):
+            try:
+                _check_is_plain(getattr(settings, setting.name))
+            except ValueError as error:
+                raise document.error((*key, setting.name), str(error)) from None
         settings = _with_paths_of_flags(document, settings, key)
         settings = settings.with_paths_relative_to(base_folder(document))
         try:
@@ -362,6 +368,18 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(map_paths(value, str)))
 
 
+def _check_is_plain(value: Any) -> None:
+    """Raise ValueError for a value of a setting that JSON can't hold, in which cells keep it."""
+    try:
+        plain(value)
+    except TypeError:
+        found = one_line(repr(value), LONGEST_VALUE)
+        raise ValueError(
+            f"found {found} of type {type(value).__name__}; allowed: numbers, text, paths, true,"
+            " false and null, and lists and mappings of them"
+        ) from None
+
+
 def base_folder(document: Document) -> Path:
     """Return the folder that relative paths in a sweep file are relative to."""
     return Path(document.sources[()]).absolute().parent
@@ -422,6 +440,12 @@ def _find_declaration(
         batch_size: int = decode_value(Count, workload_class.batch_size)
     except ValueError as error:
         raise document.error(key, f"{workload_class.__name__}.batch_size: {error}") from None
+    for section in ("Options", "Data"):
+        try:
+            _check_settings_class(getattr(workload_class, section))
+        except ValueError as error:
+            problem = f"{workload_class.__name__}.{section}: {error}"
+            raise document.error(key, problem) from None
     plan = workload_class.tensor_parallel_plan
     path = uses
     if uses.endswith(".py"):
@@ -433,6 +457,37 @@ def _find_declaration(
         batch_size=batch_size,
         has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
+
+
+def _check_settings_class(declared: Any) -> None:
+    """Raise ValueError unless sweep files can set the fields of a workload's `Options` or `Data`.
+
+    `declared` is a class, or a union of classes.
+    """
+    for settings_class in get_args(declared) or [declared]:
+        is_settings = isinstance(settings_class, type) and issubclass(settings_class, Settings)
+        if not is_settings:
+            raise ValueError(
+                f"found {settings_class!r}; allowed: a dataclass that derives from workloads.Settings"
+            )
+        for setting in fields(settings_class):
+            if hasattr(Settings, setting.name):
+                raise ValueError(
+                    f"{setting.name}: found the name of a method of Settings; allowed: another name"
+                )
+        try:
+            get_type_hints(settings_class)
+        except (AttributeError, NameError, SyntaxError, TypeError) as error:
+            raise ValueError(
+                f"found a type that can't be read: {error}; allowed: types that the module imports"
+                " when it runs, not under TYPE_CHECKING alone"
+            ) from None
+        for name, default in declared_defaults(settings_class).items():
+            if default is not MISSING:
+                try:
+                    _check_is_plain(default)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
 
 
 def _uses_key(label: str, entry: WorkloadEntry) -> Key:

@@ -345,6 +345,32 @@ class TestSet:
         ]
         assert len(load(tmp_path, zip=[{"num_threads": [1, 2]}], sets=["num_threads=4"]).cells) == 1
 
+    def test_one_value_holds_for_included_points_without_their_own(self, tmp_path: Path) -> None:
+        workloads = {"mlp": {"options": {"hidden": [64]}}, "cnn": None}
+        rules = [{"strategy": "ddp", "world_size": 2}, {"num_threads": 8}]
+        sets = ["num_threads=4", "lr=0.1", "options.hidden=[32]"]
+        axes = {"num_threads": 2, "lr": 0.01}
+        cells = load(tmp_path, workloads, axes=axes, include=rules, sets=sets).cells
+        assert [cell.axes.lr for cell in cells] == [0.1] * 5
+        # The cnn has no `hidden`, so its point of the matrix is left out.
+        assert [cell.axes.num_threads for cell in cells] == [4, 4, 8, 4, 8]
+        assert [cell.workload.options.get("hidden") for cell in cells[:3]] == [(32,)] * 3
+
+    def test_an_included_point_that_has_a_conflict_with_a_value_is_left_out(
+        self, tmp_path: Path
+    ) -> None:
+        zipped = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
+        rules = [{"precision": "bf16"}]
+        sweep = load(tmp_path, zip=[zipped], include=rules, sets=["world_size=2"])
+        assert [cell.axes.strategy for cell in sweep.cells] == ["ddp"]
+        assert [point.axes["precision"] for point in sweep.excluded] == ["fp32", "bf16"]
+
+    def test_several_values_are_of_the_matrix_only(self, tmp_path: Path) -> None:
+        rules = [{"precision": "bf16"}]
+        for text in ("num_threads=4,8", "matrix.num_threads=4"):
+            cells = load(tmp_path, include=rules, sets=[text]).cells
+            assert cells[-1].axes.num_threads == 1
+
     @pytest.mark.parametrize(
         "keys",
         [
