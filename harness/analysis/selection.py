@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side, hardware_of
 from harness.analysis.questions import hardware_keys
-from harness.analysis.result import CellResult, aggregate, with_departures
+from harness.analysis.result import CellResult, aggregate, with_departures, without_result
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder
@@ -43,8 +43,8 @@ FORMS = (
 CELL_ID = re.compile(r".+-[0-9a-f]{10}")
 MLFLOW_RUN = re.compile(r"mlflow:(?P<marked>.+)|(?P<bare>[0-9a-f]{32})")
 
-# Returns the records that an MLflow run was made from, by the run's id.
-Recall = Callable[[str], Sequence[Record]]
+# Returns what an MLflow run was made from, by the run's id.
+Recall = Callable[[str], "Named"]
 
 
 def select(
@@ -117,6 +117,7 @@ class Named:
     baselines: Sequence[CellResult] = ()
     sweep: Sweep | None = None  # the one that the name is of
     folder: Path | None = None  # of the records' sweep; None if they are in none
+    departed: Collection[str] = ()  # ids of cells that have left a race, of records from MLflow
 
     @property
     def cells(self) -> list[CellResult]:
@@ -130,6 +131,9 @@ class Named:
         if self.sweep is not None:
             return list(SweepResult.of_records(self.sweep, self.records).cells)
         results = aggregate(self.records)
+        for number, result in enumerate(results):
+            if result.cell.id in self.departed:
+                results[number] = without_result(result)
         if self.folder is None or not SweepFolder(self.folder).spec_path.exists():
             return results
         # Of a part of a sweep: cells that have left its race have no numbers.
@@ -154,7 +158,7 @@ def find(results: Results, name: str, recall: Recall | None = None) -> Named:
     elif os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: a label can be too long for a path
         named = _at_path(Path(name))
     elif recall and mlflow_run:
-        named = Named(records=recall(mlflow_run["marked"] or mlflow_run["bare"]))
+        named = recall(mlflow_run["marked"] or mlflow_run["bare"])
     else:
         named = _records_of_cell(results, name)
     if not named.records and not named.baselines:

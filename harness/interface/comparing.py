@@ -19,11 +19,10 @@ from harness.analysis.compare import (
 from harness.analysis.compare import compare as compare_sides
 from harness.analysis.convergence import STEPS_MARGIN
 from harness.analysis.questions import ACCURACY_MARGIN, SPEED
-from harness.analysis.selection import select
+from harness.analysis.selection import Named, select
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results
 from harness.interface.folders import Folder, results_folder
-from harness.records.record import Record
 from harness.render.compare import row_fields
 from harness.statistics.verdict import Correction
 
@@ -205,7 +204,7 @@ def select_results(
     Raises BadInput for a name that stands for nothing, or for several things.
     """
 
-    def recall(run: str) -> Sequence[Record]:
+    def recall(run: str) -> Named:
         """Return the records that an MLflow run was made from."""
         from harness.tracking import Tracker  # here, as hardly any name is that of a run
 

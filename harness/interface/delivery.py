@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -127,18 +127,23 @@ class JobDelivery:
         self.results = results
         self.tracker = Tracker(results, tracking_uri)
         self.error: str | None = None  # what a delivery failed with
-        self.delivered: set[Path] = set()  # paths of records, so that each is read only once
+        # Records by their path and time in nanoseconds: each is read once, and again after a retry.
+        self.delivered: set[tuple[Path, int]] = set()
 
     def deliver(self, status: SweepStatus) -> None:
         """Deliver the records of trials that became final since the last call."""
         if self.error is not None:
             return
         sweep_folder = self.results.sweep_folder(status.sweep.name)
-        new: dict[Path, str] = {}  # the ids of trials by the paths of their records
+        new: dict[tuple[Path, int], str] = {}  # the ids of trials by their records
         for trial in status.trials:
+            if not trial.job or not trial.is_final:
+                continue
             path = sweep_folder.trial_folder(trial.trial).record_path
-            if trial.job and trial.is_final and path not in self.delivered:
-                new[path] = trial.trial
+            with suppress(OSError):  # a record that can't be reached now is delivered later
+                record = (path, path.stat().st_mtime_ns)
+                if record not in self.delivered:
+                    new[record] = trial.trial
         if not new:
             return
         try:

@@ -56,8 +56,8 @@ def read_trend(
     if mlflow is not None:
         from harness.tracking import Tracker  # loads MLflow
 
-        for records in Tracker(results, mlflow or None).recall_nights(name):
-            nights.append(Night(records=records))
+        for night in Tracker(results, mlflow or None).recall_nights(name):
+            nights.append(Night(records=night.records, left_out=night.left_out))
     if not nights:
         raise BadInput(
             f"{name}: found no records of such a sweep in {results.runs} or the paths given; allowed:"

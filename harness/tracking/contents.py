@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 # The version of what a run shows of a record. Raise it when that changes: it is part of the digest
 # by which a run is known to be up to date, so that every trial is then delivered again.
-LAYOUT = 7
+LAYOUT = 8
 CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
 MLFLOW_STATUS: Mapping[Status, str] = {
@@ -425,8 +425,8 @@ def curves(record: Record) -> list[Metric]:
     In MLflow, a curve and a single number cannot share a name. So a metric of the test set gets the
     prefix `test_` if its name is that of a single number or of the training loss.
 
-    The loss has at most CURVE_POINTS points, its first and last step among them. Steps count from 1
-    and are those after which the value was true.
+    The loss has at most CURVE_POINTS points, its first and last step among them. Steps of which a
+    script reported no loss have none. Steps count from 1 and are those after which the value was true.
     """
     from mlflow.entities import Metric
 
@@ -434,7 +434,9 @@ def curves(record: Record) -> list[Metric]:
     points = []
     if record.loss is not None:
         loss = record.loss.unpack()
-        for index in evenly_spaced(len(loss), CURVE_POINTS):
+        reported = np.flatnonzero(~np.isnan(loss))
+        for position in evenly_spaced(len(reported), CURVE_POINTS):
+            index = int(reported[position])
             step = index + 1
             points.append(Metric("loss", float(loss[index]), times[step], step))
     used_names = {"loss", *scalars(record)}

@@ -7,19 +7,23 @@ runs do not use metrics: every trial's run has its record as a file, and that is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from harness.analysis.selection import Named
 from harness.core.errors import BadInput, one_line
 from harness.core.scratch import ScratchFolder
+from harness.core.text import counted
 from harness.records.files import parse_record
 from harness.records.record import Record
 from harness.tracking.artifacts import RECORD_FILE
 from harness.tracking.connect import errors_in_one_line
+from harness.tracking.contents import RACE_TAG
 from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
 
 # Ids and digests, which `filter_string` takes between quotes.
@@ -30,13 +34,21 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecalledNight:
+    """What MLflow has of a sweep from one results folder."""
+
+    records: list[Record] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # as in a `Night`, a line each
+
+
 class _TrialList(msgspec.Struct):
     """What is read of a sweep.json in MLflow."""
 
     trials: list[str]
 
 
-def records_of(client: MlflowClient, run_id: str) -> list[Record]:
+def recall_run(client: MlflowClient, run_id: str) -> Named:
     """Return the record of a trial's run, or the records of a cell's or a sweep's trials.
 
     The records of a sweep come in the order of its trials, as its sweep.json lists them; trials
@@ -58,33 +70,72 @@ def records_of(client: MlflowClient, run_id: str) -> list[Record]:
             f"MLflow run {run_id}: harness.kind: found {kind!r};"
             " allowed: the runs of sweeps, cells and trials"
         )
+    experiment_id = run.info.experiment_id
     if kind == "trial":
-        return [_read_record(client, run)]
-    filter_string = (
-        f"tags.`harness.origin` = '{_tag(run, 'harness.origin')}' AND tags.`harness.kind` = 'trial'"
-    )
+        records = [_read_record(client, run)]
+        departed = _departed_cells(client, experiment_id, _tag(run, "harness.origin"))
+        return Named(records=records, departed=departed)
+    origin = _tag(run, "harness.origin")
+    filter_string = f"tags.`harness.origin` = '{origin}' AND tags.`harness.kind` = 'trial'"
     if kind == "cell":
         filter_string += f" AND tags.`harness.cell` = '{_tag(run, 'harness.cell')}'"
     trial_runs: dict[str, Run] = {}
-    for trial_run in search(client, run.info.experiment_id, filter_string):
-        trial_runs[_tag(trial_run, "harness.trial")] = trial_run
+    for trial_run in search(client, experiment_id, filter_string):
+        # The newest comes first: older ones were replaced, and come back with a deleted experiment.
+        trial_runs.setdefault(_tag(trial_run, "harness.trial"), trial_run)
     trial_ids: Iterable[str] = sorted(trial_runs)
     if SPEC_TAG in tags:
         trial_ids = _read_trial_ids(client, run)
-    return [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
+    records = [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
+    return Named(records=records, departed=_departed_cells(client, experiment_id, origin))
 
 
-def records_by_origin(client: MlflowClient, experiment_id: str) -> list[list[Record]]:
-    """Return the records of all trials in an experiment, a list for each results folder they are from.
+def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[RecalledNight]:
+    """Return the records of all trials in an experiment, a night for each results folder they are from.
 
-    Deliveries that were cut off are left out. Raises BadInput for a record that can't be read.
+    Deliveries that were cut off are left out, and so are cells that have left a race, and records that
+    can't be read.
     """
-    by_origin: dict[str, list[Record]] = {}
+    newest: dict[tuple[str, str], Run] = {}  # by origin and trial; `search` begins with the newest
     for run in search(client, experiment_id, "tags.`harness.kind` = 'trial'"):
         if RECORD_TAG in run.data.tags and is_complete_run(run):
-            origin = _tag(run, "harness.origin")
-            by_origin.setdefault(origin, []).append(_read_record(client, run))
-    return list(by_origin.values())
+            newest.setdefault((_tag(run, "harness.origin"), _tag(run, "harness.trial")), run)
+    runs_by_origin: dict[str, list[Run]] = {}
+    for (origin, _), run in newest.items():
+        runs_by_origin.setdefault(origin, []).append(run)
+    nights = []
+    for origin, runs in runs_by_origin.items():
+        departed = _departed_cells(client, experiment_id, origin)
+        nights.append(_recall_night(client, runs, departed))
+    return nights
+
+
+def _recall_night(
+    client: MlflowClient, runs: Sequence[Run], departed: Collection[str]
+) -> RecalledNight:
+    """Return the records of trials' runs from one results folder; `departed` are cells to leave out."""
+    in_race = [run for run in runs if _tag(run, "harness.cell") not in departed]
+    night = RecalledNight()
+    for run in in_race:
+        try:
+            night.records.append(_read_record(client, run))
+        except BadInput as error:
+            client.get_run(run.info.run_id)  # raises if MLflow no longer answers at all
+            night.left_out.append(str(error))
+    if len(in_race) < len(runs):
+        trials = counted(len(runs) - len(in_race), "trial")
+        night.left_out.append(f"{trials} of cells that have left a race")
+    return night
+
+
+def _departed_cells(client: MlflowClient, experiment_id: str, origin: str) -> set[str]:
+    """Return the ids of the cells of a results folder that have left a race."""
+    departed = set()
+    filter_string = f"tags.`harness.origin` = '{origin}' AND tags.`harness.kind` = 'cell'"
+    for run in search(client, experiment_id, filter_string):
+        if RACE_TAG in run.data.tags:
+            departed.add(_tag(run, "harness.cell"))
+    return departed
 
 
 def _tag(run: Run, name: str) -> str:

@@ -676,14 +676,18 @@ def _cell_names(folder: SweepFolder, outlines: Sequence[TrialOutline]) -> dict[s
 def _by_cell(
     outlines: Iterable[TrialOutline], cell_ids: Iterable[str]
 ) -> Mapping[str, list[TrialOutline]]:
-    """Return the outlines of each of some cells by the cell's id, the earliest trial first."""
+    """Return the outlines of each of some cells by the cell's id, the earliest trial first.
+
+    A cell without any is left out: a race is judged from the disk, where a trial that makes a cell
+    leave may have ended after the outlines were read. The delivery of that trial brings the cell.
+    """
     by_cell: dict[str, list[TrialOutline]] = {cell_id: [] for cell_id in cell_ids}
     for outline in outlines:
         if outline.cell_id in by_cell:
             by_cell[outline.cell_id].append(outline)
     for of_cell in by_cell.values():
         of_cell.sort(key=lambda outline: outline.started)
-    return by_cell
+    return {cell_id: of_cell for cell_id, of_cell in by_cell.items() if of_cell}
 
 
 def without_skipped(

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
+from harness.analysis.selection import Named
 from harness.analysis.trend import Trend
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
 from harness.records.files import read_record
-from harness.records.record import Record
 from harness.records.store import read_spec_content
 from harness.tracking.connect import (
     CONNECT_TIMEOUT,
@@ -41,7 +41,7 @@ from harness.tracking.connect import (
 )
 from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
-from harness.tracking.recall import records_by_origin, records_of
+from harness.tracking.recall import RecalledNight, recall_by_origin, recall_run
 from harness.tracking.runs import SweepRuns, search
 from harness.tracking.trend import write_trend
 
@@ -209,8 +209,9 @@ class Tracker:
                 client = self._connect()
                 started = time.monotonic()
                 experiment, state = self._get_experiment(client, sweep)
+            # With a deleted experiment, also those runs come back that others had replaced.
             chosen = outlines
-            if trials is not None:
+            if trials is not None and state != "deleted":
                 chosen = [outline for outline in outlines if outline.trial in trials]
             # It is remembered again at the end only, because a write that fails may undo others.
             runs = self._known.pop(folder.path, None)
@@ -279,7 +280,7 @@ class Tracker:
             addresses[experiment.name] = page(experiment.experiment_id, base=base)
         return addresses
 
-    def recall(self, run_id: str) -> list[Record]:
+    def recall(self, run_id: str) -> Named:
         """Return the records that a run was made from.
 
         For a trial's run its own record, for a cell's or a sweep's run those of all its trials.
@@ -288,13 +289,13 @@ class Tracker:
         """
         check_exists(self.uri)
         with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
-            return records_of(self._connect(), run_id)
+            return recall_run(self._connect(), run_id)
 
-    def recall_nights(self, sweep: str) -> list[list[Record]]:
-        """Return the records of all runs of a sweep, a list for each results folder that delivered some.
+    def recall_nights(self, sweep: str) -> list[RecalledNight]:
+        """Return the records of all runs of a sweep, a night for each results folder that delivered some.
 
         Trials that ran again have replaced their older runs. Raises BadInput for a store that does not
-        exist, and for a record that cannot be read.
+        exist or does not answer.
         """
         check_exists(self.uri)
         with quiet(), errors_in_one_line(self.uri, f"does not give the runs of {sweep}", BadInput):
@@ -302,7 +303,7 @@ class Tracker:
             experiment = client.get_experiment_by_name(sweep)
             if experiment is None:
                 return []
-            return records_by_origin(client, experiment.experiment_id)
+            return recall_by_origin(client, experiment.experiment_id)
 
     def deliver_trend(self, trend: Trend, files: Mapping[str, str]) -> str:
         """Write the trend of a sweep into its experiment, with texts by name; return the run's id.

@@ -134,6 +134,25 @@ def test_a_bisection_leaves_the_json_alone(
     assert "is the first bad commit" in found.err
 
 
+def test_a_record_in_mlflow_that_cant_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    results = Results(tmp_path / "night")
+    folder = results.sweep_folder("nightly")
+    folder.path.mkdir(parents=True)
+    write_sweep(folder, make_night(0, 1.0))
+    tracker = Tracker(results)
+    tracker.deliver(folder)
+    trials = [run for run in runs_of(tracker.uri, "nightly") if "harness.record" in run.data.tags]
+    damaged = trials[0].info.run_id
+    with quiet():
+        connect(tracker.uri).log_text(damaged, "{", "record.json")
+    arguments = ("--from-mlflow", "--tracking-uri", tracker.uri, "--results", str(tmp_path))
+    found = harness("trend", "nightly", *arguments, "--json")
+    assert found.code == 0, found.err
+    trend = json.loads(found.out)
+    assert len(trend["series"][0]["points"]) == 1
+    assert any(f"left out MLflow run {damaged}: record.json" in note for note in trend["notes"])
+
+
 def test_mlflow_gives_the_nights_and_takes_the_trend(tmp_path: Path) -> None:
     """Every night is delivered from a results folder of its own, as CI's runners do."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -1,4 +1,4 @@
-"""What `harness run` says before its trials start."""
+"""What `harness run` says before its trials start, and which records of jobs are delivered."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from harness.core.paths import Results
 from harness.interface import delivery
-from harness.interface.delivery import DeliveredRun
+from harness.interface.delivery import DeliveredRun, JobDelivery
 from harness.records.files import write_record
 from harness.render.console import TerminalConsole
 from harness.render.plan import busy_line
+from harness.slurm.status import SweepStatus, TrialState
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
+from harness.tracking import Tracker
 from tests.factories import make_record
 from tests.support.sweeps import load
 
@@ -31,6 +33,31 @@ def sweep(tmp_path: Path) -> Sweep:
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
+
+
+def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
+    sweep: Sweep, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered: list[list[str]] = []
+    monkeypatch.setattr(Tracker, "deliver", lambda _, __, trials: delivered.append(list(trials)))
+    rows = []
+    for trial in sweep.trials()[:2]:
+        record = make_record(trial.cell, seed=trial.seed, status="failed")
+        path = results.sweep_folder("demo").trial_folder(trial.id).record_path
+        write_record(path, record)
+        os.utime(path, (record.ended, record.ended))
+        row = TrialState(
+            trial=trial.id, label="", seed=trial.seed, repeat=0, state="failed", job="1"
+        )
+        rows.append(row)
+    status = SweepStatus(sweep=sweep, trials=rows, bad_nodes={}, slurm_error=None)
+    jobs = JobDelivery(results, None)
+    jobs.deliver(status)
+    jobs.deliver(status)
+    write_record(path, replace(record, attempt=2))
+    jobs.deliver(status)
+    assert jobs.error is None
+    assert delivered == [[row.trial for row in rows], [record.trial.id]]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from harness.render.table import Styled
 from harness.slurm.status import read_statuses
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
+from harness.tracking import Tracker
 from harness.tracking.contents import TrialOutline, cell_contents, is_complete, result_of
 from harness.tracking.runs import without_skipped
 from tests.factories import write_trial
@@ -161,6 +162,24 @@ def test_a_history_has_no_point_of_it(tmp_path: Path, decided: tuple[Sweep, list
     race = SweepRace.of_records(sweep, records)
     left = len(records) - len(race.records_in(records))
     assert f"left out {left} trials of cells that have left a race" in trend.notes
+
+
+def test_mlflow_gives_no_numbers_of_it(tmp_path: Path, decided: tuple[Sweep, list[Record]]) -> None:
+    """What is recalled of it is what the disk has."""
+    sweep, records = decided
+    results, elsewhere = Results(tmp_path), Results(tmp_path / "elsewhere")
+    tracker = Tracker(results)
+    run = tracker.deliver(results.sweep_folder(sweep.name)).run_id
+    on_disk = find(results, str(results.sweep_folder(sweep.name).path)).cells
+    recalled = find(elsewhere, run, tracker.recall).cells
+    for cell_results in (on_disk, recalled):
+        measured = [result.cell.id for result in cell_results if result.throughput is not None]
+        assert measured == [sweep.cells[1].id]
+    assert len(recalled) == len(on_disk)
+    trend = read_trend(elsewhere, sweep.name, [], control="", min_effect=0.01, mlflow=tracker.uri)
+    assert [series.points[0].result.cell.id for series in trend.series] == [sweep.cells[1].id]
+    left = sum(record.trial.cell.id != sweep.cells[1].id for record in records)
+    assert trend.notes == [f"left out {left} trials of cells that have left a race"]
 
 
 def test_mlflow_shows_no_means_of_it(decided: tuple[Sweep, list[Record]]) -> None:

@@ -370,6 +370,29 @@ def test_each_cell_of_a_race_has_one_run_when_it_goes_on(
     assert {run.data.tags.get("mlflow.parentRunId") for run in runs} <= {None, *ids}
 
 
+def test_a_cell_that_leaves_a_race_during_a_delivery_comes_with_the_next(
+    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [make_cell(), make_cell(precision="bf16"), make_cell(num_workers=1)]
+    records = [make_record(cell, sweep="demo") for cell in cells[:2]]
+    for record in records:
+        write_trial(folder, record)
+    failed = make_record(cells[2], status="failed", sweep="demo")
+    write_spec_of(
+        folder, "demo", [Trial(cell=cell, seed=seed) for seed in (0, 1) for cell in cells]
+    )
+    content = read_spec_content(folder.spec_path)
+    rules = {"metric": "throughput", "reach": None, "keep": 1, "error_rate": 0.05}
+    folder.spec_path.write_text(sealed_text({**content, "race": rules}), encoding="utf-8")
+    meddle_with(monkeypatch, 0, lambda: write_trial(folder, failed))
+    tracker = Tracker(results)
+    assert tracker.deliver(folder, [records[0].trial.id]).delivered == 1
+    assert tracker.deliver(folder, [records[1].trial.id, failed.trial.id]).delivered == 2
+    runs = runs_of(f"sqlite:///{results.database}", "demo")
+    (run,) = [run for run in runs if run.data.tags.get("harness.race")]
+    assert run.data.tags["harness.cell"] == cells[2].id
+
+
 def test_a_tag_that_no_longer_holds_goes(
     results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from harness.records.record import (
     LossScale,
     Record,
 )
+from harness.records.series import Series
 from harness.render.format import stop_note
 from harness.spec.cell import StopRule
 from harness.tracking.contents import (
@@ -53,6 +54,16 @@ def test_a_long_loss_curve_is_thinned_and_ends_where_the_training_ended() -> Non
     assert len(points) == CURVE_POINTS
     assert (points[0].step, points[-1].step) == (1, 3000)
     assert points[-1].value == record.loss.unpack()[-1]
+
+
+@pytest.mark.parametrize("steps", [[], [9, 19, 29]])
+def test_steps_without_a_reported_loss_have_no_point(steps: list[int]) -> None:
+    record = make_record(make_cell(steps=40))
+    losses = np.full(40, np.nan)
+    losses[steps] = 0.5
+    points = curves(replace(record, loss=Series.pack(losses)))
+    loss_points = [(point.step, point.value) for point in points if point.key == "loss"]
+    assert loss_points == [(step + 1, 0.5) for step in steps]
 
 
 def test_curves_run_in_the_time_of_the_record() -> None:

@@ -14,7 +14,7 @@ from harness.core.paths import Results
 from harness.tracking import Tracker
 from harness.tracking.connect import connect, quiet
 from tests.conftest import free_port
-from tests.factories import make_cell, make_record, write_sweep
+from tests.factories import make_cell, make_record, write_sweep, write_trial
 from tests.support.commands import harness
 from tests.support.mlflow import by_label
 
@@ -133,6 +133,31 @@ def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
     with pytest.raises(BadInput, match=f"does not give record.json of run {run}: ") as caught:
         tracker.recall(run)
     assert "\n" not in str(caught.value)
+
+
+def test_a_replaced_record_stays_replaced_when_a_deleted_experiment_comes_back(
+    results: Results,
+) -> None:
+    folder, tracker = results.sweep_folder("demo"), Tracker(results)
+    other = make_record(seed=1)
+    write_sweep(folder, [make_record(status="failed"), other])
+    tracker.deliver(folder)
+    again = make_record(attempt=2, started=1_700_000_200.0)
+    write_trial(folder, again)
+    run_id = tracker.deliver(folder, [again.trial.id]).run_id
+    with quiet():
+        client = connect(tracker.uri)
+        client.delete_experiment(client.get_run(run_id).info.experiment_id)
+        client.restore_experiment(client.get_run(run_id).info.experiment_id)
+    newest = {again.trial.id: again.started, other.trial.id: other.started}
+    recalled = tracker.recall(run_id).records
+    assert {record.trial.id: record.started for record in recalled} == newest
+    (night,) = tracker.recall_nights("demo")
+    assert {record.trial.id: record.started for record in night.records} == newest
+    with quiet():
+        client.delete_experiment(client.get_run(run_id).info.experiment_id)
+    Tracker(results).deliver(folder, [other.trial.id])
+    assert len(by_label(tracker.uri, "demo")) == 4
 
 
 def test_only_runs_need_a_store(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ SECTIONS = (
         kind="plots",
         build=_plots_by(plots.loss_plot),
         about=ABOUT_CURVES,
-        needs="a done trial",
+        needs="a done trial with losses, which a script reports with harness.report",
     ),
     Section(
         id="evaluations",

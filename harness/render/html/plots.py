@@ -101,7 +101,7 @@ class Curve:
 def loss_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
     """Return a plot of the mean loss over ranks and trials at each step.
 
-    None where no trial of the workload is done.
+    None where no trial of the workload is done, or none reported losses of two steps.
     """
     return _plot(title, cells, "training loss", _losses)
 
@@ -120,7 +120,7 @@ def metric_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
 
 
 def _losses(record: Record) -> dict[int, float]:
-    """Return the loss by step, thinned to at most MAX_POINTS steps.
+    """Return the loss by step, thinned to at most MAX_POINTS of the steps that have one.
 
     Steps count from 1. A plot is some hundred pixels wide, so that more points would not show. The
     steps are spread over the trial's planned length, so that trials that stopped at different steps
@@ -131,8 +131,11 @@ def _losses(record: Record) -> dict[int, float]:
     losses = record.loss.unpack()
     planned = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
     indices = np.linspace(0, planned - 1, min(planned, MAX_POINTS)).round().astype(int)
-    trained = np.unique(indices[indices < len(losses)])
-    return {int(index) + 1: float(losses[index]) for index in trained}
+    # A script may report no losses, or only those of some steps; the others are NaN.
+    reported = np.flatnonzero(~np.isnan(losses))
+    positions = np.searchsorted(reported, indices)  # of the first loss at each of them or after it
+    shown = np.unique(reported[positions[positions < len(reported)]])
+    return {int(index) + 1: float(losses[index]) for index in shown}
 
 
 def _metrics(record: Record) -> dict[int, float]:

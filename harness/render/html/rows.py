@@ -80,20 +80,25 @@ class Scale:
     """
 
     REACH = 6.0  # how far intervals may reach beyond all values, in widths of the values' range
-    MIN_WIDTH = 1e-3  # of a scale of values that are all alike
+    MIN_WIDTH = 1e-3  # of a scale of values that are all alike; for those above 1, a share of them
 
     def __init__(self, values: Sequence[float], bounds: Sequence[float] = ()) -> None:
         """Fit the scale to values and to the ends of their intervals.
 
-        There has to be a value. Values that are all alike get a scale of MIN_WIDTH around them.
+        There has to be a value. Values that are all alike get a scale of MIN_WIDTH around them, or of
+        their whole intervals, as there is no distance between values that a long one would hide.
         """
         smallest = min(values)
         largest = max(values)
-        width = max(largest - smallest, self.MIN_WIDTH)
-        lowest_bound = min([smallest, *bounds])
-        highest_bound = max([largest, *bounds])
-        self.low = max(smallest - self.REACH * width, lowest_bound) - PADDING * width
-        self.high = min(largest + self.REACH * width, highest_bound) + PADDING * width
+        spread = largest - smallest
+        width = max(spread, self.MIN_WIDTH * max(1.0, abs(smallest), abs(largest)))
+        lowest = min([smallest, *bounds])
+        highest = max([largest, *bounds])
+        if spread or math.isinf(highest - lowest):
+            lowest = max(smallest - self.REACH * width, lowest)
+            highest = min(largest + self.REACH * width, highest)
+        self.low = lowest - PADDING * width
+        self.high = highest + PADDING * width
 
     def contains(self, value: float) -> bool:
         """Return whether a value is on the scale."""

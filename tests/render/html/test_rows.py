@@ -30,8 +30,14 @@ def test_an_interval_is_drawn_whole_or_its_cut_end_is_marked() -> None:
     assert scale.span("c", 11.0, None, "").low is None
 
 
+def test_the_interval_of_values_that_are_all_alike_is_drawn_whole() -> None:
+    scale = Scale([0.9, 0.9], [0.85, 0.95])
+    assert scale.contains(0.85)
+    assert scale.contains(0.95)
+
+
 @pytest.mark.parametrize(
-    "values", [[0.9], [0.5, 0.5], [0.0, 1e-9], [1.0, 7.0], [0.9326, 0.9347], [-3e5, 1e6]]
+    "values", [[0.9], [1e13], [0.5, 0.5], [0.0, 1e-9], [1.0, 7.0], [0.9326, 0.9347], [-3e5, 1e6]]
 )
 def test_ticks_are_few_and_inside(values: list[float]) -> None:
     positions = [position for position, _ in Scale(values).ticks()]
@@ -52,6 +58,7 @@ def test_ticks_of_ratios_contain_1_and_do_not_overlap(ratios: list[float]) -> No
 @pytest.mark.parametrize("ratio", [0.0, math.inf, 1e300])
 def test_infinite_bounds_stay_inside(ratio: float) -> None:
     assert 0 <= RatioScale([0.9, ratio]).position(ratio) <= 100
+    assert 0 <= RatioScale([1.0], [0.5, ratio]).position(1.0) <= 100
 
 
 def test_shades_grow_with_the_ratio_and_differ_for_faster_and_slower() -> None:
