@@ -64,6 +64,8 @@ def read_trend(
             " a sweep that has run, archives of it, folders of archives, other results folders"
         )
     left_out = [line for night in nights for line in night.left_out]
+    if left_out and not any(night.records for night in nights):
+        raise BadInput(f"{name}: found no record that can be used: {left_out[0]}")
     return make_trend(
         name,
         [night.records for night in nights],

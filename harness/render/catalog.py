@@ -25,7 +25,6 @@ from harness.render.table import Table
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from harness.spec.cell import SOURCE
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
-from harness.spec.workload import plain
 from workloads.catalog import Declaration, installed_axes, load_axis
 
 # Axes whose names are not the harness's own: the name, its values, its effect.
@@ -186,12 +185,13 @@ def _settings(kind: Any) -> list[SettingHelp]:
         if declared.default_factory is not MISSING:
             default = declared.default_factory()
         required = default is MISSING
+        shown = None if required else json.loads(json.dumps(default, default=str))
         settings.append(
             SettingHelp(
                 name=declared.name,
                 allowed=describe_type(hints[declared.name]),
                 required=required,
-                default=None if required else plain(default),
+                default=shown,
             )
         )
     return settings

@@ -401,8 +401,8 @@ class _CellPlanner:
         """Return the workload's cells, and add the points that are left out to `excluded`.
 
         A point of the product with a conflict is left out, since products contain unintended
-        points. An included point is intended, so its conflict is an error: BadInput. It is left out
-        if `--set` changes included points, since the conflict may come from there.
+        points. An included point is intended, so its conflict is an error, BadInput, unless it comes
+        from a value of `--set`: then the point is left out.
         """
         label = self.workload.label
         axes_of_workload = self._axes_of_workload()
@@ -423,13 +423,18 @@ class _CellPlanner:
             excluded.append(
                 matrix.ExcludedPoint(workload=label, axes=levels, rule=rule, reason=reason)
             )
-        for number, point in self.axes_matrix.inclusions(label, axes_of_workload):
+        of_file = replace(self.axes_matrix, set_for_all={})
+        for (number, point), (_, point_of_file) in zip(
+            self.axes_matrix.inclusions(label, axes_of_workload),
+            of_file.inclusions(label, axes_of_workload),
+            strict=True,
+        ):
             workload = self._workload(point)
             conflict = self._find_conflict(point, workload)
             if not conflict:
                 cells.append(self._cell(point, workload))
                 continue
-            if not self.axes_matrix.set_for_all:
+            if self._find_conflict(point_of_file, self._workload(point_of_file)):
                 raise self.workload.document.error(("include", number), conflict)
             excluded.append(
                 matrix.ExcludedPoint(

@@ -228,11 +228,11 @@ class SweepWorkload:
             if "data.path: missing" in message:
                 message += f"; give it here or as --data {self.label}=PATH"
             raise BadInput(message) from None
-        for setting in fields(settings):
+        for name in values:
             try:
-                _check_is_plain(getattr(settings, setting.name))
+                _check_is_plain(getattr(settings, name))
             except ValueError as error:
-                raise document.error((*key, setting.name), str(error)) from None
+                raise document.error((*key, name), str(error)) from None
         settings = _with_paths_of_flags(document, settings, key)
         settings = settings.with_paths_relative_to(base_folder(document))
         try:
@@ -482,12 +482,6 @@ def _check_settings_class(declared: Any) -> None:
                 f"found a type that can't be read: {error}; allowed: types that the module imports"
                 " when it runs, not under TYPE_CHECKING alone"
             ) from None
-        for name, default in declared_defaults(settings_class).items():
-            if default is not MISSING:
-                try:
-                    _check_is_plain(default)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
 
 
 def _uses_key(label: str, entry: WorkloadEntry) -> Key:

@@ -364,6 +364,8 @@ class TestSet:
         sweep = load(tmp_path, zip=[zipped], include=rules, sets=["world_size=2"])
         assert [cell.axes.strategy for cell in sweep.cells] == ["ddp"]
         assert [point.axes["precision"] for point in sweep.excluded] == ["fp32", "bf16"]
+        with pytest.raises(BadInput, match=r"include\[0\].*world_size is 2"):
+            load(tmp_path, include=[{"world_size": 2}], sets=["lr=0.1"])
 
     def test_several_values_are_of_the_matrix_only(self, tmp_path: Path) -> None:
         rules = [{"precision": "bf16"}]

@@ -97,6 +97,8 @@ class Scale:
         if spread or math.isinf(highest - lowest):
             lowest = max(smallest - self.REACH * width, lowest)
             highest = min(largest + self.REACH * width, highest)
+        else:
+            width = max(width, highest - lowest)
         self.low = lowest - PADDING * width
         self.high = highest + PADDING * width
 
