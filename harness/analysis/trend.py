@@ -37,6 +37,16 @@ CODE_FIELDS = ("repository.",)  # prefixes of an environment's fields; all other
 
 
 @dataclass(frozen=True, kw_only=True)
+class Night:
+    """The records that one command has left of a sweep, those of earlier code included."""
+
+    records: Sequence[Record]
+    # What the folder has besides: for each record that can't be read, which and why, and how many are
+    # of cells that have left a race; a line each.
+    left_out: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrendPoint:
     """What a night has measured of a cell."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.trend import Trend, make_trend
+from harness.analysis.trend import Night, Trend, make_trend
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results
 from harness.core.scratch import ScratchFolder
@@ -16,22 +15,11 @@ from harness.housekeeping.archive import restore
 from harness.interface.gating import bisect_cell
 from harness.launch.race import SweepRace
 from harness.records.files import CommonParts, read_record
-from harness.records.record import Record
 from harness.records.store import read_recorded_spec, read_spec, recorded_name
 from harness.render.bisect import BisectView
 from harness.spec.cluster import Profile
 
 ARCHIVES = "*.tar.gz"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Night:
-    """The records that one command has left of a sweep, those of earlier code included."""
-
-    records: Sequence[Record]
-    # What the folder has besides: for each record that can't be read, which and why, and how many are
-    # of cells that have left a race; a line each.
-    left_out: Sequence[str] = ()
 
 
 def read_trend(
@@ -56,8 +44,7 @@ def read_trend(
     if mlflow is not None:
         from harness.tracking import Tracker  # loads MLflow
 
-        for night in Tracker(results, mlflow or None).recall_nights(name):
-            nights.append(Night(records=night.records, left_out=night.left_out))
+        nights += Tracker(results, mlflow or None).recall_nights(name)
     if not nights:
         raise BadInput(
             f"{name}: found no records of such a sweep in {results.runs} or the paths given; allowed:"

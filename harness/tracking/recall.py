@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.analysis.selection import Named
+from harness.analysis.trend import Night
 from harness.core.errors import BadInput, one_line
 from harness.core.scratch import ScratchFolder
 from harness.core.text import counted
@@ -32,14 +32,6 @@ SAFE_TAG = re.compile(r"[A-Za-z0-9._:/-]+")
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecalledNight:
-    """What MLflow has of a sweep from one results folder."""
-
-    records: list[Record] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # as in a `Night`, a line each
 
 
 class _TrialList(msgspec.Struct):
@@ -71,10 +63,10 @@ def recall_run(client: MlflowClient, run_id: str) -> Named:
             " allowed: the runs of sweeps, cells and trials"
         )
     experiment_id = run.info.experiment_id
+    departed = _departed_cells(client, experiment_id)
     if kind == "trial":
         records = [_read_record(client, run)]
-        departed = _departed_cells(client, experiment_id, _tag(run, "harness.origin"))
-        return Named(records=records, departed=departed)
+        return Named(records=records, departed=departed.get(_tag(run, "harness.origin"), ()))
     origin = _tag(run, "harness.origin")
     filter_string = f"tags.`harness.origin` = '{origin}' AND tags.`harness.kind` = 'trial'"
     if kind == "cell":
@@ -87,10 +79,10 @@ def recall_run(client: MlflowClient, run_id: str) -> Named:
     if SPEC_TAG in tags:
         trial_ids = _read_trial_ids(client, run)
     records = [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
-    return Named(records=records, departed=_departed_cells(client, experiment_id, origin))
+    return Named(records=records, departed=departed.get(origin, ()))
 
 
-def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[RecalledNight]:
+def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[Night]:
     """Return the records of all trials in an experiment, a night for each results folder they are from.
 
     Deliveries that were cut off are left out, and so are cells that have left a race, and records that
@@ -103,38 +95,35 @@ def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[RecalledN
     runs_by_origin: dict[str, list[Run]] = {}
     for (origin, _), run in newest.items():
         runs_by_origin.setdefault(origin, []).append(run)
+    departed = _departed_cells(client, experiment_id)
     nights = []
     for origin, runs in runs_by_origin.items():
-        departed = _departed_cells(client, experiment_id, origin)
-        nights.append(_recall_night(client, runs, departed))
+        nights.append(_recall_night(client, runs, departed.get(origin, ())))
     return nights
 
 
-def _recall_night(
-    client: MlflowClient, runs: Sequence[Run], departed: Collection[str]
-) -> RecalledNight:
+def _recall_night(client: MlflowClient, runs: Sequence[Run], departed: Collection[str]) -> Night:
     """Return the records of trials' runs from one results folder; `departed` are cells to leave out."""
     in_race = [run for run in runs if _tag(run, "harness.cell") not in departed]
-    night = RecalledNight()
+    records, left_out = [], []
     for run in in_race:
         try:
-            night.records.append(_read_record(client, run))
+            records.append(_read_record(client, run))
         except BadInput as error:
             client.get_run(run.info.run_id)  # raises if MLflow no longer answers at all
-            night.left_out.append(str(error))
+            left_out.append(str(error))
     if len(in_race) < len(runs):
         trials = counted(len(runs) - len(in_race), "trial")
-        night.left_out.append(f"{trials} of cells that have left a race")
-    return night
+        left_out.append(f"{trials} of cells that have left a race")
+    return Night(records=records, left_out=left_out)
 
 
-def _departed_cells(client: MlflowClient, experiment_id: str, origin: str) -> set[str]:
-    """Return the ids of the cells of a results folder that have left a race."""
-    departed = set()
-    filter_string = f"tags.`harness.origin` = '{origin}' AND tags.`harness.kind` = 'cell'"
-    for run in search(client, experiment_id, filter_string):
+def _departed_cells(client: MlflowClient, experiment_id: str) -> dict[str, set[str]]:
+    """Return the ids of the cells that have left a race, by the results folder they are from."""
+    departed: dict[str, set[str]] = {}
+    for run in search(client, experiment_id, "tags.`harness.kind` = 'cell'"):
         if RACE_TAG in run.data.tags:
-            departed.add(_tag(run, "harness.cell"))
+            departed.setdefault(_tag(run, "harness.origin"), set()).add(_tag(run, "harness.cell"))
     return departed
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import msgspec
 
 from harness.analysis.selection import Named
-from harness.analysis.trend import Trend
+from harness.analysis.trend import Night, Trend
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
@@ -41,7 +41,7 @@ from harness.tracking.connect import (
 )
 from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
-from harness.tracking.recall import RecalledNight, recall_by_origin, recall_run
+from harness.tracking.recall import recall_by_origin, recall_run
 from harness.tracking.runs import SweepRuns, search
 from harness.tracking.trend import write_trend
 
@@ -291,7 +291,7 @@ class Tracker:
         with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
             return recall_run(self._connect(), run_id)
 
-    def recall_nights(self, sweep: str) -> list[RecalledNight]:
+    def recall_nights(self, sweep: str) -> list[Night]:
         """Return the records of all runs of a sweep, a night for each results folder that delivered some.
 
         Trials that ran again have replaced their older runs. Raises BadInput for a store that does not
