@@ -173,7 +173,7 @@ class Axes:
         Literal["auto", "fp32", "bf16"],
         AxisHelp(
             "the type in which FSDP2 sums up gradients; auto: that of the parameters",
-            "fsdp2 or hsdp; fp32: precision bf16:fsdp2; bf16: any other precision",
+            "fsdp2 or hsdp; fp32: precision bf16:fsdp2 or fp64; bf16: any but bf16:fsdp2",
         ),
     ] = "auto"
     # `fully_shard(offload_policy=CPUOffloadPolicy())`.
@@ -530,7 +530,7 @@ def _mixed_precision_of_fsdp2(axes: Axes) -> str | None:
 
 def _redundant_reduce_dtype(axes: Axes) -> str | None:
     """Return a conflict for a reduce_dtype that is the type of the gradients anyway."""
-    gradients = "bf16" if axes.precision == "bf16:fsdp2" else "fp32"
+    gradients = {"bf16:fsdp2": "bf16", "fp64": "fp64"}.get(axes.precision, "fp32")
     if axes.reduce_dtype == gradients:
         return f"reduce_dtype {gradients} does nothing with precision {axes.precision}"
     return None

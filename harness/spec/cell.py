@@ -210,7 +210,7 @@ class WorkloadRef:
     # The axes of the sweep that its user has written: name -> value, and name -> file.py:Class.
     custom: Mapping[str, Any] = field(default_factory=dict)
     custom_uses: Mapping[str, str] = field(default_factory=dict)
-    code: WorkloadCode | None = None  # None in records that were made before it was part of the id
+    code: WorkloadCode | None = None  # None: any code (`with_any_code`)
     # Of a script, with placeholders as in `{lr}`; None for a class.
     arguments: Sequence[str] | None = None
     target: ReportedTarget | None = None  # of a script; None where it reports no metric
@@ -230,14 +230,8 @@ class WorkloadRef:
 
     @property
     def file_digests(self) -> Mapping[str, str]:
-        """Return the SHA-256 of the files of each setting, by its axis: `data.path`.
-
-        Earlier records have one digest of all files, which is that of `data.files` here.
-        """
-        digests: Mapping[str, str] | str | None = self.identity.get("files")
-        if isinstance(digests, str):
-            return {"data.files": digests}
-        return digests or {}
+        """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
+        return self.identity.get("files") or {}
 
     @cached_property
     def identity_key(self) -> str:

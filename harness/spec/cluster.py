@@ -121,7 +121,7 @@ class Profile:
         if self.memory_per_device is not None:
             return parse_memory(self.memory_per_device)
         node = self.slurm.memory_mib
-        if node is None or self.slurm.gpus_per_rank:
+        if not node or self.slurm.gpus_per_rank:
             return None
         return node * 2**20 // min(world_size, self.slurm.ranks_per_node)
 

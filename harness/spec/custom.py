@@ -50,8 +50,9 @@ def read_custom_axes(document: Document, base_folder: Path) -> CustomAxes:
         setting = setting_of(str(key[-1])) if key else None
         if setting is not None and setting.section == CUSTOM:
             mentioned.add(setting.name)
-    names = [*declared, *sorted(mentioned)]
-    if mentioned - set(declared):
+    undeclared = mentioned - set(declared)
+    names = [*declared, *sorted(undeclared)]
+    if undeclared:
         declared = {**installed_axes(), **declared}
     classes = {}
     for name in names:

@@ -189,11 +189,8 @@ def describe_state(files: Files) -> str:
 def check_files(reference: WorkloadRef, options: Settings, data: Settings) -> None:
     """Raise DataChanged unless the files of a workload's settings are still those of its cell.
 
-    Only files that were written or replaced since they were digested are read. Earlier
-    records do not say which setting names which files, and are not checked.
+    Only files that were written or replaced since they were digested are read.
     """
-    if isinstance(reference.identity.get("files"), str):
-        return
     planned = reference.file_digests
     present = files_by_setting(options, data)
     for axis in sorted({*planned, *present}):

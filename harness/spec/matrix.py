@@ -234,8 +234,7 @@ def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> M
         if "batch_size" in rule and "rank_batch_size" in rule:
             problem = "found batch_size and rank_batch_size; allowed: one of them"
             raise document.error(("include", number), problem)
-    entries = content["workloads"].values()  # an entry may be null
-    axes_of_workloads = [(entry or {}).get("axes", {}) for entry in entries]
+    axes_of_workloads = [entry.get("axes", {}) for entry in content["workloads"].values()]
     groups = [fixed, *axes_of_workloads, product, *zipped, *include]
     matrix = Matrix(
         fixed=fixed,

@@ -62,7 +62,7 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
 def _remove_from_workloads(document: Document, key: str) -> None:
     """Remove a key from all workloads, so that the sweep's value holds for them too."""
     for entry in document.content["workloads"].values():
-        (entry or {}).pop(key, None)  # null in the file: a workload as it is declared
+        entry.pop(key, None)
 
 
 def _replace_axis(document: Document, axis: str, value: str, source: str) -> None:
@@ -74,7 +74,7 @@ def _replace_axis(document: Document, axis: str, value: str, source: str) -> Non
     setting = setting_of(axis)
     if setting is not None:
         for entry in document.content["workloads"].values():
-            (entry or {}).get(setting.section, {}).pop(setting.name, None)
+            entry.get(setting.section, {}).pop(setting.name, None)
     for group in _groups_of_axes(document):
         group.pop(axis, None)
     document.put(("matrix", axis), _parse_list(value, source), source)
@@ -91,8 +91,7 @@ def _groups_of_axes(document: Document) -> list[dict[str, Any]]:
     content = document.content
     groups = [content.get("axes", {}), *content.get("zip", [])]
     for entry in content["workloads"].values():
-        if entry:  # null in the file: a workload as it is declared
-            groups.append(entry.get("axes", {}))
+        groups.append(entry.get("axes", {}))
     return groups
 
 
@@ -129,7 +128,7 @@ def _parse_list(value: str, source: str) -> Any:
     `[1],[2]` are two values that are lists themselves.
     """
     wrapped = parse_value(f"[{value}]", source)
-    if value.startswith("[") and len(wrapped) == 1:
+    if value.lstrip().startswith("[") and len(wrapped) == 1:
         return wrapped[0]
     return wrapped
 
@@ -163,7 +162,7 @@ def apply_data(document: Document, text: str) -> None:
 
 def _reads_files(document: Document, label: str) -> bool:
     """Return whether a workload sets the `path` of its data, or has a source that requires one."""
-    entry = document.content["workloads"][label] or {}  # null in the file: as it is declared
+    entry = document.content["workloads"][label]
     data = entry.get("data", {})
     if "path" in data:
         return True

@@ -128,13 +128,17 @@ def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mis
         if name not in by_name:
             problem = f"found {name!r}; {did_you_mean(name, by_name)}"
             return Mismatch(key="partition", problem=problem)
-    mismatches: list[Mismatch] = []
+    mismatches = []
     for name in names:
-        checks = (_check_time, _check_gpu_type, _check_nodes)
-        found = [check(options, by_name[name]) for check in checks]
-        if not any(found):
+        partition = by_name[name]
+        mismatch = (
+            _check_time(options, partition)
+            or _check_gpu_type(options, partition)
+            or _check_nodes(options, partition)
+        )
+        if mismatch is None:
             return None
-        mismatches.extend(mismatch for mismatch in found if mismatch is not None)
+        mismatches.append(mismatch)
     return mismatches[0]
 
 

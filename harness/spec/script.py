@@ -199,7 +199,7 @@ def _check_entry(document: Document, label: str, entry: WorkloadEntry) -> None:
     content = document.content
     for name, reason in REFUSED_KEYS.items():
         for place, keys in (
-            ((*key, name), content["workloads"].get(label) or {}),
+            ((*key, name), content["workloads"][label]),
             ((name,), content),
         ):
             if keys.get(name) not in (None, False, CHECKPOINTS["none"]):

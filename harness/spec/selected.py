@@ -502,7 +502,7 @@ def find_cell(sweep: Sweep, name: str, option: str = "--cell") -> Cell:
         listed = ", ".join(cell.id for cell in matching[:MOST_CELLS])
         raise BadInput(f"{option} {name}: names {len(matching)} cells; allowed: one, of {listed}")
     ids = [cell.id for cell in sweep.cells]
-    hint = did_you_mean(name, ids[:MOST_CELLS])
+    hint = did_you_mean(name, ids, ids[:MOST_CELLS])
     more = f" and {len(ids) - MOST_CELLS} more" if len(ids) > MOST_CELLS else ""
     raise BadInput(
         f"{option} {name}: no such cell in {sweep.source}; {hint}{more}; or settings that one cell"

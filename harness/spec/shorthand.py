@@ -57,7 +57,9 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     if not isinstance(workloads, dict):
         return  # which validation refuses
     for label, entry in workloads.items():
-        if isinstance(entry, dict):
+        if entry is None:  # a workload as it is declared
+            workloads[label] = {}
+        elif isinstance(entry, dict):
             _refuse_misplaced(document, ("workloads", label), entry, WORKLOAD_KEYS)
             _refuse_other_shapes(document, ("workloads", label), entry)
             _expand(document, ("workloads", label), entry)

@@ -65,7 +65,7 @@ class SweepContent:
     """The keys of a sweep file and their defaults."""
 
     name: str  # decides the folder of the results
-    workloads: dict[str, WorkloadEntry | None]  # by label; null: as the workload is declared
+    workloads: dict[str, WorkloadEntry]  # by label
     description: str = ""
     seeds: Seeds = field(default_factory=lambda: [0])  # each cell is trained with all of them
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
@@ -212,12 +212,10 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
     document = read_document(path)
     declare_in_place(document)
     file = _read_file(document, sets, data)
-    entries = {}
-    for label, entry in file.workloads.items():
-        entries[label] = with_class_of_file(document, label, entry or WorkloadEntry())
     custom = read_custom_axes(document, path.absolute().parent)
     workloads: dict[str, SweepWorkload] = {}
-    for label, entry in entries.items():
+    for label, written in file.workloads.items():
+        entry = with_class_of_file(document, label, written)
         workloads[label] = plan_workload(
             document,
             label,
@@ -237,9 +235,9 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         for text in texts:
             options += [name, text]
     workload_seeds = {}
-    for label, entry in entries.items():
-        if entry.seeds is not None:
-            workload_seeds[label] = entry.seeds
+    for label, workload in workloads.items():
+        if workload.entry.seeds is not None:
+            workload_seeds[label] = workload.entry.seeds
     sweep = Sweep(
         name=file.name,
         description=file.description,
@@ -329,7 +327,7 @@ def _check_file(document: Document, file: SweepContent) -> None:
     check_stacks(document, file.stacks)
     for label, entry in file.workloads.items():
         _check_name(document, ("workloads", label), label)
-        if entry is not None and entry.seeds is not None:
+        if entry.seeds is not None:
             _check_seeds(document, ("workloads", label, "seeds"), entry.seeds)
 
 

@@ -116,19 +116,18 @@ class SweepWorkload:
         return get_type_hints(settings_class, include_extras=True)[setting.name]
 
     def value_in_entry(self, axis: str) -> Any:
-        """Return what a setting is without an axis: as written, else the default, None without."""
+        """Return what a setting is without an axis: as written, else the default, MISSING without."""
         setting = setting_of(axis)
         assert setting is not None
         if setting.section == CUSTOM:
-            axis_class = self.custom.classes.get(setting.name)
-            return None if axis_class is None else plain(axis_class.default)
+            return plain(self.custom.classes[setting.name].default)
         written = {"options": self.entry.options, "data": self.entry.data}[setting.section]
         if setting.name in written:
             return plain(written[setting.name])
         if axis not in self._fields:
-            return None
+            return MISSING  # which equals no value of an exclude rule
         default = declared_defaults(self._fields[axis])[setting.name]
-        return None if default is MISSING else plain(default)
+        return MISSING if default is MISSING else plain(default)
 
     @cached_property
     def _fields(self) -> dict[str, type]:

@@ -287,6 +287,8 @@ def test_a_profile_says_what_a_rank_may_take() -> None:
     assert Profile(memory_per_device="80GiB").rank_memory(2) == 80 * 2**30
     node = Profile(launcher="slurm", slurm=SlurmOptions(memory="64G", ranks_per_node=4))
     assert [node.rank_memory(ranks) for ranks in (1, 2, 8)] == [64 * 2**30, 2**35, 2**34]
+    whole_node = SlurmOptions(memory="0")  # for sbatch, all memory of the node
+    assert Profile(launcher="slurm", slurm=whole_node).rank_memory(1) is None
     assert Profile().rank_memory(1) is None
     with pytest.raises(ValueError, match="memory_per_device: found '80'; allowed"):
         Profile(memory_per_device="80")

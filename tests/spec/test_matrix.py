@@ -338,6 +338,15 @@ def test_a_point_has_a_value_of_every_axis() -> None:
         (
             {
                 "batch_size": 64,
+                "strategy": "fsdp2",
+                "precision": "fp64",
+                "reduce_dtype": "fp32",
+            },
+            None,
+        ),
+        (
+            {
+                "batch_size": 64,
                 "strategy": "hsdp",
                 "world_size": 4,
                 "shard_size": 2,

@@ -109,6 +109,13 @@ def test_selection_of_nothing_is_bad_input(
     assert message in str(error.value)
 
 
+def test_a_mistyped_id_is_suggested_wherever_its_cell_is_in_the_sweep(tmp_path: Path) -> None:
+    sweep = load(tmp_path, matrix={"options.dropout": [number / 100 for number in range(20)]})
+    meant = sweep.cells[-1].id
+    with pytest.raises(BadInput, match=f"did you mean '{meant}'\\? allowed: .* and 10 more; or"):
+        select(sweep, "", [meant.replace("mlp", "mpl")])
+
+
 def test_a_run_of_a_part_leaves_the_sweep_as_it_is(sweep: Sweep, tmp_path: Path) -> None:
     folder = Results(tmp_path / "results").sweep_folder("demo")
     first = sweep.trials()[0]

@@ -61,6 +61,15 @@ def test_a_workload_without_the_option_is_left_out_with_a_word(tmp_path: Path) -
         load(tmp_path, BOTH, include=[{HIDDEN: [8]}])
 
 
+def test_a_rule_for_null_matches_only_workloads_with_the_option(tmp_path: Path) -> None:
+    workloads = {"mlp": {"data": DIGITS}, "distilbert": {"data": {"source": "tickets"}}}
+    sweep = load(tmp_path, workloads, exclude=[{"options.size": None}])
+    assert [cell.workload.label for cell in sweep.cells] == ["mlp"]
+    assert [(point.workload, point.rule) for point in sweep.excluded] == [
+        ("distilbert", "exclude[0]")
+    ]
+
+
 def test_set_decides_an_option_whatever_decided_it_in_the_file(tmp_path: Path) -> None:
     workloads = {"mlp": {"options": {"hidden": [4]}}, "cnn": {}}
     for text, layers in (("[64]", [(64,)]), ("[64],[32,16]", [(64,), (32, 16)])):

@@ -49,7 +49,7 @@ def test_short_form_is_the_same_sweep(
 
 @pytest.mark.parametrize(
     ("text", "seeds"),
-    [("seeds=3", [0, 1, 2]), ("seeds=[3]", [3]), ("seeds=3,", [3]), ("seeds=5,3", [5, 3])],
+    [("seeds=3", [0, 1, 2]), ("seeds=[3]", [3]), ("seeds=3,", [3]), ("seeds = [5, 3]", [5, 3])],
 )
 def test_set_takes_a_number_of_seeds_or_a_list(tmp_path: Path, text: str, seeds: list[int]) -> None:
     assert load(tmp_path, sets=[text]).seeds == seeds

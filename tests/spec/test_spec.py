@@ -321,7 +321,13 @@ class TestSet:
         ]
 
     @pytest.mark.parametrize(
-        "text", ["num_threads=4,8", "num_threads=[4, 8]", " num_threads = 4, 8 "]
+        "text",
+        [
+            "num_threads=4,8",
+            "num_threads=[4, 8]",
+            " num_threads = 4, 8 ",
+            "num_threads = [4, 8]",
+        ],
     )
     def test_axis_takes_several_values(self, tmp_path: Path, text: str) -> None:
         assert [cell.axes.num_threads for cell in load(tmp_path, sets=[text]).cells] == [4, 8]
