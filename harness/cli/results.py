@@ -452,7 +452,7 @@ def mllog(
     """
     from harness.core.paths import Results
     from harness.mllog.checker import check_logs
-    from harness.mllog.sweep import write_logs
+    from harness.mllog.log import write_logs
     from harness.records.store import read_recorded_sweep
     from harness.render.stored import show_answers
 

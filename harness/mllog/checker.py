@@ -7,7 +7,6 @@ list of benchmarks is ours. They are taken from the installed package, as they a
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from harness.core.errors import BadInput, HarnessError
+from harness.core.processes import run_command
 from harness.core.scratch import ScratchFolder
 
 PACKAGE = "mlperf_logging"
@@ -97,12 +97,7 @@ def _check(path: Path, rules_path: Path) -> CheckerAnswer:
     # Without it, the checker leaves a file in the current folder.
     command += ["--log_output", str(rules_path.with_name("checker.log"))]
     command.append(str(path.absolute()))
-    try:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise HarnessError(f"{path}: the checker took longer than {TIMEOUT:.0f} s") from None
+    completed = run_command(command, timeout=TIMEOUT, remedy=f"it checked {path}")
     output = completed.stderr
     # After an exception the exit code is 1 too, but the output has neither word.
     accepted = completed.returncode == 0 and ACCEPTED in output

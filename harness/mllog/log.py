@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.core.errors import BadInput
-from harness.core.paths import write_atomically
+from harness.core.paths import SweepFolder, write_atomically
 from harness.hardware.roofline import device_of
 from harness.records.record import Evaluation, Rank0Report, Record
 from harness.records.series import Series
+from harness.records.store import RecordedSweep
 from harness.spec.axes import Axes
 from harness.spec.cell import WorkloadRef
 
@@ -59,6 +60,19 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WrittenLog:
+    """The log of a trial."""
+
+    path: Path
+    record: Record
+
+    @property
+    def benchmark(self) -> str:
+        """Return what the log calls the trial's workload."""
+        return benchmark_name(self.record.trial.cell.workload)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggedTrial:
     """A trial that has come to its end."""
 
@@ -78,7 +92,7 @@ class LoggedTrial:
     def of(record: Record) -> LoggedTrial:
         """Return the trial of a record; raises BadInput for one that can't be written as a log."""
         report = record.rank0
-        if report is None:
+        if record.summary is None or report is None:
             raise _no_log(record, f"is {record.status}; allowed: done or invalid")
         if not report.evaluations:
             raise _no_log(record, "has no evaluation; allowed: at least one")
@@ -88,6 +102,26 @@ class LoggedTrial:
 def _no_log(record: Record, problem: str) -> BadInput:
     """Return the error for a trial that can't be written as a log."""
     return BadInput(f"{record.sweep}: {record.trial.id}: {problem}")
+
+
+def write_logs(folder: SweepFolder, recorded: RecordedSweep) -> list[WrittenLog]:
+    """Write the log of each trial that is complete, in place of an earlier one.
+
+    Raises BadInput without any such trial, and for one without evaluations.
+    """
+    written = []
+    for record in recorded.records:
+        # The epochs of a script are not known.
+        if record.summary is None or record.trial.cell.workload.is_script:
+            continue
+        log = WrittenLog(path=folder.trial_folder(record.trial.id).mllog_path, record=record)
+        write_log(log.path, record)
+        written.append(log)
+    if not written:
+        raise BadInput(
+            f"{recorded.sweep.name}: found no complete trial of a workload class; allowed: at least one"
+        )
+    return written
 
 
 def write_log(path: Path, record: Record) -> None:
@@ -103,8 +137,8 @@ def log_lines(record: Record) -> list[Line]:
     """Return a trial as lines in the order of their times; raises BadInput as `write_log` does."""
     trial = LoggedTrial.of(record)
     lines = [*_initialization(trial), *_run(trial)]
-    # Sorting keeps the order of lines of the same time, as of the end of a block and the evaluation
-    # that begins with it.
+    # Sorting keeps the order of lines of the same time, such as the end of a block and the
+    # start of the evaluation after it.
     return sorted(lines, key=lambda line: line.at)
 
 

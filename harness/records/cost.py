@@ -57,7 +57,7 @@ def seconds_until(record: Record, evaluation: Evaluation) -> float | None:
 
     None of a trial that was interrupted, as what its pause cost is not known, and of one that failed.
     """
-    if record.rank0 is None or record.ranks.across.interruptions:
+    if record.summary is None or record.rank0 is None or record.ranks.across.interruptions:
         return None
     return evaluation.started_at + (evaluation.seconds or 0.0) - record.rank0.training_began_at
 

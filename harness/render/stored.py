@@ -10,7 +10,7 @@ from dataclasses import asdict
 from harness.core.text import counted
 from harness.housekeeping.sweeps import Removal, StoredSweep
 from harness.mllog.checker import RULESET, CheckerAnswer
-from harness.mllog.sweep import WrittenLog
+from harness.mllog.log import WrittenLog
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import byte_size, duration
 from harness.render.table import Table

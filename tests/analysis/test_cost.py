@@ -95,6 +95,9 @@ def test_the_goal_of_a_rule_for_stopping_has_numbers_in_mlflow(tmp_path: Path) -
     numbers = scalars(replace(record, rank0=replace(record.rank0, stop=stop)))
     assert numbers["seconds_to_goal"] == pytest.approx(2.0)
     assert numbers["cost_to_goal_usd"] == pytest.approx(0.002)
+    failed = make_record(status="failed")
+    failed = replace(failed, rank0=replace(record.rank0, stop=stop), settings=record.settings)
+    assert not {"seconds_to_goal", "cost_to_goal_usd"} & {*scalars(failed)}
 
 
 def test_without_a_price_there_are_no_costs_anywhere(tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ def test_the_command_writes_logs_of_recorded_trials(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = results.sweep_folder("demo")
-    write_sweep(folder, [make_record(), make_record(seed=1, status="failed")])
+    failed = replace(failed_at_rank_1(), trial=replace(make_record().trial, seed=1))
+    write_sweep(folder, [make_record(), failed])
     path = folder.trial_folder(make_record().trial.id).mllog_path
     shown = harness("results", "mllog", "demo", "--results", str(results.path))
     assert (shown.code, shown.out) == (0, f"{path}\n")
@@ -199,8 +200,15 @@ def test_the_command_writes_logs_of_recorded_trials(
     )
 
 
-def test_a_trial_that_failed_is_refused_by_name() -> None:
+def failed_at_rank_1() -> Record:
+    """Return the record of a trial that failed after rank 0 had written its result."""
+    done, failed = make_record(), make_record(status="failed")
+    return replace(failed, rank0=done.rank0, environment=done.environment)
+
+
+@pytest.mark.parametrize("record", [make_record(status="failed"), failed_at_rank_1()])
+def test_a_trial_that_failed_is_refused_by_name(record: Record) -> None:
     with pytest.raises(
         BadInput, match=r"^demo: mlp-\w+-s0-r0: is failed; allowed: done or invalid$"
     ):
-        log_lines(make_record(status="failed"))
+        log_lines(record)
