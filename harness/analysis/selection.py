@@ -24,7 +24,6 @@ from harness.records.decode import FileFormat, read_json
 from harness.records.files import RECORD_FILE, read_record
 from harness.records.record import Record
 from harness.records.store import (
-    read_recorded_cells,
     read_recorded_spec,
     read_recorded_sweep,
     read_spec,
@@ -189,7 +188,7 @@ def _records_of_cell(results: Results, name: str) -> Named:
     cells_by_folder = {}  # of all sweeps that have run, or of the one that is named
     for spec_path in sorted(results.runs.glob("*/sweep.json")):
         if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
-            cells_by_folder[spec_path.parent] = read_recorded_cells(SweepFolder(spec_path.parent))
+            cells_by_folder[spec_path.parent] = read_spec(SweepFolder(spec_path.parent)).cells
     holders = _holders(cells_by_folder, cell_name) or _holders_of_other_code(
         cells_by_folder, cell_name
     )
@@ -316,7 +315,7 @@ def _holders_of_other_code(
 
 
 def _unknown_name(
-    results: Results, name: str, cell_name: str, cells_by_folder: dict[Path, list[Cell]]
+    results: Results, name: str, cell_name: str, cells_by_folder: Mapping[Path, Sequence[Cell]]
 ) -> str:
     """Return an error that names the nearest sweep or cell, and all forms that a name can have.
 

@@ -55,13 +55,13 @@ def rename(
     """
     from harness.core.paths import Results
     from harness.housekeeping import sweeps
-    from harness.records.store import recorded_name
+    from harness.records.store import recorded_folder, recorded_name
     from harness.tracking import Tracker
 
     results_folder = Results(results)
     sweep = recorded_name(results_folder, sweep)
     if dry_run:
-        before = sweeps.recorded_folder(results_folder, sweep).path
+        before = recorded_folder(results_folder, sweep).path
         print(f"would rename {before} to {results_folder.sweep_folder(name).path}")
         return
     tracker = Tracker(results_folder, tracking_uri)
@@ -73,7 +73,7 @@ def rename(
     if tracker.rename(sweep, name):
         print(f"MLflow: {sweep} is now {name}")
     elif is_left_to_mlflow:
-        sweeps.recorded_folder(results_folder, sweep)  # raises BadInput: there is no such sweep
+        recorded_folder(results_folder, sweep)  # raises BadInput: there is no such sweep
 
 
 @app.command(
@@ -144,6 +144,7 @@ def prune(
     """
     from harness.core.paths import Results
     from harness.housekeeping import sweeps
+    from harness.records.store import recorded_folder
     from harness.render.stored import show_removals
 
     if whole and failed:
@@ -158,7 +159,7 @@ def prune(
     if dry_run:
         return
     _confirm_removal(yes=yes)
-    sweeps.remove(sweeps.recorded_folder(results_folder, sweep), removals)
+    sweeps.remove(recorded_folder(results_folder, sweep), removals)
 
 
 @app.command(
@@ -189,11 +190,12 @@ def archive(
     from harness.core.text import counted
     from harness.housekeeping import archive as archives
     from harness.housekeeping import sweeps
+    from harness.records.store import recorded_folder
     from harness.render.format import byte_size
     from harness.render.stored import show_removals
 
     results_folder = Results(results)
-    folder = sweeps.recorded_folder(results_folder, sweep)
+    folder = recorded_folder(results_folder, sweep)
     path = output or Path(f"{folder.path.name}.tar.gz")
     if dry_run:
         print(f"would archive {folder.path} ({byte_size(sweeps.size_of(folder.path))}) in {path}")

@@ -31,7 +31,8 @@ from harness.core.storage import writing
 
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
 TEMPORARY_FILES = ".*.????????"
-TRIAL_FOLDER = re.compile(r"(?P<cell>.+)-s-?\d+-r\d+")  # the name of a trial's folder
+# The id of a trial, which is the name of its folder.
+TRIAL_ID = re.compile(r"(?P<cell>.+-[0-9a-f]{10})-s(?P<seed>\d{1,10})-r(?P<repeat>\d{1,9})")
 # What `safe_folder_name` makes of a name that is not safe as it is.
 MADE_SAFE = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{8}")
 
@@ -257,6 +258,11 @@ class SweepFolder:
         return self.results.path / "rates" / f"{self.path.name}.json"
 
     @property
+    def preflight_path(self) -> Path:
+        """Return where `harness check` keeps what it has found out; the sweep need not have run."""
+        return self.results.path / "preflight" / f"{self.path.name}.json"
+
+    @property
     def report_path(self) -> Path:
         """Return where `harness results report` writes the report, one file that needs no other."""
         return self.path / "report.html"
@@ -326,10 +332,6 @@ class Results:
         """Return the folder of baselines, one folder for each kind of hardware; to be committed."""
         return self.path / "baselines"
 
-    def preflight_path(self, sweep: str) -> Path:
-        """Return where `harness check` keeps what it has found out about a sweep."""
-        return self.path / "preflight" / f"{safe_folder_name(sweep)}.json"
-
     @property
     def database(self) -> Path:
         """Return MLflow's local database."""
@@ -364,7 +366,7 @@ class Results:
         """Return the paths of the records of all sweeps, sorted, by the id of their cell."""
         paths: dict[str, list[Path]] = {}
         for path in sorted(self.runs.glob("*/*/record.json")):
-            trial = TRIAL_FOLDER.fullmatch(path.parent.name)
+            trial = TRIAL_ID.fullmatch(path.parent.name)
             if trial is not None:
                 paths.setdefault(trial["cell"], []).append(path)
         return paths

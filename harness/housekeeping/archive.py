@@ -160,9 +160,9 @@ def restore(results: Results, path: Path) -> ArchiveManifest:
                 f"{path}: its sweep {manifest.sweep!r} exists in {folder.path}; allowed: another"
                 " --results, or harness results rename before"
             )
-        content = read_spec_content(SweepFolder(aside).spec_path)
-        if content.get("name") != manifest.sweep:
-            raise ARCHIVE_FORMAT.error(path, f"sweep: found {content.get('name')!r} in its files")
+        name = read_spec_content(SweepFolder(aside).spec_path)["name"]
+        if name != manifest.sweep:
+            raise ARCHIVE_FORMAT.error(path, f"sweep: found {name!r} in its files")
         aside.chmod(0o755)  # from that of a temporary folder
         aside.rename(folder.path)
         fsync_folder(results.runs)
@@ -173,12 +173,11 @@ def restore(results: Results, path: Path) -> ArchiveManifest:
 
 def verify(path: Path) -> ArchiveManifest:
     """Read an archive to its end, check each file, and return the manifest; raises BadInput."""
-    with tempfile.TemporaryDirectory(prefix="harness-archive-") as folder:
-        return _extract(path, Path(folder))
+    return _extract(path, None)
 
 
-def _extract(path: Path, folder: Path) -> ArchiveManifest:
-    """Write the files of an archive into a folder, each checked; raises BadInput."""
+def _extract(path: Path, folder: Path | None) -> ArchiveManifest:
+    """Check each file of an archive and write it into `folder`, if there is one; raises BadInput."""
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz") as tar:
             members = iter(tar)
@@ -189,12 +188,13 @@ def _extract(path: Path, folder: Path) -> ArchiveManifest:
                 content = tar.extractfile(member) if member.isfile() else None
                 if entry is None or content is None:
                     raise ARCHIVE_FORMAT.invalid(
-                        path, f"{member.name}: found a file that its manifest has not"
+                        path, f"{member.name}: found a file that is not in its manifest"
                     )
-                _write_checked(content, entry, folder, path)  # type: ignore[arg-type]
-                (folder / entry.path).chmod(member.mode & 0o644 | FILE_MODE)
-                # By the times of a trial's files, an attempt that has ended is told from a running one.
-                os.utime(folder / entry.path, (member.mtime, member.mtime))
+                blocks = _checked_blocks(content, entry, path)  # type: ignore[arg-type]
+                if folder is not None:
+                    _write_member(folder / entry.path, member, blocks)
+                for _ in blocks:  # without a folder, they are only checked
+                    pass
     except (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError) as error:
         raise ARCHIVE_FORMAT.invalid(path, one_line(error)) from None
     if missing:
@@ -228,23 +228,30 @@ def _read_manifest(
     return manifest
 
 
-def _write_checked(content: BinaryIO, entry: ArchivedFile, folder: Path, path: Path) -> None:
-    """Write one file of an archive, no more than its manifest says.
-
-    Raises BadInput if it differs, StorageError where the disk is full or fails.
-    """
-    target = folder / entry.path
-    digest = hashlib.sha256()
-    size = 0
+def _write_member(target: Path, member: tarfile.TarInfo, blocks: Iterator[bytes]) -> None:
+    """Write one file of an archive; raises StorageError where the disk is full or fails."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
-            while block := content.read(BLOCK):
-                size += len(block)
-                if size > entry.bytes:
-                    break
-                digest.update(block)
-                file.write(block)
+            file.writelines(blocks)
+    target.chmod(member.mode & 0o644 | FILE_MODE)
+    # By the times of a trial's files, an attempt that has ended is told from a running one.
+    os.utime(target, (member.mtime, member.mtime))
+
+
+def _checked_blocks(content: BinaryIO, entry: ArchivedFile, path: Path) -> Iterator[bytes]:
+    """Yield the content of one file of an archive, no more than its manifest says.
+
+    Raises BadInput if it differs.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    while block := content.read(BLOCK):
+        size += len(block)
+        if size > entry.bytes:
+            break
+        digest.update(block)
+        yield block
     if size != entry.bytes or digest.hexdigest() != entry.sha256:
         raise ARCHIVE_FORMAT.invalid(
             path, f"{entry.path}: found other content than its manifest says"

@@ -80,9 +80,8 @@ def _merged(sweeps: Sequence[Sweep], name: str) -> Sweep:
     for sweep in sweeps:
         seeds.update(dict.fromkeys(sweep.seeds))
         for cell in sweep.cells:
-            cells.setdefault(cell.id, cell)
-            of_cell = dict.fromkeys(sweep.seeds_of(cell))
-            labels.setdefault(cell.workload.label, {}).update(of_cell)
+            label = cells.setdefault(cell.id, cell).workload.label
+            labels.setdefault(label, {}).update(dict.fromkeys(sweep.seeds_of(cell)))
     workload_seeds = {}
     for label, of_label in labels.items():
         if list(of_label) != list(seeds):
@@ -111,8 +110,8 @@ def _records_by_trial(folders: Sequence[SweepFolder]) -> Mapping[str, Path]:
         more = f" and {len(different) - MOST_NAMED} more" if len(different) > MOST_NAMED else ""
         raise BadInput(
             f"merge: found {counted(len(different), 'trial')} with different records:"
-            f" {'; '.join(different[:MOST_NAMED])}{more}; allowed: each trial once, so remove or"
-            " move away one of the two"
+            f" {'; '.join(different[:MOST_NAMED])}{more}; allowed: each trial once, so remove"
+            " one of the two, or move it away"
         )
     return paths
 

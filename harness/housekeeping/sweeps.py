@@ -14,7 +14,7 @@ from typing import Any
 from harness.analysis.parity import PARITY_FORMAT
 from harness.core.errors import BadInput
 from harness.core.locks import share_file
-from harness.core.paths import Results, SweepFolder, fsync_folder, write_atomically
+from harness.core.paths import Results, SweepFolder, TrialFolder, fsync_folder, write_atomically
 from harness.preflight.rates import SEARCH_FORMAT
 from harness.preflight.report import REPORT_FORMAT
 from harness.records.decode import FileFormat, read_content
@@ -27,7 +27,7 @@ from harness.records.store import (
     read_recorded_sweep,
     read_spec,
     read_spec_content,
-    recorded_sweep_names,
+    recorded_folder,
     recorded_trials,
     write_spec,
 )
@@ -108,15 +108,6 @@ def source_folder(results: Results, name: str) -> SweepFolder:
     return recorded_folder(results, name)
 
 
-def recorded_folder(results: Results, name: str) -> SweepFolder:
-    """Return the folder of a recorded sweep in this results folder; raises BadInput."""
-    folder = results.sweep_folder(name)
-    if not folder.spec_path.exists():
-        names = ", ".join(recorded_sweep_names(results)) or "nothing"
-        raise BadInput(f"{name}: no records of such a sweep in {results.runs}; allowed: {names}")
-    return folder
-
-
 @contextmanager
 def held(folder: SweepFolder) -> Iterator[None]:
     """Hold a sweep for this process; raises BadInput if a process or a job is working on it."""
@@ -175,7 +166,6 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
     if problem is not None:
         raise BadInput(f"new name: {problem}")
     before, after = results.sweep_folder(old), results.sweep_folder(new)
-    preflight_path = results.preflight_path(old)
     is_cut_off = (
         not before.path.exists()
         and after.spec_path.exists()
@@ -185,23 +175,24 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
         before = recorded_folder(results, old)
         clear_leftover(after)
         # Also of a sweep that has not run: those of its check and of its learning-rate search.
-        for path in (after.path, after.rates_path, results.preflight_path(new)):
+        for path in (after.path, after.rates_path, after.preflight_path):
             if path.exists():
                 raise BadInput(f"{new}: {path} exists; allowed: a name that no sweep has")
         # A file that was changed is refused before anything is renamed, as it can't be sealed again.
         _read_sealed(before.parity_path, PARITY_FORMAT)
         _read_sealed(before.rates_path, SEARCH_FORMAT)
-        _read_sealed(preflight_path, REPORT_FORMAT)
+        _read_sealed(before.preflight_path, REPORT_FORMAT)
         with held(before):
             before.path.rename(after.path)
             fsync_folder(results.runs)
     _replace_value(after.parity_path, PARITY_FORMAT, "sweep", new)
-    if before.rates_path.exists():
-        before.rates_path.rename(after.rates_path)
-    _replace_value(after.rates_path, SEARCH_FORMAT, "sweep", new)
-    if preflight_path.exists():
-        preflight_path.rename(results.preflight_path(new))
-    _replace_value(results.preflight_path(new), REPORT_FORMAT, "sweep", new)
+    for path, renamed_path, file_format in (
+        (before.rates_path, after.rates_path, SEARCH_FORMAT),
+        (before.preflight_path, after.preflight_path, REPORT_FORMAT),
+    ):
+        if path.exists():
+            path.rename(renamed_path)
+        _replace_value(renamed_path, file_format, "sweep", new)
     # Last: it is by this file that a renaming which was cut off is known.
     _replace_value(after.spec_path, SWEEP_FORMAT, "name", new)
     return after
@@ -244,7 +235,7 @@ def removals(
     folder = recorded_folder(results, name)
     if whole:
         listed = [whole_sweep(folder)]
-        for path in (folder.rates_path, results.preflight_path(name)):
+        for path in (folder.rates_path, folder.preflight_path):
             if path.exists():
                 listed.append(Removal(path=path, reason="of the sweep", bytes=size_of(path)))
         return listed
@@ -289,7 +280,7 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
                 aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=REMOVED)
                 path.rename(Path(after_unlocking.enter_context(aside)) / path.name)
             else:
-                (path / folder.trial_folder("").record_path.name).unlink(missing_ok=True)
+                TrialFolder(path).record_path.unlink(missing_ok=True)
                 shutil.rmtree(path)
             removal.path.unlink(missing_ok=True)  # a link
         if folder.spec_path.exists():

@@ -53,11 +53,12 @@ def verify_sweep(results: Results, name: str) -> Iterator[Verified]:
         yield from _verify_other_files(TrialFolder(path.parent))
     for path in sorted(folder.environment_paths()):
         yield _verify(path, partial(_check_digest, path, path.stem, "its name"))
-    preflight_path = results.preflight_path(name)
     yield from _verify_present(folder.parity_path, partial(read_parity, folder))
     yield from _verify_present(folder.explanation_path, partial(read_explanation, folder))
     yield from _verify_present(folder.rates_path, partial(read_search, folder))
-    yield from _verify_present(preflight_path, partial(read_preflight, preflight_path))
+    yield from _verify_present(
+        folder.preflight_path, partial(read_preflight, folder.preflight_path)
+    )
 
 
 def _verify_other_files(folder: TrialFolder) -> Iterator[Verified]:

@@ -31,7 +31,7 @@ def check_sweep(
     with run_folder("check") as scratch:
         preflight = examine_sweep(sweep, seed, profile, scratch.path, on_progress)
     if sweep.whole() is sweep:
-        write_preflight(results.preflight_path(sweep.name), preflight)
+        write_preflight(results.sweep_folder(sweep.name).preflight_path, preflight)
     return preflight
 
 

@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from harness.core.errors import BadFile, one_line
-from harness.core.paths import TrialFolder, write_atomically, write_atomically_by
+from harness.core.paths import TRIAL_ID, TrialFolder, write_atomically, write_atomically_by
 from harness.core.validation import decode_json, decode_value
 from harness.records import seal
 from harness.records.across import in_memory_ranks
@@ -78,7 +78,6 @@ RANK_RESULT_FORMAT = FileFormat(
 # The columns of a rank are all read: at once, because a shared file system takes its time for each.
 RANK_BUFFER_BYTES = 2**18
 RECORD_FILE = TrialFolder(Path()).record_path.name
-TRIAL_ID = re.compile(r".+-[0-9a-f]{10}-s-?\d+-r\d+")  # the name of a trial's folder
 
 OUTCOME_FIELDS = [field.name for field in fields(Outcome)]
 NULL = Raw(b"null")
@@ -401,7 +400,7 @@ def read_record(path: Path, common: CommonParts | None = None) -> Record:
     is named after. Ranks and losses raise it then for columns that are missing or other than the
     header says, and for figures that they contradict.
     """
-    return _record_of(read_bytes(path, RECORD_FORMAT), path, common=common)
+    return _record_of(read_bytes(path, RECORD_FORMAT), path, next_to(path), common)
 
 
 def read_record_if_exists(path: Path, common: CommonParts | None = None) -> Record | None:
@@ -417,13 +416,13 @@ def parse_record(text: str | bytes, source: str, fetch: Callable[[str], bytes]) 
     `source` is what errors call the text. `fetch` returns the content of a file next to it, by its
     name, when the columns are needed; it may raise OSError.
     """
-    return _record_of(text, source, fetch)
+    return _record_of(text, source, lambda name: io.BytesIO(fetch(name)))
 
 
 def _record_of(
     text: str | bytes,
     source: Path | str,
-    fetch: Callable[[str], bytes] | None = None,
+    open_file: Opener,
     common: CommonParts | None = None,
 ) -> Record:
     """Return the record whose header has this text.
@@ -440,7 +439,7 @@ def _record_of(
         settings = common.decode_optional(RunSettings, texts.settings, "settings")
     except (msgspec.DecodeError, ValueError) as error:
         raise RECORD_FORMAT.invalid(source, error) from None
-    columns = _Columns(stored, cell.axes.world_size, source, fetch)
+    columns = _Columns(stored, cell.axes.world_size, source, open_file)
     record = Record(
         **{name: getattr(stored, name) for name in OUTCOME_FIELDS},
         trial=Trial(cell=cell, seed=stored.trial.seed, repeat=stored.trial.repeat),
@@ -471,38 +470,31 @@ def _ranks_of(columns: _Columns) -> list[RankResult]:
 class _Columns:
     """The columns of one record, each read when it is needed.
 
-    It does not know the record, which has it: thousands of records that know themselves would wait
-    for Python's collector.
+    It has no reference to its record: a cycle in each of thousands of records would be left to the
+    garbage collector.
     """
 
-    __slots__ = ("_described", "_fetch", "_rank_count", "_world_size", "source")
+    __slots__ = ("_described", "_open_file", "_rank_count", "_world_size", "source")
 
     def __init__(
         self,
         stored: StoredRecord,
         world_size: int,
         source: Path | str,
-        fetch: Callable[[str], bytes] | None,
+        open_file: Opener,
     ) -> None:
         self._described = stored.columns  # None where there are none
         self._rank_count = stored.ranks.count
         self._world_size = world_size
         self.source = source
-        self._fetch = fetch  # None: the columns are next to the header, which is a file
-
-    def _open(self, name: str) -> BinaryIO:
-        """Open the file of columns of that name; raises OSError."""
-        if self._fetch is not None:
-            return io.BytesIO(self._fetch(name))
-        assert isinstance(self.source, Path)
-        return self.source.with_name(name).open("rb")
+        self._open_file = open_file
 
     def read(self, names: Collection[str]) -> dict[str, Numbers]:
         """Return some columns; raises BadFile."""
         described = self._described
         assert described is not None
         try:
-            return read_columns(self._open, described, names)
+            return read_columns(self._open_file, described, names)
         except OSError as error:
             raise RECORD_FORMAT.unavailable(_location(self.source, described), error) from None
         except ValueError as error:
@@ -599,7 +591,7 @@ def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
             shutil.copyfile(path.with_name(name), folder / name)
         return
     header = seal.sealed_text(seal.cleaned(content, clean))
-    record = parse_record(header, str(path), lambda name: path.with_name(name).read_bytes())
+    record = _record_of(header, str(path), next_to(path))
     results = seal.cleaned([asdict(result) for result in record.ranks], clean)
     ranks_without_secrets = in_memory_ranks(decode_value(list[RankResult], results))
     write_record(folder / path.name, replace(record, ranks=ranks_without_secrets))

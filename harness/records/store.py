@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from typing import Any
 
 from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file, share_file
-from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
 from harness.core.private import FILE_MODE
 from harness.core.storage import writing
 from harness.core.validation import decode_value
@@ -33,7 +32,6 @@ from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
 SCHEMA = "2.0"  # of sweep.json
-TRIAL_ID = re.compile(r"(?P<cell>.+)-s(?P<seed>-?\d{1,19})-r(?P<repeat>\d{1,9})")  # as `Trial.id`
 SWEEP_FORMAT = FileFormat(
     name="sweep", schema=SCHEMA, remedy="harness run writes it again", is_sealed=True
 )
@@ -101,7 +99,7 @@ def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:
     if not folder.spec_path.exists():
         return
     try:
-        owner = read_spec_content(folder.spec_path).get("name", sweep.name)
+        owner = read_spec_content(folder.spec_path)["name"]
     except BadInput:
         return  # a broken file, which the next one replaces
     if owner != sweep.name:
@@ -121,7 +119,7 @@ def recorded_sweep_names(results: Results) -> list[str]:
     for path in results.runs.glob("*/sweep.json"):
         name = path.parent.name
         with suppress(BadFile):
-            name = read_spec_content(path).get("name", name)
+            name = read_spec_content(path)["name"]
         names.append(name)
     return sorted(names)
 
@@ -150,10 +148,8 @@ def latest_sweep_name(results: Results) -> str | None:
     return name
 
 
-def read_recorded_spec(results: Results, name: str, common: CommonParts | None = None) -> Sweep:
-    """Read the sweep of that name as it was asked for when it ran.
-
-    Its cells are the objects of the records that are read with the same `common`.
+def recorded_folder(results: Results, name: str) -> SweepFolder:
+    """Return the folder of a sweep that has run or was submitted.
 
     Raises BadInput, which lists the recorded sweeps, if there is none of that name.
     """
@@ -165,7 +161,16 @@ def read_recorded_spec(results: Results, name: str, common: CommonParts | None =
         else:
             hint = "there are none; --results or HARNESS_RESULTS says where"
         raise BadInput(f"{name}: no records of such a sweep in {results.runs}; {hint}")
-    return read_spec_in_place(results, folder, common)
+    return folder
+
+
+def read_recorded_spec(results: Results, name: str, common: CommonParts | None = None) -> Sweep:
+    """Read the sweep of that name as it was asked for when it ran.
+
+    Its cells are the objects of the records that are read with the same `common`.
+    Raises BadInput, also if there is none of that name.
+    """
+    return read_spec_in_place(results, recorded_folder(results, name), common)
 
 
 def read_spec(folder: SweepFolder, common: CommonParts | None = None) -> Sweep:
@@ -208,20 +213,6 @@ def _spec_content(text: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(name, str):
         raise SWEEP_FORMAT.invalid(path, f"name: found {json.dumps(name)}; allowed: text")
     return content
-
-
-def read_recorded_cells(folder: SweepFolder) -> list[Cell]:
-    """Read the cells of a sweep that has run, without its records; raises BadInput.
-
-    Other keys of the file are not decoded, which is faster and needs none of them to be valid.
-    """
-    content = read_spec_content(folder.spec_path)
-    try:
-        cells: list[Cell] = decode_value(list[Cell], content.get("cells"))
-    except ValueError as error:
-        # The message begins with the index, as in `[0].axes`.
-        raise SWEEP_FORMAT.invalid(folder.spec_path, f"cells{error}") from None
-    return cells
 
 
 def recorded_name(results: Results, name: str) -> str:

@@ -31,7 +31,7 @@ from harness.launch.race import SweepRace
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.seal import clean_text
-from harness.records.store import read_recorded_cells, read_spec
+from harness.records.store import read_spec
 from harness.render.chart import png_bytes
 from harness.render.confusions import draw_confusions
 from harness.render.format import cell_names
@@ -668,7 +668,7 @@ def _cell_names(folder: SweepFolder, outlines: Sequence[TrialOutline]) -> dict[s
     Of a folder that holds no sweep.json, `outlines` have the cells.
     """
     if folder.spec_path.exists():
-        return cell_names(read_recorded_cells(folder), with_workload=True)
+        return cell_names(read_spec(folder).cells, with_workload=True)
     cells = {outline.cell_id: outline.cell for outline in outlines}
     return cell_names(cells.values(), with_workload=True)
 

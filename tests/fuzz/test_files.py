@@ -145,7 +145,7 @@ def read_whole_parity(path: Path) -> Any:
 
 
 def write_one_preflight(results: Results) -> Path:
-    path = results.preflight_path("demo")
+    path = results.sweep_folder("demo").preflight_path
     write_preflight(path, make_preflight(problem="labels are not within 0 to 9"))
     return path
 

@@ -144,8 +144,8 @@ def test_what_is_kept_of_a_sweep_elsewhere_is_renamed_too(results: Results) -> N
     record_sweep(results, "nightly")
     write_search(results.sweep_folder("nightly"), RateSearch(sweep="nightly", at=1.0, cells=[]))
     preflight = Preflight(sweep="nightly", at=1.0, workloads=[])
-    write_preflight(results.preflight_path("nightly"), preflight)
-    write_preflight(results.preflight_path("taken"), preflight)
+    write_preflight(results.sweep_folder("nightly").preflight_path, preflight)
+    write_preflight(results.sweep_folder("taken").preflight_path, preflight)
     assert "taken.json exists; allowed: a name that no sweep has" in refused(
         "rename", "nightly", "taken"
     )
@@ -153,7 +153,9 @@ def test_what_is_kept_of_a_sweep_elsewhere_is_renamed_too(results: Results) -> N
     search = read_search(results.sweep_folder("weekly"))
     assert search is not None
     assert search.sweep == "weekly"
-    assert read_preflight(results.preflight_path("weekly")) == replace(preflight, sweep="weekly")
+    assert read_preflight(results.sweep_folder("weekly").preflight_path) == replace(
+        preflight, sweep="weekly"
+    )
     # A new seal would hide that a file was changed, so nothing is renamed.
     path = results.sweep_folder("weekly").rates_path
     path.write_text(path.read_text(encoding="utf-8").replace("1.0", "2.0"), encoding="utf-8")
@@ -198,6 +200,16 @@ def test_merged_sweeps_ask_for_all_cells_and_seeds(results: Results, tmp_path: P
     assert list(results.sweep_folder("both").path.glob(".*")) == []
 
 
+def test_merged_cells_with_two_labels_have_the_seeds_of_both(results: Results) -> None:
+    record_sweep(results, "node1", seeds=[0])
+    base = {"base": {"uses": "mlp", "data": {"source": "digits"}}}
+    record_sweep(results, "node2", workloads=base, seeds=[1, 2])
+    run("merge", "node1", "node2", "--into", "both")
+    merged = read_recorded_sweep(results, "both").sweep
+    (cell,) = merged.cells
+    assert list(merged.seeds_of(cell)) == [0, 1, 2]
+
+
 def test_a_sweep_that_is_named_by_two_paths_is_merged_with_itself(results: Results) -> None:
     record_sweep(results, "node1", seeds=[0])
     path = results.sweep_folder("node1").path.resolve()
@@ -222,6 +234,10 @@ def test_sweeps_of_long_names_are_merged_and_named_by_their_folders(results: Res
     elsewhere = results.runs / f"{folder[:-8]}01234567"
     shutil.copytree(results.sweep_folder(long).path, elsewhere)
     assert "allowed: that of the folder it is in" in refused("merge", elsewhere.name, "--into", "x")
+    shutil.rmtree(elsewhere)
+    path = results.sweep_folder(long).preflight_path
+    write_preflight(path, Preflight(sweep=long, at=1.0, workloads=[]))
+    assert f"would remove {path} " in run("prune", folder, "--whole", "--dry-run").out
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb"])
@@ -550,11 +566,24 @@ def test_a_folder_that_has_only_a_lock_takes_no_name(results: Results, tmp_path:
         assert len(read_recorded_sweep(results, name).records) == 1
 
 
+def on_a_full_disk(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Return how `harness results` ends where files can't grow: as on a disk that is full."""
+    limited = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash"]
+    program = [sys.executable, "-m", "harness.cli", "results", *arguments]
+    return subprocess.run(
+        [*limited, *program],
+        # Python 3.11 would keep the half of a compiled module that it could write.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
         (["restore", "nightly.tar.gz", "--results", "elsewhere"], "elsewhere/.restore-"),
-        (["restore", "nightly.tar.gz", "--dry-run"], "tmp/harness-archive-"),
         (["merge", "nightly", "--into", "both"], "results/runs/both/.merge-"),
     ],
 )
@@ -563,21 +592,18 @@ def test_a_full_disk_is_named_and_not_taken_for_a_bad_file(
 ) -> None:
     record_sweep(results, "nightly")
     run("archive", "nightly")
-    Path("tmp").mkdir()
-    # The limit on the size of a file stands for a disk that is full.
-    limited = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash"]
-    program = [sys.executable, "-m", "harness.cli", "results", *arguments]
-    ended = subprocess.run(
-        [*limited, *program],
-        # Python 3.11 would keep the half of a compiled module that it could write.
-        env={**os.environ, "TMPDIR": "tmp", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = on_a_full_disk(*arguments)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert place in ended.stderr
     assert ": File too large; free: " in ended.stderr
+
+
+def test_an_archive_is_verified_on_a_full_disk(results: Results) -> None:
+    record_sweep(results, "nightly")
+    run("archive", "nightly")
+    ended = on_a_full_disk("restore", "nightly.tar.gz", "--dry-run")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("would restore ")
 
 
 def test_a_file_that_can_not_be_copied_is_named(results: Results) -> None:

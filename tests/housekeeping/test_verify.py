@@ -131,7 +131,7 @@ def write_files_beside(folder: SweepFolder) -> None:
     path.write_text(pins, encoding="utf-8")
     write_parity(folder, make_parity())
     write_search(folder, RateSearch(sweep="demo", at=1.0, cells=[]))
-    write_preflight(results.preflight_path("demo"), Preflight(sweep="demo", at=1.0, workloads=[]))
+    write_preflight(folder.preflight_path, Preflight(sweep="demo", at=1.0, workloads=[]))
     machine.write(results.peaks, make_machine())
 
 

@@ -31,7 +31,7 @@ def test_the_mistakes_of_the_manuals_example_are_found(tmp_path: Path, results: 
     assert (ended.code, ended.err) == (1, "")
     printed = re.sub(r"[\d.]+ s$", "… s", ended.out, flags=re.MULTILINE)
     assert printed in re.sub(r"[\d.]+ s$", "… s", page, flags=re.MULTILINE)
-    kept = read_preflight(results.preflight_path("bug"))
+    kept = read_preflight(results.sweep_folder("bug").preflight_path)
     assert kept is not None
     checks = [finding.check for finding in kept.workloads[0].problems]
     assert checks == ["split", "layers", "device", "logits", "one batch"]
@@ -55,7 +55,7 @@ def make_preflight(*, problem: str = "") -> Preflight:
 def test_the_report_shows_what_was_found(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     write_run(results, sweep, make_records(sweep))
-    write_preflight(results.preflight_path("demo"), make_preflight(problem=HOSTILE))
+    write_preflight(results.sweep_folder("demo").preflight_path, make_preflight(problem=HOSTILE))
     ended = harness("results", "report", "demo", "--results", str(results.path))
     assert ended.code == 0
     text = Path(ended.out.strip()).read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def test_the_report_shows_what_was_found(results: Results, tmp_path: Path) -> No
 def test_a_damaged_file_is_named(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     write_run(results, sweep, make_records(sweep))
-    path = results.preflight_path("demo")
+    path = results.sweep_folder("demo").preflight_path
     write_preflight(path, make_preflight())
     changed = json.loads(path.read_text(encoding="utf-8")) | {"sweep": "another"}
     path.write_text(json.dumps(changed), encoding="utf-8")

@@ -150,7 +150,7 @@ def make_report(
         against=comparison,
         parity=None if parity is None else with_seeds(parity, result.cells),
         explanation=read_explanation(results.sweep_folder(sweep.name)),
-        preflight=read_preflight(results.preflight_path(sweep.name)),
+        preflight=read_preflight(results.sweep_folder(sweep.name).preflight_path),
         rates=read_search(results.sweep_folder(sweep.name)),
         exports=_exports(results.sweep_folder(sweep.name), records),
     )
