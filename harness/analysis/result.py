@@ -21,7 +21,6 @@ from harness.hardware.roofline import device_of
 from harness.launch.race import SweepRace
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
-from harness.records.company import ALONE
 from harness.records.cost import TrialCost, seconds_until, trial_cost
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
@@ -32,6 +31,7 @@ from harness.statistics.interval import Interval, geometric_mean_interval, mean_
 from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
+ALONE = "alone"  # the company of a trial that had the machine for itself
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.

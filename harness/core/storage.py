@@ -61,7 +61,7 @@ def free_space(path: Path) -> str:
     try:
         disk = os.statvfs(folder)
     except OSError:
-        return "what is free can't be read"
+        return "free space unknown"
     if disk.f_files and not disk.f_favail:
         return f"free: 0 of {disk.f_files} files"
     mebibytes = disk.f_frsize / 2**20

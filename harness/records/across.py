@@ -104,19 +104,14 @@ def _compiled(results: Sequence[RankResult]) -> Compiled | None:
     ranks = [result.compiled for result in results if result.compiled is not None]
     if not ranks:
         return None
-    graphs = max(rank.graphs for rank in ranks)
     most_broken = max(ranks, key=lambda rank: sum(rank.graph_breaks.values()))
-    recompiles = max(rank.recompiles for rank in ranks)
-    seconds = max(rank.seconds for rank in ranks)
-    cache_hits = max(rank.cache_hits for rank in ranks)
-    cache_misses = max(rank.cache_misses for rank in ranks)
     return Compiled(
-        graphs=graphs,
+        graphs=max(rank.graphs for rank in ranks),
         graph_breaks=most_broken.graph_breaks,
-        recompiles=recompiles,
-        seconds=seconds,
-        cache_hits=cache_hits,
-        cache_misses=cache_misses,
+        recompiles=max(rank.recompiles for rank in ranks),
+        seconds=max(rank.seconds for rank in ranks),
+        cache_hits=max(rank.cache_hits for rank in ranks),
+        cache_misses=max(rank.cache_misses for rank in ranks),
     )
 
 

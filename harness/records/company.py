@@ -10,7 +10,6 @@ from harness.records.bounds import Number, Ordinal, Share
 # Blocks that are shuffled together, for each lane. Of a single one each, two cells in two lanes would
 # run next to each other twice as often as next to themselves; with two, 4 times for every 3.
 BLOCKS_PER_LANE = 2
-ALONE = "alone"  # the company of a trial that had the machine for itself
 # Share of a trial's time for which all lanes must have had a trial, or else it had less company than
 # others. The last trials of a sweep are the usual case.
 MIN_FULL = 0.9
@@ -39,7 +38,7 @@ class Company:
     full: Share  # share of this trial's time for which every lane had a trial
 
     @property
-    def fell_away(self) -> bool:
+    def had_idle_lanes(self) -> bool:
         """Whether other lanes were empty for too long, so that this trial had less company."""
         return self.full < MIN_FULL
 
@@ -47,4 +46,4 @@ class Company:
     def description(self) -> str:
         """Text that is equal for trials whose throughputs may be compared: `8 side by side`."""
         lanes = f"{self.lane.count} side by side"
-        return f"{lanes}, with empty lanes" if self.fell_away else lanes
+        return f"{lanes}, with empty lanes" if self.had_idle_lanes else lanes

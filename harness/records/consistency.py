@@ -247,10 +247,12 @@ def _across_problem(record: Record) -> str | None:
     """
     computed = across_ranks(record.ranks)
     for entry in fields(AcrossRanks):
+        if entry.name == "telemetry":
+            continue
         figures = [getattr(across, entry.name) for across in (record.ranks.across, computed)]
         # As JSON, in which tuples and lists are the same.
         recorded, expected = (msgspec.json.encode(figure, order="sorted") for figure in figures)
-        if entry.name != "telemetry" and recorded != expected:
+        if recorded != expected:
             return f"ranks.{entry.name}: found another value than that of its ranks"
     return None
 

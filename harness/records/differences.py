@@ -145,7 +145,7 @@ def environment_fields(environment: Environment) -> dict[str, Value]:
     del content["interpreter"]  # a path; its version and its packages say what it is
     content["hardware"]["gpus"] = [gpu.name for gpu in environment.hardware.gpus]
     named = {SECTIONS.get(name, name): section for name, section in content.items()}
-    return _without_unknown(flatten(named))
+    return flatten(named)
 
 
 def cell_fields(cell: Cell) -> dict[str, Value]:
@@ -169,8 +169,7 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "stack": stack,
         "env": cell.variables_set,
     }
-    fields = _without_unknown(flatten(content))
-    return {**fields, **cell.workload.file_digests, **code_fields(cell)}
+    return {**flatten(content), **cell.workload.file_digests, **code_fields(cell)}
 
 
 def code_fields(cell: Cell) -> dict[str, Value]:
@@ -179,7 +178,7 @@ def code_fields(cell: Cell) -> dict[str, Value]:
         return {}
     code = asdict(cell.workload.code)
     del code["texts"], code["variables"]  # which are no part of it
-    return _without_unknown(flatten({"code": code}))
+    return flatten({"code": code})
 
 
 def trial_fields(trial: Trial) -> dict[str, Value]:
@@ -193,7 +192,7 @@ def record_fields(record: Record) -> dict[str, Value]:
     if record.settings is not None:
         settings = asdict(record.settings)
         run = {name: settings[name] for name in RUN_SETTINGS}
-        fields |= _without_unknown(flatten({"run": run}))
+        fields |= flatten({"run": run})
     if record.environment is not None:
         fields |= environment_fields(record.environment)
     if record.company is not None:
@@ -202,19 +201,18 @@ def record_fields(record: Record) -> dict[str, Value]:
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Return nested mappings as one, the names joined by dots; a list is one text."""
+    """Return nested mappings as one, the names joined by dots; a list is one text.
+
+    What has no value is left out: None, and a list without entries.
+    """
     flat: dict[str, Value] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{key}.")
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            flat[key] = ", ".join(map(str, value)) or None
-        else:
+            if value:
+                flat[key] = ", ".join(map(str, value))
+        elif value is not None:
             flat[key] = value
     return flat
-
-
-def _without_unknown(fields: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the fields that have a value."""
-    return {name: value for name, value in fields.items() if value is not None}

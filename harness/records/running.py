@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from harness.core.errors import BadFile, BadInput
+from harness.core.errors import BadFile
 from harness.core.validation import decode_value
 from harness.records.bounds import Amount, Number
 from harness.records.decode import FileFormat, decode_file, read_json
@@ -152,21 +152,21 @@ def read_heartbeats(folder: Path) -> list[Heartbeat]:
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last heartbeat of a rank, None if it can't be read."""
-    with suppress(BadInput, OSError):
+    with suppress(BadFile):
         return decode_file(Heartbeat, path, HEARTBEAT_FORMAT)
     return None
 
 
 def read_flight_record(path: Path) -> FlightRecord | None:
     """Return what a rank has left, None if it has left nothing (yet) that can be read."""
-    with suppress(BadInput, OSError):
+    with suppress(BadFile):
         return decode_file(FlightRecord, path, FLIGHT_FORMAT)
     return None
 
 
 def read_suspicion(path: Path) -> Suspicion | None:
     """Return the question to all ranks, None where there is none."""
-    with suppress(BadInput, OSError):
+    with suppress(BadFile):
         return decode_file(Suspicion, path, SUSPICION_FORMAT)
     return None
 

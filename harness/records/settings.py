@@ -3,19 +3,21 @@
 It ends up in MLflow, where more people read it than may read the profile. Hence no values of
 variables that are not known to be public. But a profile can change what trials compute, and is no
 part of their cells. So a withheld value leaves a tag, by which the next command notices that it was
-changed. Who has no key to the tags can neither make one nor try out values.
+changed. Without the key, tags cannot be forged or brute-forced.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import re
 from dataclasses import asdict
 from typing import Any
 
 from harness.core.redaction import is_secret_name, redact_text, redact_variable, secret_values
 from harness.core.variables import PUBLIC_VARIABLES
+from harness.records import seal
 from harness.records.record import Record, RunSettings
 from harness.spec.cluster import Profile
 from harness.spec.saving import SaveRules, save_plan
@@ -36,6 +38,8 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
     environment = settings.get("environment", {})
     for name, value in environment.items():
         environment[name] = _recorded_value(name, value, key)
+    content = json.loads(seal.json_text(settings))
+    secrets = secret_values()
     return RunSettings(
         sweep_file=str(sweep.source),
         base_folder=str(sweep.base_folder),
@@ -48,7 +52,7 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
         timeout=sweep.timeout,
         launcher=profile.launcher,
         device=profile.device,
-        profile=_redacted(settings, secret_values()),
+        profile=seal.cleaned(content, lambda text: redact_text(text, secrets)),
     )
 
 
@@ -130,17 +134,3 @@ def changed_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict
         else:
             changed[name] = value
     return changed
-
-
-def _redacted(value: Any, secrets: list[str]) -> Any:
-    """Return a value as JSON can hold it, with no credentials in any of its texts.
-
-    Tuples become lists, and paths become texts.
-    """
-    if isinstance(value, dict):
-        return {name: _redacted(item, secrets) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redacted(item, secrets) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return redact_text(str(value), secrets)

@@ -273,7 +273,7 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
     stop = stop_note(record)
     if stop is not None:
         remarks.append(stop)
-    if record.company is not None and record.company.fell_away:
+    if record.company is not None and record.company.had_idle_lanes:
         remarks.append(
             f"less company than others: all {record.company.lane.count} lanes were full for"
             f" {record.company.full:.0%} of its time"

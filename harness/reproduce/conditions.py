@@ -68,8 +68,7 @@ def fields_here(
     """Return the same of a trial that is going to run here."""
     fields = trial_fields(trial) | environment_fields(environment)
     if run is not None:
-        flat = flatten({"run": run})
-        fields |= {name: value for name, value in flat.items() if value is not None}
+        fields |= flatten({"run": run})
     return _without(fields, PATHS)
 
 

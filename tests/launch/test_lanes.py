@@ -136,7 +136,7 @@ class TestCompany:
         company = self.company(0, 100)
         assert company.beside == {"b": pytest.approx(0.6), "c": pytest.approx(0.8)}
         assert company.full == pytest.approx(0.4)
-        assert company.fell_away
+        assert company.had_idle_lanes
         assert company.description == "3 side by side, with empty lanes"
 
     def test_of_a_trial_that_was_never_short_of_it(self) -> None:
