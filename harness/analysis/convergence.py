@@ -4,7 +4,8 @@ MLPerf's check of convergence is one-sided: it refuses what converges faster tha
 the question is two-sided, because a change that needs fewer steps has changed what is computed too.
 
 A seed that never reached the goal has no number of steps, only a lower bound: it is censored. To leave
-it out would compare the lucky seeds only, so that no verdict is given where either cell has one.
+it out would compare the lucky seeds only, so that no verdict is given where either cell has one. Nor
+is one where a script had reached the goal before its first step: 0 steps have no ratio to others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import fmean
 from harness.analysis.questions import MetricDifference, are_identical, with_smallest_step
 from harness.analysis.result import CellResult, MetricPoint, TrialResult
 from harness.records.record import TargetMetric
-from harness.statistics.estimate import Estimate, paired
+from harness.statistics.estimate import Estimate, certain_zero, paired
 from harness.statistics.verdict import Metric, Question
 
 STEPS_MARGIN = 0.1  # the smallest change of steps that matters, a fraction
@@ -93,16 +94,14 @@ def _estimate(
     all reached the goal at the same evaluation, nothing is known of it.
     """
     if are_identical(a, b):
-        return Estimate(
-            value=0.0, standard_error=0.0, degrees_of_freedom=1, count=len(common), paired=True
-        )
+        return certain_zero(len(common))
     estimate = paired([logs_b[seed] - logs_a[seed] for seed in common])
     return with_smallest_step(estimate, [*logs_a.values(), *logs_b.values()])
 
 
 def _logs(steps: Mapping[int, float | None]) -> dict[int, float]:
     """Return the logarithms of steps by seed, without the seeds that have none."""
-    return {seed: math.log(count) for seed, count in steps.items() if count}
+    return {seed: math.log(count) for seed, count in steps.items() if count is not None}
 
 
 def obstacles(a: CellResult, b: CellResult, goal: float) -> list[str]:
@@ -118,15 +117,26 @@ def obstacles(a: CellResult, b: CellResult, goal: float) -> list[str]:
         return [f"steps to {name}: no seed that both sides have evaluated"]
     remarks = []
     for letter, cell, steps in (("A", a, steps_a), ("B", b, steps_b)):
+        at_start = [seed for seed, count in steps.items() if count == 0]
+        if at_start:
+            remarks.append(
+                f"steps to {name}: {_describe_seeds(at_start)} of {letter} had reached it before the"
+                " first step"
+            )
         censored = [seed for seed, count in steps.items() if count is None]
         if not censored:
             continue
         trials = [trial for trial in cell.trials if trial.seed in censored and trial.improvements]
         best = [trial.improvements[-1].value for trial in trials]
         nearest = max(best) if a.target.higher_is_better else min(best)
-        noun = "seed" if len(censored) == 1 else "seeds"
         remarks.append(
-            f"steps to {name}: {noun} {', '.join(map(str, censored))} of {letter} never reached it"
+            f"steps to {name}: {_describe_seeds(censored)} of {letter} never reached it"
             f" (the best had {nearest:g})"
         )
     return remarks
+
+
+def _describe_seeds(seeds: Sequence[int]) -> str:
+    """Return seeds in words."""
+    noun = "seed" if len(seeds) == 1 else "seeds"
+    return f"{noun} {', '.join(map(str, seeds))}"

@@ -71,7 +71,8 @@ def _mean(costs: Mapping[tuple[int, int], float | None]) -> Interval | None:
 def cost_to_goal(cell: CellResult, goal: float) -> Interval | None:
     """Return what it costs until the goal, over seeds; None where the cost of a seed is unknown.
 
-    That is where a trial never reached the goal, was interrupted, or ran at no stated price.
+    That is where a trial never reached the goal or had reached it before training, was interrupted, or
+    ran at no stated price.
     """
     costs: dict[tuple[int, int], float | None] = {}
     for trial in cell.trials:

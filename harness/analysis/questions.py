@@ -16,7 +16,7 @@ from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.records.company import BLOCKS_PER_LANE
-from harness.statistics.estimate import Drift, Estimate, paired, unpaired
+from harness.statistics.estimate import Drift, Estimate, certain_zero, paired, unpaired
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -117,7 +117,7 @@ def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]
 
     That takes two pairs or more on the same hardware.
     """
-    if hardware_keys(a) != hardware_keys(b):
+    if set(hardware_keys(a)) != set(hardware_keys(b)):
         return []
     pairs, throughputs = [], []
     for trial_a, trial_b in paired_trials(a, b):
@@ -208,13 +208,7 @@ def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDiff
 def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Estimate:
     """Return the estimated difference of the target metric, by pairs of the seeds in common if any."""
     if are_identical(a, b):
-        return Estimate(
-            value=0.0,
-            standard_error=0.0,
-            degrees_of_freedom=1,
-            count=len(a.trials),
-            paired=True,
-        )
+        return certain_zero(len(a.trials))
     seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
     if common:
         estimate = paired([seeds_b[seed] - seeds_a[seed] for seed in common])

@@ -53,13 +53,16 @@ def epoch_seconds(record: Record) -> float | None:
 
 
 def seconds_until(record: Record, evaluation: Evaluation) -> float | None:
-    """Return the seconds from the start of training to the end of an evaluation.
+    """Return the seconds from the start of training to the end of an evaluation, more than 0.
 
-    None of a trial that was interrupted, as what its pause cost is not known, and of one that failed.
+    None of a trial that was interrupted, as what its pause cost is not known, of one that failed, and
+    of an evaluation before training, which a script may have.
     """
     if record.summary is None or record.rank0 is None or record.ranks.across.interruptions:
         return None
-    return evaluation.started_at + (evaluation.seconds or 0.0) - record.rank0.training_began_at
+    ended_at = evaluation.started_at + (evaluation.seconds or 0.0)
+    seconds = ended_at - record.rank0.training_began_at
+    return seconds if seconds > 0 else None
 
 
 def seconds_to_goal(record: Record) -> float | None:

@@ -174,6 +174,11 @@ def paired(differences: Sequence[float]) -> Estimate:
     )
 
 
+def certain_zero(count: int) -> Estimate:
+    """Return the estimate from pairs that certainly do not differ."""
+    return Estimate(value=0.0, standard_error=0.0, degrees_of_freedom=1, count=count, paired=True)
+
+
 def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = ()) -> Estimate:
     """Return the estimate from values of both sides, independent and of unequal variance.
 

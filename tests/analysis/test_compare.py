@@ -246,6 +246,16 @@ def test_trials_of_other_hardware_are_no_pairs() -> None:
     assert not comparison.rows[0].verdict.question.estimate.paired
 
 
+def test_trials_of_the_same_hardware_are_pairs_in_whatever_order_it_was_seen() -> None:
+    """Side A lacks the first trial on one kind of node, so that it has seen the other kind first."""
+    kinds = {"hardware": ["Test-CPU-2-cores", "Other-CPU"]}
+    a = make_result(STEADY, conditions={"hardware": kinds["hardware"][::-1]})
+    b = make_result(faster(0.98), conditions=kinds)
+    comparison = compare_cells(a, b, "hardware")
+    assert comparison.rows[0].verdict.estimate.paired
+    assert not [note for note in comparison.notes if "interleaved" in note]
+
+
 def test_other_hardware_is_refused_unless_it_is_the_question() -> None:
     cell_here, cell_elsewhere = (
         make_result(STEADY),

@@ -75,6 +75,19 @@ def test_a_goal_costs_the_time_until_the_evaluation_that_shows_it_has_ended(tmp_
     assert cost_to_goal(cell, 2.0) is None, "no seed ever reached it"
 
 
+def test_a_goal_that_was_reached_before_training_has_no_cost(tmp_path: Path) -> None:
+    """A script may evaluate before its first step, from which on its training counts."""
+    record = priced(tmp_path)
+    assert record.rank0 is not None
+    report = replace(record.rank0, training_began_at=BEGUN + 1.5)
+    cell = cell_result(replace(record, rank0=report))
+    first, second = cell.trials[0].improvements[:2]
+    assert first.seconds is None
+    assert second.seconds == pytest.approx(0.5)
+    assert cost_to_goal(cell, first.value) is None
+    assert cost_to_goal(cell, second.value) is not None
+
+
 def test_what_an_interruption_cost_is_not_guessed(tmp_path: Path) -> None:
     record = priced(tmp_path)
     pause = Interruption(step=3, at=BEGUN + 1, signal="SIGUSR2", lost_seconds=9.0)
