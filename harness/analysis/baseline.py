@@ -50,8 +50,8 @@ def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
     paths = [_path(results, cell) for cell in cells]
     saved = []
     for path, cell in zip(paths, cells, strict=True):
-        content = dump(cell)
-        previous = path.read_text(encoding="utf-8") if path.exists() else None
+        content = dump(cell).encode()
+        previous = path.read_bytes() if path.exists() else None
         is_changed = content != previous
         if is_changed:
             write_atomically(path, content)
@@ -142,7 +142,8 @@ def read(path: Path) -> CellResult:
 
 def files(results: Results, hardware: str | None = None) -> list[Path]:
     """Return the paths of all baselines, or of those of one kind of hardware."""
-    return sorted(results.baselines.glob(f"{hardware or '*'}/*.json"))
+    paths = sorted(results.baselines.glob("*/*.json"))
+    return [path for path in paths if hardware in (None, path.parent.name)]
 
 
 def prune(results: Results, keep: set[str], *, dry_run: bool = False) -> list[Path]:

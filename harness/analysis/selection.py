@@ -384,7 +384,7 @@ def _in_files(paths: Sequence[Path]) -> Named:
             records.append(read_record(path))
     if records and baselines:
         raise BadInput(f"{paths[0].parent}: found records and baselines; allowed: one of them")
-    return Named(records=records, baselines=baselines, folder=paths[0].absolute().parents[1])
+    return Named(records=records, baselines=baselines, folder=paths[0].absolute().parent.parent)
 
 
 def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:

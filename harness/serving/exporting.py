@@ -76,14 +76,15 @@ class TrialCheckpoint:
 def find_checkpoint(record: Record, folder: Path) -> TrialCheckpoint:
     """Return the checkpoint that a trial has kept; `folder` is the trial's.
 
-    Every file of it is read. Raises BadInput for a trial that has kept none, and BadFile for one
-    that is damaged.
+    Every file of it is read. Raises BadInput for a trial that has kept none and for one of a
+    script, and BadFile for a checkpoint that is damaged.
     """
+    record.trial.cell.workload.require_class()
     relative_path = None if record.rank0 is None else record.rank0.checkpoint
     if relative_path is None:
         raise BadInput(
             f"{record.trial.id}: found no parameters, as its sweep has checkpoint: none; needed:"
-            f" harness run SWEEP --set checkpoint=best --force, which trains it again"
+            " harness run SWEEP --set checkpoint=best --force, which trains it again"
         )
     path = folder / relative_path
     return TrialCheckpoint(

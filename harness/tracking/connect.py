@@ -181,7 +181,7 @@ def errors_in_one_line(
         message = f"MLflow at {shown_uri(uri)} {trouble}: {reason}"
         if not uri.startswith(SQLITE_PREFIX):
             raise error_type(message) from error
-        database = Path(uri.removeprefix(SQLITE_PREFIX))
+        database = Path(uri.removeprefix(SQLITE_PREFIX).partition("?")[0])
         texts = "\n".join(str(cause) for cause in causes)
         is_of_disk = any(storage_error(cause, database) for cause in causes)
         if is_of_disk or SQLITE_DISK_ERROR.search(texts):
@@ -208,7 +208,7 @@ def check_exists(uri: str) -> None:
 
     MLflow would create it, so that a mistyped path would look like a store without runs.
     """
-    file = uri.partition(SQLITE_PREFIX)[2]
+    file = uri.partition(SQLITE_PREFIX)[2].partition("?")[0]
     if file and not Path(file).exists():
         raise BadInput(
             f"{file}: no such database; allowed: a database that holds runs, or a server"

@@ -413,7 +413,7 @@ class Tracker:
         path = Path(f"{self.results.database}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        with os.fdopen(handle, "r+", encoding="utf-8") as file:
+        with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
             if not lock_file(file, LOCK_TIMEOUT):
                 raise TrackerDown(
                     f"MLflow: waited {LOCK_TIMEOUT:g} s for {path}, which another command of this"

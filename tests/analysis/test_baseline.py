@@ -54,6 +54,15 @@ def test_saving_the_same_again_changes_nothing(results: Results) -> None:
     ]
 
 
+def test_saving_again_replaces_a_file_that_is_no_text(results: Results) -> None:
+    path = saved(results)
+    whole = path.read_bytes()
+    path.write_bytes(b"\xff" + whole)
+    with pytest.raises(BadInput, match="harness gate baseline save writes it again"):
+        baseline.read(path)
+    assert saved(results).read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("result", "why"),
     [

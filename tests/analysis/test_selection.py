@@ -150,6 +150,15 @@ def test_baselines_by_keyword_hardware_and_path(results: Results) -> None:
     ]
 
 
+@pytest.mark.parametrize("hardware", ["/", "*", "a**", ""])
+def test_hardware_is_a_name_and_no_pattern(results: Results, hardware: str) -> None:
+    write_run(results, "one")
+    (side,) = select(results, ["one"])
+    baseline.save(results, side.cells)
+    with pytest.raises(BadInput, match=r"found no baseline of .*; allowed: Test-CPU-2-cores; harn"):
+        select(results, [f"baseline:{hardware}", "one"])
+
+
 def test_baselines_of_another_sweep_do_not_count(results: Results) -> None:
     write_run(results, "one")
     write_run(results, "two", keys={"length": {"steps": 40}})

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.core.errors import NotApplied
+from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import Results, TrialFolder
 from harness.records.assignment import Assignment
 from harness.render.serving import serving_lines
@@ -245,6 +246,14 @@ def test_a_trial_without_parameters_says_what_to_set(
     assert (
         "found no parameters, as its sweep has checkpoint: none; needed: harness run" in ended.err
     )
+
+
+def test_a_script_has_no_remedy_as_its_checkpoints_are_its_own(tmp_path: Path) -> None:
+    record = make_record()
+    workload = replace(record.trial.cell.workload, uses="train.py", arguments=())
+    trial = replace(record.trial, cell=replace(record.trial.cell, workload=workload))
+    with pytest.raises(BadInput, match=r"found train\.py, a script .*; allowed for this command"):
+        exporting.find_checkpoint(replace(record, trial=trial), tmp_path)
 
 
 @pytest.mark.usefixtures("quick")

@@ -14,6 +14,7 @@ from harness.core.redaction import REDACTED
 from harness.tracking.connect import (
     StoreLocked,
     TrackerDown,
+    check_exists,
     check_uri,
     connect,
     errors_in_one_line,
@@ -46,6 +47,14 @@ from harness.tracking.connect import (
 )
 def test_uri_is_shown_without_credentials_and_query(uri: str, expected: str) -> None:
     assert shown_uri(uri) == expected
+
+
+def test_a_query_is_no_part_of_a_database_s_path(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    with pytest.raises(BadInput, match=rf"^{path}: no such database; allowed: "):
+        check_exists(f"sqlite:///{path}?timeout=60")
+    path.touch()
+    check_exists(f"sqlite:///{path}?timeout=60")
 
 
 def test_refused_uri_is_named_without_its_password() -> None:

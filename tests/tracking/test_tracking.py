@@ -538,6 +538,14 @@ def test_repeats_have_runs_of_their_own(results: Results, folder: SweepFolder) -
     assert {f"mlp eager fp32 single w0 b64 t1 seed 0 repeat {repeat}" for repeat in (0, 1)} <= names
 
 
+def test_a_delivery_replaces_a_lock_file_that_is_no_text(
+    results: Results, folder: SweepFolder
+) -> None:
+    write_sweep(folder, [make_record()])
+    Path(f"{results.database}.lock").write_bytes(b"\xff\xfe")
+    assert Tracker(results).deliver(folder).delivered == 1
+
+
 def test_a_delivery_waits_for_another_one_and_not_for_ever(
     results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
