@@ -52,6 +52,11 @@ def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
     return [axis for axis in AXES if axis in varying]
 
 
+def differing_axes(a: Cell, b: Cell) -> list[str]:
+    """Return the names of the axes in which two cells differ, by what is known of a script too."""
+    return [name for name in axis_names([a, b]) if a.level(name) != b.level(name)]
+
+
 def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records by the id of their cell, in their order."""
     by_cell: dict[str, list[Record]] = {}

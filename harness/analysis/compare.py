@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis.cells import varying_axes
+from harness.analysis.cells import differing_axes, varying_axes
 from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
 from harness.analysis.cost import CostRow, cost_rows
 from harness.analysis.questions import (
@@ -44,7 +44,7 @@ from harness.spec.axes import AXES
 from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
 from harness.statistics.estimate import Drift
-from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, Question, judge
+from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, judge
 
 # Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
 READ_AXES = attrgetter(*AXES)
@@ -296,7 +296,7 @@ def _comparable_axes(side: Side) -> list[str]:
     sets_of_axes: set[frozenset[str]] = set()
     for results in _alike_but_for(side, axes).values():
         for result, other in itertools.combinations(results, 2):
-            sets_of_axes.add(_differing_axes(result.cell, other.cell, axes))
+            sets_of_axes.add(frozenset(differing_axes(result.cell, other.cell)))
     sets_of_axes.discard(frozenset())
     options = []
     for names in sets_of_axes:
@@ -312,11 +312,6 @@ def _axes_of(sides: Iterable[Side]) -> list[str]:
     for side in sides:
         cells += [result.cell for result in side.cells]
     return axis_names(cells)
-
-
-def _differing_axes(cell: Cell, other: Cell, axes: Sequence[str]) -> frozenset[str]:
-    """Return the names of those axes in which two cells differ."""
-    return frozenset(axis for axis in axes if cell.level(axis) != other.level(axis))
 
 
 def against_first(side: Side, goal: float | None) -> CellComparison | None:
@@ -493,7 +488,7 @@ def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult
     if table_a == table_b:
         return []
     fields_of_axes: set[str] = set()  # which follow from axes in which the cells differ
-    for axis in _differing_axes(a.cell, b.cell, axis_names([a.cell, b.cell])):
+    for axis in differing_axes(a.cell, b.cell):
         fields_of_axes.update(FIELDS_OF_AXES.get(axis, ()))
         variable = variable_of(axis)
         if variable is not None:
@@ -547,8 +542,7 @@ def _judge_matches(
     """
     missing = list(unmatched)
     notes: list[str] = []
-    questions: list[Question] = []
-    askers: list[tuple[int, MetricDifference]] = []  # the match of each question, by its number
+    numbered: list[tuple[int, MetricDifference]] = []  # each with the number of its match
     for number, match in enumerate(matches):
         min_effect, accuracy_margin = rules.limits(match.b.cell)
         speed = throughput_difference(match.a, match.b, min_effect, rules.drift)
@@ -556,13 +550,13 @@ def _judge_matches(
         convergence = _convergence(match, rules, missing)
         for difference in (speed, accuracy, convergence):
             if difference is not None:
-                questions.append(difference.question)
-                askers.append((number, difference))
+                numbered.append((number, difference))
         missing += _missing(match, speed, accuracy)
         notes += _notes(match, speed, rules)
+    questions = [difference.question for _, difference in numbered]
     verdicts = judge(questions, alpha=rules.alpha, correction=rules.correction)
     rows: list[list[MetricRow]] = [[] for _ in matches]
-    for (number, difference), verdict in zip(askers, verdicts, strict=True):
+    for (number, difference), verdict in zip(numbered, verdicts, strict=True):
         match = matches[number]
         rows[number].append(
             MetricRow(

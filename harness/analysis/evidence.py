@@ -103,7 +103,7 @@ def evidence_of_record(record: Record) -> Evidence:
         if result.fingerprints is not None:
             digests |= _fingerprints(result.rank, result.fingerprints)
     rows = _losses(record.ranks) | _metrics(record.rank0.evaluations)
-    if record.summary is not None and record.summary.final_metric is not None:
+    if record.summary.final_metric is not None:
         rows |= _metric_row(record.summary.final_metric)  # which baselines have too
     return Evidence(digests=digests, rows=rows)
 

@@ -80,29 +80,37 @@ def first_difference(a: Numbers, b: Numbers) -> int | None:
 def ulp_distances(a: Numbers, b: Numbers) -> Numbers:
     """Return how many floats corresponding numbers are apart, as uint64.
 
-    Floats of one sign are ordered as their bits are as integers, so their distance is that of the
-    integers once those of negative numbers are mirrored (Dawson 2012, "Comparing Floating Point
-    Numbers"). 0.0 and -0.0 are the same, and so is NaN and NaN; NaN and a number are INCOMPARABLE.
+    NaN and NaN are the same; NaN and a number are INCOMPARABLE.
 
     Raises ValueError for rows of other lengths or types.
     """
     if a.dtype != b.dtype or a.shape != b.shape:
         raise ValueError(f"found {a.dtype} {a.shape} and {b.dtype} {b.shape}; allowed: the same")
-    ordered_a, ordered_b = _ordered_bits(a), _ordered_bits(b)
-    larger = np.maximum(ordered_a, ordered_b)
-    smaller = np.minimum(ordered_a, ordered_b)
-    distances: Numbers = (larger - smaller).astype(np.uint64)
+    unsigned = UNSIGNED[a.dtype.itemsize]
+    bits_a, bits_b = np.ascontiguousarray(a).view(unsigned), np.ascontiguousarray(b).view(unsigned)
+    distances = floats_apart(bits_a, bits_b)
     nan_a, nan_b = np.isnan(a), np.isnan(b)
     distances[nan_a & nan_b] = 0
     distances[nan_a != nan_b] = INCOMPARABLE
     return distances
 
 
-def _ordered_bits(values: Numbers) -> Numbers:
-    """Return unsigned integers that are ordered as the floats are."""
-    unsigned = UNSIGNED[values.dtype.itemsize]
-    bits = np.ascontiguousarray(values).view(unsigned).astype(np.uint64)
-    sign = np.uint64(1 << (8 * values.dtype.itemsize - 1))
+def floats_apart(bits_a: Numbers, bits_b: Numbers) -> Numbers:
+    """Return how many floats are between those with the given bits, which are unsigned, as uint64.
+
+    Floats of one sign are ordered as their bits are as integers, so their distance is that of the
+    integers once those of negative numbers are mirrored (Dawson 2012, "Comparing Floating Point
+    Numbers"). 0.0 and -0.0 are the same.
+    """
+    ordered_a, ordered_b = _ordered_bits(bits_a), _ordered_bits(bits_b)
+    apart: Numbers = np.maximum(ordered_a, ordered_b) - np.minimum(ordered_a, ordered_b)
+    return apart
+
+
+def _ordered_bits(bits: Numbers) -> Numbers:
+    """Return unsigned integers that are ordered as the floats with these bits are."""
+    sign = np.uint64(1 << (8 * bits.dtype.itemsize - 1))
+    bits = bits.astype(np.uint64)
     is_negative = (bits & sign) != 0
     ordered: Numbers = np.where(is_negative, sign - (bits ^ sign), bits + sign)
     return ordered

@@ -1,9 +1,9 @@
-"""Puts numbers into words, for messages of every package, and reads durations and sizes."""
+"""Puts numbers and lists into words, for messages of every package, and reads durations and sizes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.core.errors import BadInput
 
@@ -15,6 +15,13 @@ def counted(count: int, noun: str) -> str:
     """Return a count with its noun: `1 trial`, `2 trials`."""
     plural = "" if count == 1 else "s"
     return f"{count} {noun}{plural}"
+
+
+def listed(texts: Sequence[str], most: int = 4) -> str:
+    """Return the first texts, and how many more there are: `a, b and 3 more`; `none` for none."""
+    line = ", ".join(texts[:most]) or "none"
+    hidden = len(texts) - most
+    return f"{line} and {hidden:,} more" if hidden > 0 else line
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.text import listed
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
 from harness.preflight.advice import READ_SEVERAL_CLASSES, USE_LABELS_IN_RANGE
 from harness.preflight.probe import (
     Probe,
     draw,
-    listed,
     row_digests,
     seeded_batch,
     spread_indices,
@@ -271,7 +271,7 @@ def check_reads(cell: Cell, workload: Workload, opened: Collection[Path]) -> Che
     if not reads:
         return passed("the code was seen to read nothing but what its settings name")
     return noted(
-        f"no cell's id has {listed(reads, limit=10)}",
+        f"no cell's id has {listed(reads, most=10)}",
         "name files by settings of type Path, variables as axes (env.NAME), modules by import"
         " statements, and models with their revision: results of other content get the same id",
     )

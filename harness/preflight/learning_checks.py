@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.core.text import listed
 from harness.core.validation import finite
 from harness.preflight.advice import describe
-from harness.preflight.probe import Probe, listed, without_dropout
+from harness.preflight.probe import Probe, without_dropout
 from harness.preflight.report import CheckFinding, ParameterNorms, passed, problem, skipped
 from harness.training.optimization import prepare_turns
 from harness.training.ranks import seed_everything

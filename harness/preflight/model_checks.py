@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.core.errors import BadInput, NotApplied
+from harness.core.text import listed
 from harness.preflight.advice import USE_DEVICE_OF_INPUTS, advise, describe
-from harness.preflight.probe import Probe, listed
+from harness.preflight.probe import Probe
 from harness.preflight.report import CheckFinding, passed, problem, skipped
 from harness.training.evaluate import check_names
 from harness.training.model import check_training_mode

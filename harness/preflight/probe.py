@@ -254,12 +254,3 @@ def _bytes_of(tensor: Tensor) -> Any:
     if not values.numel():
         return b""
     return values.view(torch.uint8).numpy().data
-
-
-def listed(names: Sequence[str], limit: int = 4) -> str:
-    """Return the start of a list of names, with the number of those that are left out."""
-    shown = ", ".join(names[:limit])
-    hidden = len(names) - limit
-    if hidden > 0:
-        return f"{shown} and {hidden} more"
-    return shown

@@ -133,12 +133,10 @@ class _Reader:
 def read_script(path: Path, files: Sequence[Path]) -> ScriptFacts:
     """Return the facts of the script `path`; `files` are those of its user's that it consists of."""
     reader = _Reader()
-    reader.read(path, is_script=True)
     metrics: list[str] = []
     reports = False
     for file in [path, *(other for other in files if other != path)]:
-        if file != path:
-            reader.read(file)
+        reader.read(file, is_script=file == path)
         metrics += [name for _, name in reported_metrics(file)]
         text = file.read_text(encoding="utf-8", errors="replace")
         if "harness.report" in text or "from harness import report" in text:

@@ -13,12 +13,13 @@ from typing import Self
 
 from rich.markup import escape
 
+from harness.core.text import listed
 from harness.gate.bisect import BisectOutcome, Step
 from harness.gate.bisect_stacks import StackBisectOutcome
 from harness.gate.history import Commit
 from harness.gate.judge import BisectFinding
 from harness.render.console import TerminalConsole, styled
-from harness.render.format import MOST_PACKAGES, listed
+from harness.render.format import MOST_PACKAGES
 from harness.render.table import Look
 
 LOOKS: Mapping[str, Look] = {"bad": "worse", "good": "better", "skip": "open"}  # by a mark

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from harness.core.text import listed
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
 from harness.render.chart import (
     COLORS,
@@ -16,7 +17,7 @@ from harness.render.chart import (
     style_axes,
 )
 from harness.render.console import TerminalConsole, print_json, show_table
-from harness.render.format import MISSING, listed
+from harness.render.format import MISSING
 from harness.render.table import Table
 from harness.reproduce.divergence import Divergence, RankMark, tensors_of
 from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record

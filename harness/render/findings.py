@@ -15,7 +15,7 @@ from statistics import fmean
 from harness.analysis.compare import MetricRow
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
-from harness.core.text import counted
+from harness.core.text import counted, listed
 from harness.launch.race import WorkloadRace
 from harness.records.differences import shown
 from harness.records.record import Record
@@ -115,7 +115,7 @@ def race_sentence(race: WorkloadRace, name: CellName) -> str:
     """Say which cells have won a race, or may still win it."""
     best = {"throughput": "fastest", "time": "first to be done", "target": "best"}
     blocks = counted(race.judged, "block")
-    names = fmt.listed([name(cell) for cell in race.cells_in], MAX_NAMES)
+    names = listed([name(cell) for cell in race.cells_in], MAX_NAMES)
     left = f"{len(race.departures)} of {counted(len(race.cells), 'cell')} have left"
     if not race.cells_in:
         return f"The race of {race.label} ended after {blocks} without a cell: {left}."
@@ -174,7 +174,7 @@ def _certainty_sentence(result: SweepResult, workload: str, name: CellName) -> s
     if result.has_single_trials(workload):
         return "Not certain: one trial per cell shows no variation; add seeds or repeats."
     contenders = result.contenders(workload)
-    names = fmt.listed([name(cell.cell) for cell in contenders], MAX_NAMES)
+    names = listed([name(cell.cell) for cell in contenders], MAX_NAMES)
     return f"Not certain: {names} may be as fast; more seeds or repeats narrow the intervals."
 
 
@@ -218,7 +218,7 @@ def conclusions(result: SweepResult, name: CellName) -> list[str]:
         rows.append(row)
         if row.verdict.outcome == "same":
             equal.append(f"{name(row.b.cell)} and {name(row.a.cell)}")
-    equal_names = fmt.listed(equal, MAX_NAMES) if equal else "none is shown to be"
+    equal_names = listed(equal, MAX_NAMES) if equal else "none is shown to be"
     return [
         f"Fastest: {'; '.join(fastest)}.",
         f"Equal in speed: {equal_names}.",
@@ -237,7 +237,7 @@ def _fastest_clause(result: SweepResult, workload: str, name: CellName) -> str:
     if result.has_single_trials(workload):
         return f"{speed}, not certain with one trial a cell"
     names = [name(cell.cell) for cell in result.contenders(workload)]
-    return f"{speed}, not certain: {fmt.listed(names, MAX_NAMES)} may be as fast"
+    return f"{speed}, not certain: {listed(names, MAX_NAMES)} may be as fast"
 
 
 def _open_sentence(result: SweepResult, rows: Sequence[MetricRow], name: CellName) -> str:
@@ -246,7 +246,7 @@ def _open_sentence(result: SweepResult, rows: Sequence[MetricRow], name: CellNam
     if not open_rows:
         return "Undecided: none."
     names = [f"{name(row.b.cell)} against {name(row.a.cell)}" for row in open_rows]
-    undecided = f"Undecided: {fmt.listed(names, MAX_NAMES)}"
+    undecided = f"Undecided: {listed(names, MAX_NAMES)}"
     if any(row.verdict.estimate.count < fmt.FEWEST_VALUES for row in open_rows):
         return f"{undecided}; that takes {fmt.ENOUGH_SEEDS} seeds or more."
     pronoun = "it" if len(open_rows) == 1 else "all"

@@ -74,13 +74,6 @@ def counts(occurrences: Iterable[str]) -> str:
     return ", ".join(f"{count} {text}" for text, count in Counter(occurrences).items())
 
 
-def listed(texts: Sequence[str], most: int) -> str:
-    """Return the first texts, and how many more there are: `a, b and 3 more`; `none` for none."""
-    line = ", ".join(texts[:most]) or "none"
-    hidden = len(texts) - most
-    return f"{line} and {hidden:,} more" if hidden > 0 else line
-
-
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units: `42 s`, `3 min 20 s`, `2 h 5 min`."""
     whole_minutes, whole_seconds = divmod(max(0, round(seconds)), 60)

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rich.markup import escape
 
-from harness.core.text import counted
+from harness.core.text import counted, listed
 from harness.gate.accuracy import AccuracyResult
 from harness.gate.against import CellOutcome, GateOutcome
 from harness.gate.explanation import Explanation
@@ -29,7 +29,6 @@ from harness.render.format import (
     MISSING,
     MOST_PACKAGES,
     SHORT_COMMIT,
-    listed,
     samples_per_second,
 )
 from harness.render.table import Look, Styled, Table, markdown_lines

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.analysis.cells import differing_axes
 from harness.records.trace import PHASES
-from harness.spec.cell import Cell, axis_names
+from harness.spec.cell import Cell
 
 OPTIMIZER = ("optimizer state", "optimizer")
 # Phases of arithmetic on a rank.
@@ -80,11 +81,6 @@ CAUSES = {
 }
 # The axes that decide which rank, or which micro-step, computes which samples.
 SPLITTING = ("world_size", "tensor_parallel", "grad_accum_steps")
-
-
-def differing_axes(a: Cell, b: Cell) -> list[str]:
-    """Return the names of the axes in which two cells differ."""
-    return [name for name in axis_names([a, b]) if a.level(name) != b.level(name)]
 
 
 def splits_differently(a: Cell, b: Cell) -> bool:

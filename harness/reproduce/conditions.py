@@ -51,8 +51,6 @@ COMPUTATION_FIELDS = (
     "axes",
     "harness.training",
 )
-
-
 # Fields that decide which kernels compute, and so how they round.
 KERNEL_FIELDS = ("software.", "settings.", "variables.", "hardware.")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.analysis.cells import differing_axes
 from harness.analysis.compare import matching_key
 from harness.analysis.distance import TensorDistance, is_beyond_rounding, tensor_rung
 from harness.analysis.parity import (
@@ -28,7 +29,7 @@ from harness.analysis.parity import (
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput, HarnessError
 from harness.records.trace import Recording
-from harness.reproduce.causes import differing_axes, likely_causes, splits_differently
+from harness.reproduce.causes import likely_causes, splits_differently
 from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer

@@ -23,7 +23,7 @@ from harness.core.validation import finite
 from harness.records.files import read_rank_result
 from harness.records.series import Numbers
 from harness.reproduce.snapshot import gradients_path, list_snapshots
-from harness.reproduce.values import INTEGERS, differing_elements, read_tensor, ulp_distance
+from harness.reproduce.values import UNSIGNED, differing_elements, read_tensor, ulp_distance
 
 
 def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorDistance]:
@@ -84,7 +84,7 @@ def distance(
     is_alike = tensor.dtype == reference.dtype and tensor.shape == reference.shape
     differing = differing_elements(tensor, reference) if is_alike else tensor.numel()
     largest_ulp = None
-    if is_alike and tensor.dtype in INTEGERS and tensor.numel():
+    if is_alike and tensor.dtype in UNSIGNED and tensor.numel():
         largest_ulp = ulp_distance(tensor, reference)
     error = reference_error = scale = None
     is_finite = True
@@ -191,7 +191,7 @@ def _snapshot_distance(step: int, path_a: Path, path_b: Path) -> Distance:
         if name not in names_b:
             continue
         a, b = read_tensor(path_a, name), read_tensor(path_b, name)
-        if a.dtype != b.dtype or a.dtype not in INTEGERS or not a.numel():
+        if a.dtype != b.dtype or a.dtype not in UNSIGNED or not a.numel():
             continue
         squares += float(a.double().square().sum())
         difference_squares += float((a.double() - b.double()).square().sum())

@@ -9,16 +9,18 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from harness.analysis.rungs import floats_apart
 from harness.records.trace import value_name
 from harness.reproduce.divergence import RankMark
 
-# The integer types that have as many bits as a float, for its units in the last place.
-INTEGERS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
+# The unsigned types that have as many bits as a float, for its units in the last place.
+UNSIGNED = {
+    torch.float64: torch.uint64,
+    torch.float32: torch.uint32,
+    torch.bfloat16: torch.uint16,
+    torch.float16: torch.uint16,
 }
+MOST_FLOATS = 2**63 - 1  # that are counted, the largest int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
             largest_relative=None,
         )
     largest_ulp = None
-    if a.dtype in INTEGERS:
+    if a.dtype in UNSIGNED:
         largest_ulp = ulp_distance(a, b)
     exact_a, exact_b = a.reshape(-1).double(), b.reshape(-1).double()
     gap = (exact_a - exact_b).abs()
@@ -69,25 +71,10 @@ def differing_elements(a: Tensor, b: Tensor) -> int:
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> int:
-    """Return the largest number of floats between corresponding elements.
-
-    Floats of one sign are ordered as their bits are as integers. So the number of floats between
-    two values is the difference of their integers, once those of negative values are mirrored; 0.0
-    and -0.0 are then the same (Dawson 2012, "Comparing Floating Point Numbers").
-    """
-    ordered = []
-    for tensor in (a, b):
-        integer_type = INTEGERS[tensor.dtype]
-        integers = tensor.contiguous().reshape(-1).view(integer_type).long()
-        lowest = torch.iinfo(integer_type).min
-        ordered.append(torch.where(integers < 0, lowest - integers, integers))
-    of_a, of_b = ordered
-    gaps = (of_a - of_b).abs()
-    # Between fp64 values of other signs there may be more floats than int64 can count.
-    largest = torch.iinfo(torch.int64).max
-    is_beyond = ((of_a < 0) != (of_b < 0)) & (of_a.abs() > largest - of_b.abs())
-    gaps[is_beyond] = largest
-    return int(gaps.max())
+    """Return the largest number of floats between corresponding elements, MOST_FLOATS if it is more."""
+    unsigned = UNSIGNED[a.dtype]
+    bits_a, bits_b = (tensor.reshape(-1).view(unsigned).numpy() for tensor in (a, b))
+    return min(int(floats_apart(bits_a, bits_b).max()), MOST_FLOATS)
 
 
 def _bits(tensor: Tensor) -> Tensor:
