@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from harness.analysis.questions import hardware_keys, throughput_difference
-from harness.analysis.result import CellResult, aggregate
+from harness.analysis.result import CellResult, of_trial, of_trials
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.records.differences import Difference, differences
@@ -207,18 +207,18 @@ def make_trend(
         left_out += unpaired
     # Each value is a look at a series, of which a night has one for each cell and control.
     points_by_night = Counter(point.night for point in (*points, *control_points))
-    trend = Trend(
+    threshold = NIGHTS_A_YEAR * fmean(points_by_night.values())
+    series = _series(points, threshold, min_effect, last_night, is_control=False)
+    series += _series(control_points, threshold, min_effect, last_night, is_control=True)
+    return Trend(
         name=name,
-        series=(),
+        series=series,
         nights=len(points_by_night),
         control=control,
         min_effect=min_effect,
-        threshold=NIGHTS_A_YEAR * fmean(points_by_night.values()),
+        threshold=threshold,
         notes=[*notes, *left_out],
     )
-    series = _series(points, trend, last_night, is_control=False)
-    series += _series(control_points, trend, last_night, is_control=True)
-    return replace(trend, series=series)
 
 
 def _points(nights: Sequence[Sequence[Record]]) -> tuple[list[TrendPoint], int, list[str]]:
@@ -252,7 +252,7 @@ def _points(nights: Sequence[Sequence[Record]]) -> tuple[list[TrendPoint], int, 
 
 def _group(record: Record) -> tuple[str, ...]:
     """Return what the trials of a point share: the cell with its code, versions and hardware."""
-    (result,) = aggregate([record])
+    result = of_trial(record)
     conditions = [" and ".join(values) for values in result.conditions.values()]
     return (record.trial.cell.id, _commit(record) or "", *conditions)
 
@@ -266,7 +266,7 @@ def _commit(record: Record) -> str | None:
 
 def _point(night: int, records: Sequence[Record]) -> TrendPoint:
     """Return the point of trials of one cell, of which each was measured."""
-    (result,) = aggregate(records)
+    result = of_trials(records)
     assert result.throughput is not None
     return TrendPoint(
         night=night,
@@ -333,9 +333,14 @@ def _control_of(point: TrendPoint, controls: Sequence[TrendPoint]) -> TrendPoint
 
 
 def _series(
-    points: Sequence[TrendPoint], trend: Trend, last_night: int, *, is_control: bool
+    points: Sequence[TrendPoint],
+    threshold: float,
+    min_effect: float,
+    last_night: int,
+    *,
+    is_control: bool,
 ) -> list[TrendSeries]:
-    """Return a series for each cell and hardware, with its changes by the rules of `trend`."""
+    """Return a series for each cell and hardware, with its changes, as `find_changes` takes them."""
     by_cell: dict[str, dict[str, list[TrendPoint]]] = {}
     for point in points:
         by_hardware = by_cell.setdefault(point.result.cell.settings_id, {})
@@ -346,7 +351,7 @@ def _series(
         for hardware, members in by_hardware.items():
             earlier = [point for point in of_cell if point.started < members[0].started]
             found = find_changes(
-                [point.value for point in members], trend.threshold, -math.log1p(-trend.min_effect)
+                [point.value for point in members], threshold, -math.log1p(-min_effect)
             )
             changes = []
             for change in found:

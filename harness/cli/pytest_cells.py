@@ -28,7 +28,7 @@ from harness.analysis.compare import (
     compare,
 )
 from harness.analysis.questions import hardware_keys
-from harness.analysis.result import CellResult, aggregate, window_seconds
+from harness.analysis.result import CellResult, aggregate, of_trials, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
@@ -427,7 +427,7 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None)
 
     `answer` is None where the comparison was refused; then the verdict's keys are absent.
     """
-    (result,) = aggregate(records)
+    result = of_trials(records)
     samples_per_second: list[float | None] = []
     digests: list[str] = []
     for trial in result.trials:
@@ -448,7 +448,7 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None)
         info["reasons"] = list(answer.reasons)
         verdicts = {}
         for row in answer.rows:
-            verdicts[row.verdict.question.metric.name] = _describe_verdict(row)
+            verdicts[row.metric.name] = _describe_verdict(row)
         info["verdicts"] = verdicts
     return info
 
@@ -458,8 +458,8 @@ def _describe_verdict(row: MetricRow) -> dict[str, Any]:
 
     The value and its interval are ratios of throughput, or differences of the target metric.
     """
-    metric = row.verdict.question.metric
-    estimate = row.verdict.question.estimate
+    metric = row.metric
+    estimate = row.verdict.estimate
     has_interval = estimate.standard_error is not None
     return {
         "verdict": row.verdict.label,

@@ -31,7 +31,7 @@ from harness.records.files import read_rank_result
 from harness.records.record import RankResult
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile
-from harness.statistics.verdict import ALPHA, MetricVerdict, Question, judge
+from harness.statistics.verdict import ALPHA, MetricVerdict, judge
 
 POLL = 0.2  # seconds between two checks of ranks that train
 
@@ -218,7 +218,7 @@ def judge_accuracy(cells: Sequence[TrainedCell], margin: float) -> list[Accuracy
 
 def _result(difference: MetricDifference, verdict: MetricVerdict, family: int) -> AccuracyResult:
     """Return the result of one of `family` cells."""
-    outcome = _outcome(difference.question, verdict, family)
+    outcome = _outcome(verdict, family)
     interval = verdict.interval
     if interval and outcome == "not worse":
         interval = verdict.estimate.interval(_loss_confidence(family))
@@ -243,15 +243,15 @@ def _loss_confidence(family: int) -> float:
     return 1 - 2 * ALPHA / family
 
 
-def _outcome(question: Question, verdict: MetricVerdict, family: int) -> AccuracyOutcome:
+def _outcome(verdict: MetricVerdict, family: int) -> AccuracyOutcome:
     """Return the verdict, or `not worse` if it is inconclusive but a loss of the margin is ruled out.
 
     `not worse` is a test of non-inferiority, at the family's level by Bonferroni.
     """
     if verdict.outcome != "inconclusive":
         return verdict.outcome
-    estimate, margin = question.estimate, question.metric.min_effect
-    if question.metric.higher_is_better:
+    estimate, margin = verdict.estimate, verdict.metric.min_effect
+    if verdict.metric.higher_is_better:
         p_value = estimate.p_above(-margin)
     else:
         p_value = estimate.p_below(margin)

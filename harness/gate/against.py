@@ -98,6 +98,11 @@ class CellOutcome:
             return False
         return self.control.verdict in ("faster", "slower") or bool(self.control.failure)
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether the cell is slower, by measurements that its control does not contradict."""
+        return self.measured.verdict == "slower" and not self.control_disagrees
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutcome:
@@ -130,16 +135,12 @@ class GateOutcome:
             return True
         if self.options.compare_bits and outcome.measured.same_bits is False:
             return True
-        return outcome.measured.verdict == "slower" and not outcome.control_disagrees
+        return outcome.is_slower
 
     @property
     def slower_cells(self) -> list[CellOutcome]:
         """The cells that fail because they are slower."""
-        slower = []
-        for outcome in self.cells:
-            if outcome.measured.verdict == "slower" and not outcome.control_disagrees:
-                slower.append(outcome)
-        return slower
+        return [outcome for outcome in self.cells if outcome.is_slower]
 
     def is_inconclusive(self, outcome: CellOutcome) -> bool:
         """Whether a cell neither fails nor passes."""

@@ -106,7 +106,7 @@ def _judge_row(row: MetricRow, limits: Limits) -> Reason:
         return Reason(outcome="fail", text=text)
     if outcome != "inconclusive":
         return Reason(outcome="pass", text=text)
-    if row.verdict.question.estimate.count < 2:
+    if row.verdict.estimate.count < 2:
         # A single value has no interval, and another run with as few values has none either.
         text = f"{text}: more seeds or repeats are needed, in the baseline too"
         return Reason(outcome="fail", text=text)
@@ -118,7 +118,7 @@ def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
 
     Throughput is always expected, and the target metric of the workload if it has one.
     """
-    measured = {row.verdict.question.metric.name for row in match.rows}
+    measured = {row.metric.name for row in match.rows}
     lacking = []
     if measured.isdisjoint(THROUGHPUT_UNITS):
         lacking.append("throughput")
@@ -145,8 +145,8 @@ def describe_row(row: MetricRow) -> str:
     1.0%`.
     """
     verdict = row.verdict
-    metric = verdict.question.metric
-    estimate = verdict.question.estimate
+    metric = verdict.metric
+    estimate = verdict.estimate
     if metric.relative:
         change = f"{metric.back_transform(estimate.value) - 1:+.2%}"
         means = f"{row.mean_a:,.0f} → {row.mean_b:,.0f}"

@@ -26,7 +26,7 @@ from harness.render.table import Content, Table
 from harness.statistics.attribution import Attribution
 from harness.statistics.doubt import FEWEST_STEPS
 from harness.statistics.estimate import POWER
-from harness.statistics.trials import mean_of_trials
+from harness.statistics.trials import spread_of_trials
 from harness.statistics.verdict import ALPHA, Correction
 
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
@@ -201,7 +201,7 @@ def _json_cell(result: CellResult) -> dict[str, Any]:
     }
     if result.log_throughputs:
         errors = [trial.relative_error for trial in result.measured_trials]
-        spread = mean_of_trials(result.log_throughputs, errors)
+        spread = spread_of_trials(result.log_throughputs, errors)
         content["deviation_within_trials"] = spread.within
         content["deviation_between_trials"] = spread.between
     return content

@@ -15,11 +15,6 @@ from harness.core.errors import BadInput, did_you_mean
 EXTRA = "pip install 'distributed-training-harness[export]'"
 
 
-def _nothing() -> str | None:
-    """Return None: the format only needs torch and transformers, which are always installed."""
-    return None
-
-
 def _missing_package() -> str | None:
     """Return which package of the extra `export` is not installed."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
@@ -36,12 +31,13 @@ def missing_compiler() -> str | None:
     return None
 
 
-# What says which requirement of a format is missing and how to get it, None for nothing.
+# What says which requirement of a format is missing and how to get it, None for nothing. Torch and
+# transformers are always installed.
 FORMATS: Mapping[str, Callable[[], str | None]] = {
     "onnx": _missing_package,  # a graph for onnxruntime and other runtimes
-    "torch-export": _nothing,  # torch's own graph, run by torch
+    "torch-export": lambda: None,  # torch's own graph, run by torch
     "aotinductor": missing_compiler,  # compiled machine code, run by torch without Python
-    "save_pretrained": _nothing,  # a folder that transformers loads
+    "save_pretrained": lambda: None,  # a folder that transformers loads
 }
 
 

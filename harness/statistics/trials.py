@@ -1,4 +1,4 @@
-"""A cell's mean over its trials: trials are the unit, however many steps each of them has."""
+"""Trials of a cell: they are the unit of its mean, however many steps each of them has."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from harness.statistics.interval import Interval, mean_interval
-
 FEWEST_SEEDS = 3  # below that the spread between seeds can't be estimated
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialsMean:
-    """A mean over trials with Student's interval, and where the spread of the trials comes from.
+class TrialSpread:
+    """The parts of the spread of trials, as standard deviations of one trial.
 
-    Both parts are standard deviations of one trial, None where a trial's own standard error is
-    unknown or where there is a single trial.
+    They are None where a trial's own standard error is unknown or where there is a single trial.
     """
 
-    interval: Interval  # of the mean over trials
     within: float | None  # explained by the trial's own steps: longer trials make it smaller
     between: float | None  # the remainder, which only more trials average out
 
@@ -48,24 +44,22 @@ def independent_values(values: Sequence[float], seeds: Sequence[int]) -> list[fl
     return list(means.values())
 
 
-def mean_of_trials(values: Sequence[float], standard_errors: Sequence[float | None]) -> TrialsMean:
-    """Return the mean of trials from each trial's mean and its own standard error (`trace_mean`).
+def spread_of_trials(
+    values: Sequence[float], standard_errors: Sequence[float | None]
+) -> TrialSpread:
+    """Return the spread of trials from each trial's mean and its own standard error (`trace_mean`).
 
-    The variance of the values holds both parts already, as in a one-way random-effects model:
+    The variance of the values holds both parts, as in a one-way random-effects model:
 
         Var(value) = between^2 + within^2.
 
-    So Student's interval over the values is exact for normal effects where seeds do not matter,
-    nothing is added to it, and the steps of a trial never count as trials.
-
     Raises ValueError without values.
     """
-    interval = mean_interval(values)
     errors = [error for error in standard_errors if error is not None]
     if len(errors) < len(values):
-        return TrialsMean(interval=interval, within=None, between=None)
+        return TrialSpread(within=None, between=None)
     within = math.sqrt(fmean(error**2 for error in errors))
     between = None
     if len(values) > 1:
         between = math.sqrt(max(0.0, variance(values) - within**2))
-    return TrialsMean(interval=interval, within=within, between=between)
+    return TrialSpread(within=within, between=between)

@@ -3,12 +3,14 @@
 The records on disk are the truth; MLflow shows them. A sweep is an experiment, with one run for the
 sweep, below it one for each cell, and below each cell one for each of its trials.
 
-`tracker`   brings a sweep's runs up to date (`Tracker.deliver`) and reads records back.
+`tracker`   brings a sweep's runs up to date (`Tracker.deliver`); `recall` reads records back.
 `runs`      finds the runs of a sweep in MLflow and writes what differs.
+`artifacts` collects the files that go with a run, `figures` draws the leader board.
 `contents`  decides what a run shows, as plain data; its numbers are those of `analysis.scalars`.
 `verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
+`trend`     writes the trend of a sweep that runs every night.
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
-`connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
+`connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine, by `server_app`.
 `pace`      tells a running sweep when its next delivery is due.
 `deliverer` delivers from a separate process, a `delivery_worker`, while a sweep runs.
 """

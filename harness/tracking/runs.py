@@ -387,7 +387,7 @@ class SweepRuns:
         metrics = []
         for name, value in export_metrics(export).items():
             metrics.append(Metric(metric_name(name), value, at, 0))
-        self._log(run, metrics)
+        log_batches(self.client, run.id, metrics)
 
         def collect(folder: Path) -> None:
             collect_export(export, trial_folder, folder, self._clean)
@@ -486,27 +486,13 @@ class SweepRuns:
         for name, value in tags.items():
             if run.tags.get(name) != value:
                 changed_tags.append(RunTag(name, value))
-        self._log(run, metrics, params, changed_tags)
+        log_batches(self.client, run.id, metrics, params, changed_tags)
         for name in _stale_tags(run.tags, tags):
             self.client.delete_tag(run.id, name)
             del run.tags[name]
         run.metrics.update((metric.key, metric.value) for metric in metrics)
         run.params.update(param.key for param in params)
         run.tags.update(tags)
-
-    def _log(
-        self,
-        run: KnownRun,
-        metrics: Sequence[Metric],
-        params: Sequence[Param] = (),
-        tags: Sequence[RunTag] = (),
-    ) -> None:
-        """Send metrics, params and tags to a run, in as few requests as MLflow allows."""
-        if params or tags:
-            self.client.log_batch(run.id, metrics[:BATCH_SIZE], params, tags, synchronous=True)
-            metrics = metrics[BATCH_SIZE:]
-        for start in range(0, len(metrics), BATCH_SIZE):
-            self.client.log_batch(run.id, metrics[start : start + BATCH_SIZE], synchronous=True)
 
     def _update_status(self, run: KnownRun, contents: RunContents) -> None:
         """Give a run its status, and its time of ending unless it is still running."""
@@ -708,6 +694,21 @@ def _planned_by_cell(trials: Sequence[str]) -> defaultdict[str, list[str]]:
     for trial in trials:
         by_cell[trial.rpartition("-s")[0]].append(trial)
     return by_cell
+
+
+def log_batches(
+    client: MlflowClient,
+    run_id: str,
+    metrics: Sequence[Metric],
+    params: Sequence[Param] = (),
+    tags: Sequence[RunTag] = (),
+) -> None:
+    """Send metrics, params and tags to a run, in as few requests as MLflow allows."""
+    if params or tags:
+        client.log_batch(run_id, metrics[:BATCH_SIZE], params, tags, synchronous=True)
+        metrics = metrics[BATCH_SIZE:]
+    for start in range(0, len(metrics), BATCH_SIZE):
+        client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
 
 
 def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iterator[Run]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from harness.analysis.scalars import metric_name
 from harness.analysis.trend import Trend
 from harness.render.trend import headline, label
 from harness.statistics.interval import exp
 from harness.tracking.markdown import DESCRIPTION_TAG
-from harness.tracking.runs import search
+from harness.tracking.runs import log_batches, search
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-NOT_IN_NAMES = re.compile(r"[^\w.\- ]")  # of the characters of a label, as MLflow names metrics
-BATCH_SIZE = 1000  # metrics that MLflow takes at a time
 
 
 def write_trend(
@@ -33,7 +30,7 @@ def write_trend(
     previous = list(search(client, experiment_id, "tags.`harness.kind` = 'trend'"))
     metrics = []
     for series in trend.series:
-        name = NOT_IN_NAMES.sub("-", f"{label(series)} on {series.hardware}")
+        name = metric_name(f"{label(series)} on {series.hardware}").replace("/", "-")
         for point in series.points:
             milliseconds = round(1000 * point.started)
             metrics.append(Metric(f"trend/{name}", exp(point.value), milliseconds, point.night))
@@ -47,8 +44,7 @@ def write_trend(
     run_id: str = client.create_run(
         experiment_id, start_time=started, tags=tags, run_name="trend"
     ).info.run_id
-    for start in range(0, len(metrics), BATCH_SIZE):
-        client.log_batch(run_id, metrics[start : start + BATCH_SIZE], synchronous=True)
+    log_batches(client, run_id, metrics)
     for name, text in files.items():
         client.log_text(run_id, text, name)
     client.set_terminated(run_id)

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from harness.statistics.interval import mean_interval
 from harness.statistics.trace import trace_mean
-from harness.statistics.trials import mean_of_trials
+from harness.statistics.trials import spread_of_trials
 from tests.statistics.traces import TRUTH, Numbers, ar1
 
 WITHIN, BETWEEN = 1.0, 0.5
@@ -25,12 +26,9 @@ def sweep(seed: int, tries: int, trials: int) -> Numbers:
 def test_interval_covers_the_cells_mean_as_often_as_it_claims(trials: int) -> None:
     tries = 2000
     traces = trace_mean(sweep(trials, tries, trials))
-    means = [
-        mean_of_trials(row.tolist(), errors.tolist())
-        for row, errors in zip(traces.mean, traces.standard_error, strict=True)
-    ]
+    intervals = [mean_interval(row.tolist()) for row in traces.mean]
     coverage = np.mean(
-        [abs(mean.interval.mean - TRUTH) <= (mean.interval.half_width or 0) for mean in means]
+        [abs(interval.mean - TRUTH) <= (interval.half_width or 0) for interval in intervals]
     )
     assert abs(coverage - 0.95) < 4 * math.sqrt(0.95 * 0.05 / tries)
 
@@ -42,15 +40,15 @@ def test_counting_steps_as_trials_would_not_cover_it() -> None:
 
 def test_spread_within_and_between_trials_is_separated() -> None:
     traces = trace_mean(sweep(4, 1, 400))
-    mean = mean_of_trials(traces.mean[0].tolist(), traces.standard_error[0].tolist())
+    spread = spread_of_trials(traces.mean[0].tolist(), traces.standard_error[0].tolist())
     # The mean of 200 AR(1) steps with correlation 0.5 has the deviation sqrt((1 + 0.5) / (1 - 0.5)
     # / 200).
-    assert mean.within == pytest.approx(math.sqrt(3 / 200), rel=0.15)
-    assert mean.between == pytest.approx(BETWEEN, rel=0.15)
+    assert spread.within == pytest.approx(math.sqrt(3 / 200), rel=0.15)
+    assert spread.between == pytest.approx(BETWEEN, rel=0.15)
 
 
 def test_unknown_parts_of_the_spread_are_none() -> None:
-    single = mean_of_trials([5.0], [0.1])
-    assert (single.interval.half_width, single.within, single.between) == (None, 0.1, None)
-    without_error = mean_of_trials([5.0, 6.0], [0.1, None])
+    single = spread_of_trials([5.0], [0.1])
+    assert (single.within, single.between) == (0.1, None)
+    without_error = spread_of_trials([5.0, 6.0], [0.1, None])
     assert (without_error.within, without_error.between) == (None, None)
