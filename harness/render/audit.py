@@ -20,7 +20,7 @@ from harness.reproduce.catalog import (
     OperationResult,
     group_operations,
 )
-from harness.spec.cell import Cell
+from harness.spec.cell import Cell, axis_value
 
 COLUMNS = ("turned", "same bits?", "rung", "diverges in", "likely cause", "error")
 # What a rung says of bits.
@@ -92,16 +92,10 @@ def answer_of(cell: CellParity) -> str:
 def describe_turn(reference: Cell, cell: Cell) -> str:
     """Return the settings in which a cell differs from its reference: `num_workers 0 → 2`."""
     parts = []
-    for name, (before, after) in setting_differences(reference, cell).items():
-        parts.append(f"{name} {_value(before)} → {_value(after)}")
+    for name, values in setting_differences(reference, cell).items():
+        both = ["unset" if value is None else axis_value(value) for value in values]
+        parts.append(f"{name} {' → '.join(both)}")
     return ", ".join(parts)
-
-
-def _value(value: Any) -> str:
-    """Return a setting's value as a sweep file has it."""
-    if value is None:
-        return "unset"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def tax_line(tax: Tax) -> str:

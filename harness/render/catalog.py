@@ -23,7 +23,7 @@ from harness.core.validation import bounds_in
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Table
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
-from harness.spec.cell import SOURCE
+from harness.spec.cell import SOURCE, axis_value
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
 from workloads.catalog import Declaration, installed_axes, load_axis
 
@@ -65,7 +65,7 @@ def show_axes() -> None:
         about = axis_help(axis)
         allowed = Text(allowed_values(axis))
         if axis in DEFAULTS:
-            allowed.append(f"  default {as_yaml(DEFAULTS[axis])}", style="dim")
+            allowed.append(f"  default {axis_value(DEFAULTS[axis])}", style="dim")
         needs = f" (needs {about.needs})" if about.needs else ""
         table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
     for axis, allowed_text, does in OPEN_AXES:
@@ -85,14 +85,9 @@ def describe_installed(uses: str) -> Text:
     except ValueError as error:
         return Text(f"of {uses}, which can't be loaded: {one_line(error)}", style="yellow")
     allowed = Text(describe_type(axis.Value))
-    allowed.append(f"  default {as_yaml(axis.default)}", style="dim")
+    allowed.append(f"  default {axis_value(axis.default)}", style="dim")
     does = (axis.__doc__ or f"of {uses}").strip().partition("\n")[0]
     return Text.assemble(allowed, "\n", does)
-
-
-def as_yaml(value: Any) -> str:
-    """Return a value as a sweep file has it: `null`, `true`, `0.1`, `fp32`."""
-    return json.dumps(value).strip('"')
 
 
 def allowed_values(axis: str) -> str:
@@ -120,7 +115,7 @@ def describe_type(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe_type(member) for member in arguments)
     if origin is Literal:
-        return ", ".join(as_yaml(value) for value in arguments)
+        return ", ".join(axis_value(value) for value in arguments)
     if origin in (tuple, list) and arguments:
         return f"a list of {describe_type(arguments[0])}"
     return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
@@ -213,7 +208,7 @@ def show_workloads(
         table.add_row(workload.uses, str(workload.batch_size), options, sources)
     show_table(console, table)
     for name in installed:
-        console.print(f"{name}  of another package", markup=False)
+        console.print_text(f"{name}  of another package")
     console.print("\nharness workloads NAME, or file.py:Class, shows what each setting allows")
 
 
@@ -240,7 +235,7 @@ def show_workload(workload: WorkloadHelp, *, as_json: bool) -> None:
 def _add_rows(table: rich.table.Table, section: str, settings: Sequence[SettingHelp]) -> None:
     """Add a row for each setting of a section."""
     for setting in settings:
-        default = f"  default {as_yaml(setting.default) or repr('')}"
+        default = f"  default {axis_value(setting.default) or repr('')}"
         if setting.required:
             default = "  required"
         allowed = Text(setting.allowed)

@@ -23,6 +23,7 @@ from harness.core.validation import finite
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Content, Table
+from harness.spec.cell import axis_value
 from harness.statistics.attribution import Attribution
 from harness.statistics.doubt import FEWEST_STEPS
 from harness.statistics.estimate import POWER
@@ -56,7 +57,7 @@ def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[s
         if match.a.cell.settings_id != match.b.cell.settings_id:
             # The question is about an axis, as with `--by`, or across one.
             differences = setting_differences(match.a.cell, match.b.cell)
-            settings = [f"{name}={value}" for name, (value, _) in differences.items()]
+            settings = [f"{name}={axis_value(value)}" for name, (value, _) in differences.items()]
             label += f" against {' '.join(settings)}"
         for row in _match_rows(match):
             texts = row if len(b_names) > 1 else row[1:]

@@ -24,7 +24,7 @@ from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record
 from harness.reproduce.tracing import TraceDiff
 from harness.reproduce.trajectory import Course, Distance
 from harness.reproduce.values import TensorDifference
-from harness.spec.cell import Cell, Trial, axis_names
+from harness.spec.cell import Cell, Trial, axis_names, axis_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # What each phase computes, from what the phases before it have left.
 WHAT_PHASES_DO = {
-    "parameters": "the parameters are others before the step than after the last one",
-    "buffers before": "the buffers are others before the step than after the last one",
+    "parameters": "the parameters changed between the last step and this one",
+    "buffers before": "the buffers changed between the last step and this one",
     "samples": "the order asks for other samples",
     "data": "the samples are the same, and the batches have other values",
     "random": "the generators are in another state before the forward",
@@ -158,7 +158,8 @@ def differing_settings(a: Cell, b: Cell) -> list[str]:
     differing = []
     for name in axis_names([a, b]):
         if a.level(name) != b.level(name):
-            differing.append(f"{name} ({a.level(name)}, {b.level(name)})")
+            levels = f"{axis_value(a.level(name))}, {axis_value(b.level(name))}"
+            differing.append(f"{name} ({levels})")
     if a.workload.identity != b.workload.identity:
         differing.append(f"workload ({a.workload.label}, {b.workload.label})")
     return differing
@@ -272,7 +273,7 @@ def _rerun_lines(diff: RecordedDiff, again: TraceDiff) -> list[str]:
             trial = diff.a if name == "A" else diff.b
             lines.append(
                 f"{name} did not compute again what it has recorded, first in step {step}, {phase};"
-                f" harness reproduce {trial.record.trial.id} names what is other here"
+                f" harness reproduce {trial.record.trial.id} names what differs here"
             )
     trials = (diff.a.record.trial, diff.b.record.trial)
     if again.is_same and diff.bounds.comparison.divergence is not None:

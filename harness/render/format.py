@@ -8,7 +8,6 @@ loads neither NumPy nor SciPy, because `harness plan` uses it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from harness.analysis.cells import naming_axes
 from harness.analysis.scalars import clock_movement
 from harness.render.table import Look, Styled
 from harness.spec.axes import AXES, DEFAULTS
-from harness.spec.cell import LABEL_AXES, ThroughputUnit, short_axis
+from harness.spec.cell import LABEL_AXES, ThroughputUnit, axis_value, short_axis
 
 if TYPE_CHECKING:
     from harness.analysis.compare import MetricRow
@@ -402,13 +401,6 @@ def effect_sentence(effect: Effect) -> str:
 
 
 # Axes and cells.
-
-
-def axis_value(value: Any) -> str:
-    """Return a value of an axis as a sweep file spells it: `bf16`, `2`, `true`, `null`."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
 
 
 def axis_level(axis: str, value: Any) -> str:

@@ -12,8 +12,9 @@ from harness.analysis.cells import varying_axes
 from harness.core.text import counted
 from harness.preflight.memory import FREE_AXES, CellMemory, Remedy, memory_key
 from harness.render.console import TerminalConsole, show_table
-from harness.render.format import MISSING, NUMERIC_AXES, axis_texts, axis_value, byte_size
+from harness.render.format import MISSING, NUMERIC_AXES, axis_texts, byte_size
 from harness.render.table import Styled, Table
+from harness.spec.cell import axis_value
 
 UNITS = ((2**30, "GiB"), (2**20, "MiB"))
 

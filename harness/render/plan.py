@@ -17,12 +17,11 @@ from harness.render.format import (
     MISSING,
     NUMERIC_AXES,
     axis_texts,
-    axis_value,
     changed_axes,
     duration,
 )
 from harness.render.table import Table
-from harness.spec.cell import Cell, Fingerprints, Trial, level_reader
+from harness.spec.cell import Cell, Fingerprints, Trial, axis_value, level_reader
 from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
@@ -79,7 +78,7 @@ def show_plan(
     for line in _excluded_lines(sweep.excluded, in_full=in_full):
         console.print_text(line)
     for rule in sweep.unused_rules:
-        console.print(f"{rule} matches no cell", style="yellow", markup=False)
+        console.print_text(f"{rule} matches no cell", "open")
 
 
 def _show_summary(

@@ -408,15 +408,15 @@ class Cell:
             # Of the axes that labels of other workloads show in short, those that the script gets.
             for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
                 if name in self._axes_of_script:
-                    parts.append(f"{name}={_as_yaml(getattr(axes, name))}")
+                    parts.append(f"{name}={axis_value(getattr(axes, name))}")
         for name, default in DEFAULTS.items():
             value = getattr(axes, name)
             if name not in LABEL_AXES and value != default:
-                parts.append(f"{name}={_as_yaml(value)}")
+                parts.append(f"{name}={axis_value(value)}")
         for name, value in self.variables_set.items():
             parts.append(f"{name}={value}")
         for axis in self.workload.axes:
-            parts.append(f"{short_axis(axis)}={_as_yaml(self.level(axis))}")
+            parts.append(f"{short_axis(axis)}={axis_value(self.level(axis))}")
         return " ".join(parts)
 
 
@@ -465,7 +465,7 @@ def has_settings(cell: Cell, text: str) -> bool:
             actual = cell.level(name)
         else:
             return False
-        is_as_printed = value in (_as_yaml(actual), str(actual))
+        is_as_printed = value in (axis_value(actual), str(actual))
         if not is_as_printed and not equals(actual, value, _read_value(value)):
             return False
     return True
@@ -530,11 +530,11 @@ class Trial:
         return f"{self.cell.id}-s{self.seed}-r{self.repeat}"
 
 
-def _as_yaml(value: Any) -> str:
-    """Return a value as a sweep file has it: `true` for True."""
+def axis_value(value: Any) -> str:
+    """Return a value of an axis as a sweep file spells it: `bf16`, `2`, `true`, `null`."""
     if isinstance(value, str):
         return value
-    return json.dumps(value)
+    return json.dumps(value, default=str)
 
 
 def hashable(value: Any) -> Hashable:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from harness.core.paths import Results
 from harness.core.text import counted
 from harness.render import format as fmt
+from harness.render.divergence import differing_settings
 from harness.render.format import cell_names
+from harness.spec.cell import axis_value
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
 from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
-from tests.factories import make_cell
+from tests.factories import make_cell, make_record
+from tests.support.commands import harness
+from tests.support.reports import write_run
+from tests.support.sweeps import load
 
 SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, min_effect=0.01)
 ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
@@ -85,7 +92,7 @@ def test_a_detectable_effect_is_a_share_or_in_the_metrics_unit() -> None:
 
 
 def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
-    assert [fmt.axis_value(value) for value in ("bf16", 2, True, None)] == [
+    assert [axis_value(value) for value in ("bf16", 2, True, None)] == [
         "bf16",
         "2",
         "true",
@@ -95,6 +102,20 @@ def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
     assert fmt.axis_levels(levels) == "precision=bf16 with num_workers=2"
     assert fmt.short_axis_levels(levels) == "bf16 with num_workers=2"
     assert fmt.short_axis_levels({"stack": "new", "cache": "cold"}) == "stack=new with cache=cold"
+    cells = make_cell(deterministic=True), make_cell()
+    assert differing_settings(*cells) == ["deterministic (true, false)"]
+
+
+def test_cells_are_compared_under_values_of_a_sweep_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    results = Results(tmp_path / "results")
+    sweep = load(tmp_path, matrix={"deterministic": [False, True]}, seeds=[0, 1, 2])
+    records = [make_record(trial.cell, seed=trial.seed) for trial in sweep.trials()]
+    write_run(results, sweep, records)
+    ended = harness("compare", "demo", "--by", "deterministic", "--results", str(results.path))
+    assert " deterministic=true against deterministic=false " in ended.out
 
 
 def test_a_cells_name_spells_axes_as_its_label_does() -> None:
