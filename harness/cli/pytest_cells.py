@@ -36,6 +36,7 @@ from harness.gate.answer import GateAnswer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
+from harness.launch.runner import TrialListener
 from harness.records.record import Record
 from harness.render.console import from_markup
 from harness.render.run import trial_line
@@ -102,12 +103,10 @@ class SweepFile(pytest.File):
                     " so cells that were removed from it go unnoticed"
                 )
             )
-        # `cell=cell` binds the cell of this round: a closure would see the last one in every test.
-        # pytest takes no fixture from a parameter that has a default, only `benchmark`.
         for cell in self.sweep.cells:
-            yield self._item(cell, lambda benchmark, cell=cell: self.check(cell, benchmark))
+            yield self._item(cell, self.check)
         for cell in lost_cells(self.sweep, self.baselines):
-            yield self._item(cell, lambda benchmark, cell=cell: self.report_lost(cell, benchmark))
+            yield self._item(cell, self.report_lost)
 
     def _read_input(self) -> None:
         """Read sweep, profile, baselines and gate; raises BadInput.
@@ -137,9 +136,11 @@ class SweepFile(pytest.File):
                 " which names no cell of sweep or baseline"
             )
 
-    def _item(self, cell: Cell, check: Callable[..., None]) -> pytest.Item:
+    def _item(self, cell: Cell, check: Callable[[CellItem, Any], None]) -> pytest.Item:
         """Return the item of a cell, whose test asks for the fixture `benchmark`."""
-        item: CellItem = CellItem.from_parent(self, name=cell.label, callobj=check)
+        item: CellItem = CellItem.from_parent(
+            self, name=cell.label, callobj=lambda benchmark: check(item, benchmark)
+        )
         item.cell = cell
         item.clock = ReplayClock()
         item.add_marker(pytest.mark.benchmark(timer=item.clock, group=cell.workload.label))
@@ -260,15 +261,14 @@ class SweepFile(pytest.File):
         # a message that names both, unless the gate has `across: [hardware]`.
         return Side(name="baseline", cells=of_hardware or of_cells)
 
-    def check(self, cell: Cell, benchmark: Any) -> None:
+    def check(self, item: CellItem, benchmark: Any) -> None:
         """Test a cell: its steps go to the benchmark, whatever the verdict on them is.
 
         Fails the test where nothing was measured, where the comparison was refused, and where the
         gate's answer is `fail`; an answer that only warns becomes a GateWarning. Failures have no
         traceback, which would lead into the harness and not to what is slower.
         """
-        cell_items = [item for item in self.session.items if isinstance(item, CellItem)]
-        item = next(item for item in cell_items if item.cell is cell)
+        cell = item.cell
         records = [record for record in self.records if record.trial.cell.id == cell.id]
         seconds: list[float] = []  # of all measured steps, trial after trial
         for record in records:
@@ -294,7 +294,7 @@ class SweepFile(pytest.File):
         if answer.outcome == "warn":
             item.warn(GateWarning(f"{cell.label}: {'; '.join(answer.reasons)}"))
 
-    def report_lost(self, cell: Cell, benchmark: Any) -> None:
+    def report_lost(self, item: CellItem, benchmark: Any) -> None:
         """Test a cell that the sweep has lost.
 
         What follows is the gate's policy for missing cells: fail, warn, or nothing. It asks for the
@@ -302,10 +302,10 @@ class SweepFile(pytest.File):
         """
         benchmark.skipped = True  # there is nothing to measure
         text = (
-            f"{cell.label}: in the baseline and not in the sweep;"
+            f"{item.cell.label}: in the baseline and not in the sweep;"
             " if it was removed on purpose: harness gate baseline prune"
         )
-        policy = self.gate.limits(cell).missing
+        policy = self.gate.limits(item.cell).missing
         if policy == "fail":
             pytest.fail(text, pytrace=False)
         if policy == "warn":
@@ -323,7 +323,7 @@ class CellItem(pytest.Function):
         return self.path, 0, self.name
 
 
-class TrialReporter:
+class TrialReporter(TrialListener):
     """Prints a line for each trial while trials run, past pytest's capture of the output.
 
     It listens to the runner as `RunView` of `harness run` does. No line is redrawn, so that logs of
@@ -342,12 +342,6 @@ class TrialReporter:
         self.print_line(
             f"harness: {counted(len(pending), 'trial')} to run, {len(finished)} already there"
         )
-
-    def on_trial_start(self, trial: Trial) -> None: ...
-
-    def on_trial_skip(self, trial: Trial, reason: str) -> None: ...
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Print the trial's line as `harness run` does, without its colors."""

@@ -6,21 +6,23 @@ import json
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results, TrialFolder
 from harness.interface.folders import run_folder
 from harness.launch import sweep as runner
+from harness.launch.runner import TrialListener
 from harness.preflight.script_facts import ScriptFacts, lower_is_better, read_script
 from harness.records.record import Record
 from harness.reproduce.rebuild import ANY_SPEED
-from harness.spec.cell import PLACEHOLDER, Trial
+from harness.spec.cell import PLACEHOLDER
 from harness.spec.cluster import load_profile
+from harness.spec.document import parse_value
 from harness.spec.sweep import Sweep, load_sweep
 from harness.spec.text import problem_of_name
 from workloads.catalog import find_source, is_script
@@ -46,30 +48,15 @@ class FirstSweep:
     seconds: float  # that they take, about
 
 
-class _Silent:
-    """A listener that keeps the records, and says what it runs."""
+class _RecordKeeper(TrialListener):
+    """A listener that keeps the records, whose columns are in memory and not in a file."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Do nothing."""
-
-    def on_trial_start(self, trial: Trial) -> None:
-        """Do nothing."""
-
-    def on_trial_skip(self, trial: Trial, reason: str) -> None:
-        """Do nothing."""
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        """Do nothing."""
-
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Keep the record."""
         self.records.append(record)
-
-    def on_message(self, text: str) -> None:
-        """Do nothing."""
 
 
 def start_from_example(folder: Path, on_progress: Callable[[str], None]) -> FirstSweep:
@@ -110,11 +97,13 @@ def start_from_script(
     sweep file exists, and for an option that the script requires and does not get; HarnessError if
     the trial fails. Then nothing is written.
     """
+    if script.suffix != ".py":
+        raise BadInput(f"{script}: found no .py; allowed: a Python file")
+    problem = problem_of_name(script.stem)
+    if problem is not None:
+        raise BadInput(f"{script}: {problem}")
     path = script.with_suffix(".yaml")
     _refuse_existing([path])
-    problem = problem_of_name(script.stem)
-    if script.suffix != ".py" or problem is not None:
-        raise BadInput(f"{script}: found {problem or 'no .py'}; allowed: a Python file")
     try:
         if not is_script(script.name, script.parent):
             raise BadInput(
@@ -204,7 +193,7 @@ def _try(sweep: Sweep, *, all_cells: bool = False) -> list[Record]:
     tried = replace(sweep, cells=cells, timeout=min(sweep.timeout, MAX_TRIAL_SECONDS))
     with run_folder("init") as scratch:
         folder = Results(scratch.path).sweep_folder(sweep.name)
-        listener = _Silent()
+        listener = _RecordKeeper()
         runner.run(tried, profile, folder, listener, redo="all", fail_fast=True)
         for record in listener.records:
             if record.failure is None:
@@ -219,13 +208,13 @@ def _try(sweep: Sweep, *, all_cells: bool = False) -> list[Record]:
 def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps: int | None) -> str:
     """Return the commented sweep file that runs a script as it is."""
     words, options = _command_line(facts, arguments)
-    name = Path(script).stem
+    name = _plain_or_quoted(Path(script).stem)
     lines = [
         f"# Runs {script} as it is, with its own loop. `harness guide scripts` explains all of it.",
         f"name: {name}",
         "workloads:",
         f"  {name}:",
-        f"    uses: {script}",
+        f"    uses: {_plain_or_quoted(script)}",
         "    # Its command line. Words in braces get values: {NAME} of an option or an axis, {seed}, {steps},",
         "    # {folder} (the trial's own, for what the script writes).",
         f"    arguments: {_quoted(words)}" if words else "    # arguments: --lr {lr}",
@@ -256,6 +245,14 @@ def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps:
         )
     lines.append(length)
     return "\n".join(lines) + "\n"
+
+
+def _plain_or_quoted(text: str) -> str:
+    """Return a text as YAML, in quotes where it would be read as another value, such as `on`."""
+    with suppress(BadInput):
+        if parse_value(text, "") == text:
+            return text
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _quoted(words: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from harness.core.control_groups import oom_kills
 from harness.core.errors import BadInput, HarnessError
@@ -67,8 +67,8 @@ SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
 COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
 
 
-class TrialListener(Protocol):
-    """Shows somebody what happens to trials, or delivers it somewhere.
+class TrialListener:
+    """Shows somebody what happens to trials, or delivers it somewhere; this one does neither.
 
     All methods are called in the process that runs the trials, between two looks at the running
     ones: what they do must not take long.

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Self
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from harness.core.paths import TrialFolder
 from harness.core.text import counted
 from harness.hardware.certificate import (
     MAX_FALSE_ALARMS,
     Certificate,
 )
+from harness.launch.runner import TrialListener
 from harness.measure.selftest import TOLERANCE, QuantityCheck, check_record
 from harness.records.record import Record
 from harness.render.console import TerminalConsole, print_json, show_table, styled
@@ -138,7 +138,7 @@ def show_checks(cluster: str, checks: Sequence[Check], *, passed: bool, as_json:
         console.print_markup(f"{TICKS[check.passed]} {name}  {escape(check.detail)}")
 
 
-class SelftestProgress:
+class SelftestProgress(TrialListener):
     """Shows which trial is running, and counts the trials."""
 
     def __init__(self) -> None:
@@ -155,18 +155,10 @@ class SelftestProgress:
         """Stop the spinner, also after an error."""
         self.status.stop()
 
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
-
     def on_trial_start(self, trial: Trial) -> None:
         """Name the trial next to the spinner."""
         self.trials += 1
         self.status.update(f"self-test: {escape(trial.cell.label)}")
-
-    def on_trial_skip(self, trial: Trial, reason: str) -> None: ...
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
-
-    def on_trial_end(self, record: Record, folder: TrialFolder) -> None: ...
 
     def on_message(self, text: str) -> None:
         """Print it above the spinner."""

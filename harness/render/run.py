@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from harness.core.errors import one_line
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
+from harness.launch.runner import TrialListener
 from harness.records.record import Record, Summary
 from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
 from harness.render.console import TerminalConsole
@@ -34,13 +35,14 @@ from harness.spec.sweep import Sweep
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
 
 
-class RunView:
+class RunView(TrialListener):
     """Shows a running sweep: a progress bar, and a line for each trial that has ended."""
 
     def __init__(self, sweep: Sweep, results: Results, console: TerminalConsole) -> None:
         self.sweep = sweep
         self.results = results
         self.console = console
+        self.has_plan = False
         self.planned_count = 0  # trials to run
         self.numbers: dict[str, int] = {}  # of the trials that have ended, by id, from 1
         self.skipped_cells: set[str] = set()  # ids of those with a trial that was not needed
@@ -81,15 +83,16 @@ class RunView:
             f"[bold]{escape(self.sweep.name)}[/]: {trials} of {cells}{already_done}"
             f"{self.describe_time(pending)}"
         )
-        if self.planned_count == len(pending):  # not again for further repeats
+        if not self.has_plan:  # not again for further repeats
+            self.has_plan = True
             for line in conflict_lines(self.sweep.whole()):
-                self.console.print_markup(escape(line))
+                self.console.print_text(line)
             for line in self.machine_lines(pending):
-                self.console.print_markup(f"[yellow]{escape(line)}[/]")
+                self.console.print_text(line, "open")
         folder = self.results.sweep_folder(self.sweep.name)
         other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
         for line in other_code_lines(self.sweep, other_code):
-            self.console.print_markup(f"[dim]{escape(line)}[/]")
+            self.console.print_text(line, "quiet")
         untraced_count = 0
         for record in finished:
             if not folder.trial_folder(record.trial.id).trace_folder.exists():
@@ -174,7 +177,7 @@ class RunView:
 
     def on_message(self, text: str) -> None:
         """Print it above the bar."""
-        self.console.print_markup(f"[yellow]{escape(text)}[/]")
+        self.console.print_text(text, "open")
 
     def show_delivery(self) -> None:
         """Show that records are being delivered."""
@@ -266,7 +269,7 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
     These are when and why it was stopped, company that it lacked, its interruptions, with the
-    seconds that each cost, checkpoints that it could not go on from, operations that may vary in
+    seconds that each cost, checkpoints that it could not resume from, operations that may vary in
     spite of deterministic mode, and a rank that slows all others.
     """
     remarks: list[str] = []

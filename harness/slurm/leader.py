@@ -43,7 +43,7 @@ from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
 from harness.launch.race import SweepRace
 from harness.launch.retries import RETRIES
-from harness.launch.runner import Runner, StopRequest
+from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
 from harness.records.files import read_record_if_exists
@@ -483,7 +483,7 @@ def log(text: str) -> None:
     print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
 
 
-class JobListener:
+class JobListener(TrialListener):
     """Writes what happens to the job's log, and remembers the signals that Slurm has sent.
 
     `signal_due` is the time, in seconds of the monotonic clock, at which Slurm sends the signal
@@ -540,9 +540,6 @@ class JobListener:
             self.first_signal_at = time.monotonic()
         self.signals.add(number)
         log(f"{signal.Signals(number).name}: running trials are to save and stop")
-
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Do nothing: the leader has logged what is pending."""
 
     def on_trial_start(self, trial: Trial) -> None:
         """Log which trial starts."""

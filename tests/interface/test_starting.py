@@ -153,3 +153,20 @@ def test_without_a_script_a_workload_to_change_is_written() -> None:
         "workload.py: exists, and is not" in harness("init").err
         or "sweep.yaml" in harness("init").err
     )
+
+
+@pytest.mark.parametrize("script", [".", "/", "", "data"])
+def test_what_is_no_script_is_refused(script: str) -> None:
+    done = harness("init", script)
+    assert done.code == 2
+    assert done.err.endswith("found no .py; allowed: a Python file\n")
+
+
+@pytest.mark.parametrize("name", ["train", "on", "2024", "1e3", "train #2", 'a "b": c', "- x", "é"])
+def test_a_name_is_read_as_it_is(name: str) -> None:
+    Path(f"{name}.py").write_text("")
+    facts = read_script(Path(f"{name}.py"), [])
+    Path("sweep.yaml").write_text(starting.sweep_text(f"{name}.py", facts, [], None))
+    sweep = load_sweep(Path("sweep.yaml"))
+    assert (sweep.name, sweep.cells[0].workload.label) == (name, name)
+    assert sweep.cells[0].workload.uses == f"{name}.py"

@@ -68,6 +68,11 @@ def test_run_submit_and_show_say_which_combinations_are_left_out(
     view.on_plan(sweep.trials(), [])  # a further repeat
     assert capsys.readouterr().out.splitlines().count(found) == 1
 
+    resumed = RunView(sweep, results, TerminalConsole())
+    resumed.on_plan([], [])
+    resumed.on_plan(sweep.trials(), [])
+    assert capsys.readouterr().out.splitlines().count(found) == 1
+
     packing = Packing(arrays=[], remarks=[])
     submission = submissions.new(sweep, Profile(), packing, {})
     show_prepared(

@@ -17,7 +17,6 @@ from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
 from harness.records.record import Record
 from harness.spec import sweep as spec
-from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel, Profile
 from harness.spec.validity import ValidityRules
 
@@ -32,24 +31,14 @@ USER_SCRIPTS = Path(__file__).parent / "user-scripts"  # with their own loops
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
 
 
-class RecordCollector:
+class RecordCollector(TrialListener):
     """A listener that collects the records of finished trials."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None: ...
-
-    def on_trial_start(self, trial: Trial) -> None: ...
-
-    def on_trial_skip(self, trial: Trial, reason: str) -> None: ...
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None: ...
-
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         self.records.append(record)
-
-    def on_message(self, text: str) -> None: ...
 
 
 def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys: Any) -> Path:
