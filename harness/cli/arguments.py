@@ -29,6 +29,7 @@ from harness.core.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
+    from harness.records.store import RecordedSweep
     from harness.spec.cluster import Profile
 
 Choice = TypeVar("Choice", bound=str)
@@ -240,14 +241,11 @@ def with_flags(
 
 
 def load_local_profile(cluster: str) -> Profile:
-    """Return a profile that starts ranks on this machine; raises BadInput for any other.
-
-    For the commands that measure the machine itself, where there is no sweep to load.
-    """
+    """Return a profile that starts ranks on this machine; raises BadInput for any other."""
     from harness.spec import cluster as clusters
 
     profile = clusters.load_profile(cluster)
-    check_launcher(cluster, profile, "torchrun", " (or harness submit)")
+    check_launcher(cluster, profile, "torchrun")
     return profile
 
 
@@ -281,6 +279,16 @@ def print_collect(results: Results, sweep: str) -> None:
     """Print how what is new of a sweep comes to MLflow."""
     command = f"harness results collect {shlex.quote(sweep)}{results.flag}"
     print_next({command: "brings it to MLflow"})
+
+
+def print_left_out(recorded: RecordedSweep) -> None:
+    """Name on stderr the records that are left out, and why."""
+    if not recorded.unreadable and not recorded.other_code:
+        return
+    from harness.render.run import left_out_lines
+
+    for line in left_out_lines(recorded):
+        print(line, file=sys.stderr)
 
 
 def write_output(content: bytes, output: Path | None) -> None:

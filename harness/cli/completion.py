@@ -9,7 +9,6 @@ damaged one does not break completion.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -110,4 +109,6 @@ def _runs_folder() -> Path:
     It is that of the environment variable, else the default: a `--results` that was typed earlier
     on the line is not passed to the functions here.
     """
-    return Path(os.environ.get("HARNESS_RESULTS", "results")) / "runs"
+    from harness.core.paths import Results, default_results
+
+    return Results(default_results()).runs

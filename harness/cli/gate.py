@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+ACCURACY_SEEDS = 5
+ACCURACY_MARGIN = 0.01
 # The options that `gate` and `bisect` share. The order of the two versions is random, so that
 # nothing periodic on the machine favors one of them; its seed is for repeating a measurement.
 BudgetOption = Annotated[
@@ -111,7 +113,7 @@ def gate(
     accuracy_seeds: Annotated[
         int,
         typer.Option("--accuracy-seeds", min=2, help="With --accuracy: train this many seeds."),
-    ] = 5,
+    ] = ACCURACY_SEEDS,
     accuracy_margin: Annotated[
         float,
         typer.Option(
@@ -119,7 +121,7 @@ def gate(
             min=1e-9,
             help="The smallest loss of the target metric that matters, in its unit.",
         ),
-    ] = 0.01,
+    ] = ACCURACY_MARGIN,
     inconclusive: Annotated[
         str,
         typer.Option(
@@ -175,6 +177,10 @@ def gate(
         raise BadInput(
             f"--against and --against-stack: found {found}; needed: one of them, as in"
             f" harness gate {sweep} --against main"
+        )
+    if not accuracy and (accuracy_seeds, accuracy_margin) != (ACCURACY_SEEDS, ACCURACY_MARGIN):
+        raise BadInput(
+            "--accuracy-seeds, --accuracy-margin: found without --accuracy; allowed: with it"
         )
     loaded, profile = load_planned(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
@@ -372,7 +378,7 @@ def certify(
 
     A gate compares the first cell of a sweep with itself, many times, and counts how often it finds
     a change. Later verdicts on this hardware cite the result, and allow for the drift that it has
-    measured. It takes an hour or two; what was interrupted goes on when it is asked for again.
+    measured. It takes an hour or two; an interrupted run resumes when the command is repeated.
 
     Exit code 1 if the rate of false alarms is certainly above 5%.
     """

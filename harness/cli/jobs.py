@@ -162,48 +162,52 @@ def status(
     from harness.core.paths import Results
     from harness.interface import watching
     from harness.records.files import CommonParts
-    from harness.records.store import read_recorded_spec, read_recorded_specs
+    from harness.records.store import read_recorded_spec
     from harness.render import status as view
 
-    if watch and as_json:
-        raise BadInput("status: found --json with --watch; allowed: one of them")
+    if watch and (as_json or every_trial):
+        option = "--json" if as_json else "--all"
+        raise BadInput(f"status: found {option} with --watch; allowed: one of them")
     results_folder = Results(results)
+    if sweep is None:
+        # The summary of all sweeps has a line for each and lists no trial.
+        if as_json or every_trial:
+            raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
+        _show_all(results_folder, tracking_uri, watch=watch)
+        return
     # The spec next to the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.
-    errors: list[BadInput] = []
     common = CommonParts()
-    if sweep is None:
-        sweeps, errors = read_recorded_specs(results_folder)
-    else:
-        sweeps = [read_recorded_spec(results_folder, sweep, common)]
-    # The summary of all sweeps has a line for each and lists no trial.
-    if sweep is None and (as_json or every_trial):
-        raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
+    sweeps = [read_recorded_spec(results_folder, sweep, common)]
     if watch:
-        if sweep is None:  # one that can't be read keeps none of the others from being watched
-            readable, more_errors = watching.readable_statuses(sweeps, results_folder)
-            sweeps = [status.sweep for status in readable]
-            errors = [*errors, *more_errors]
         statuses = _watch(sweeps, results_folder, tracking_uri)
-    elif sweep is None:
-        if not sweeps and not errors:
-            # No error, but most likely the wrong folder.
-            print(
-                f"no sweeps in {results_folder.runs}; set --results or HARNESS_RESULTS to look"
-                " elsewhere"
-            )
-        statuses, more_errors = watching.readable_statuses(sweeps, results_folder)
-        errors = [*errors, *more_errors]
-        view.show_summary(statuses)
     else:
         statuses = watching.sweep_statuses(sweeps, results_folder, common)
         view.show(statuses[0], as_json=as_json, every=every_trial)
-    _exit_with_status(statuses, errors)
+    _exit_with_status(statuses, [])
+
+
+def _show_all(results: "Results", tracking_uri: str | None, *, watch: bool) -> None:
+    """Show the state of all sweeps; one that can't be read hides none of the others."""
+    from harness.interface.watching import readable_statuses
+    from harness.records.store import read_recorded_specs
+    from harness.render.status import show_summary
+
+    sweeps, errors = read_recorded_specs(results)
+    if not sweeps and not errors:  # no error, but most likely the wrong folder
+        print(f"no sweeps in {results.runs}; set --results or HARNESS_RESULTS to look elsewhere")
+        return
+    statuses, more_errors = readable_statuses(sweeps, results)
+    if watch:
+        statuses = _watch([status.sweep for status in statuses], results, tracking_uri)
+    else:
+        show_summary(statuses)
+    _exit_with_status(statuses, [*errors, *more_errors])
 
 
 def _watch(
     sweeps: "Sequence[Sweep]", results: "Results", tracking_uri: str | None
-) -> "Sequence[SweepStatus]":
+) -> "list[SweepStatus]":
     """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
     from harness.interface.reporting import write_roofline
     from harness.interface.watching import watch

@@ -25,6 +25,7 @@ from harness.cli.arguments import (
     check_launcher,
     choose,
     examples,
+    load_local_profile,
     print_collect,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
@@ -157,10 +158,8 @@ def _diff_recorded(
     from harness.render.console import spinner
     from harness.render.divergence import show_recorded_diff
     from harness.reproduce.recorded import RecordedTrial
-    from harness.spec.cluster import load_profile
 
-    profile = load_profile(cluster)
-    check_launcher(cluster, profile, "torchrun")
+    profile = load_local_profile(cluster)
     trials = []
     for name in names:
         record, folder = find_trial(results, name)
@@ -247,6 +246,8 @@ def parity(
     from harness.render.console import TerminalConsole, print_json, spinner
     from harness.reproduce.parity import plan_parity, plan_resumes
 
+    if reference and resume_at:
+        raise BadInput("--reference: found with --resume-at; allowed: one of them")
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_planned(
         sweep, settings, data, cluster, only=only, cells=cells, timed=False
@@ -329,6 +330,8 @@ def audit(
     from harness.render.console import TerminalConsole, print_json, spinner
     from harness.reproduce.audit import choose_workloads
 
+    if every and not operations:
+        raise BadInput("--all: found without --operations; allowed: with it")
     seconds = parse_duration(budget, "--budget")
     loaded, profile = load_planned(sweep, settings, data, cluster, timed=False)
     check_launcher(cluster, profile, "torchrun")

@@ -497,7 +497,7 @@ def check(
     Takes seconds, before hours are spent on training. Looks at samples, labels and split; at layers,
     devices and modes; at loss, gradients and optimizer; and checks that each model can
     overfit a few samples. Each mistake is named with what to do about it. The report of the sweep shows the result
-    too, but for that of a part of the sweep (--only, --cell).
+    too, unless only a part of the sweep was checked (--only, --cell).
 
     Exit code 1 if there is a mistake.
     """
@@ -554,8 +554,8 @@ def find_lr(
     under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
     loss falls most, or more for a schedule that has its peak only for a while. Next to it are the
     steepest rate, and a tenth of the rate at which the loss is lowest; each with its range
-    over seeds. They are values of the axis lr. The report and MLflow show the curves too, but
-    for those of a part of the sweep (--only, --cell).
+    over seeds. They are values of the axis lr. The report and MLflow show the curves too, unless
+    only a part of the sweep was searched (--only, --cell).
     """
     from harness.core.errors import BadInput
     from harness.core.paths import Results

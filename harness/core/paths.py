@@ -298,6 +298,11 @@ class SweepFolder:
         return [self.trial_folder(name).record_path for name in self.recorded_ids()]
 
 
+def default_results() -> Path:
+    """Return the results folder of commands without `--results`; an empty variable is none."""
+    return Path(os.environ.get("HARNESS_RESULTS") or "results")
+
+
 @dataclass(frozen=True)
 class Results:
     """The folder `results/`, or another that `--results` or HARNESS_RESULTS names."""
@@ -348,7 +353,7 @@ class Results:
 
         Empty where commands look in this folder by themselves.
         """
-        if self.path == Path(os.environ.get("HARNESS_RESULTS", "results")):
+        if self.path == default_results():
             return ""
         return f" --results {shlex.quote(str(self.path))}"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.core.paths import Results
+from harness.core.paths import Results, default_results
 from harness.core.scratch import ScratchFolder
 
 Folder = str | Path | None  # of results; None: HARNESS_RESULTS, else `results`
@@ -16,7 +15,7 @@ Folder = str | Path | None  # of results; None: HARNESS_RESULTS, else `results`
 
 def results_folder(folder: Folder) -> Results:
     """Return the results folder that commands use, unless another one is given."""
-    return Results(Path(folder or os.environ.get("HARNESS_RESULTS", "results")))
+    return Results(Path(folder or default_results()))
 
 
 @contextmanager

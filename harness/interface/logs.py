@@ -19,7 +19,8 @@ from time import sleep
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.logs import open_log
-from harness.core.paths import Results, TrialFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder
+from harness.records.store import is_locked
 
 FOLLOW_SECONDS = 0.5  # between two looks at a growing file
 CHUNK_BYTES = 2**20  # of a log that are in memory at a time
@@ -73,8 +74,8 @@ def find(results: Results, trial_id: str, sweep: str | None) -> TrialFolder:
 def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
     """Print a rank's log, or without a rank the launcher's.
 
-    With `follow`, print what is added until the trial has ended. A log that is empty is reported on
-    standard error, with those that are not.
+    With `follow`, print what is added until the trial has ended, or until nobody runs its sweep any
+    more. A log that is empty is reported on standard error, with those that are not.
 
     Raises BadInput if there is no such log, and if it leads out of the trial's folder.
     """
@@ -102,15 +103,18 @@ def _names(logs: Iterable[Path]) -> list[str]:
 
 
 def _is_running(trial_folder: TrialFolder) -> bool:
-    """Return whether the attempt that started last has left no record yet.
+    """Return whether the attempt that started last has left no record yet, and still may.
 
-    A record that is older than the assignment is that of an earlier attempt.
+    A record that is older than the assignment is that of an earlier attempt. Without a job, there
+    will be none once no process holds the sweep: the command that ran the trial was killed.
     """
     record_path = trial_folder.record_path
-    if not record_path.exists():
-        return True
-    assigned_at = trial_folder.assignment_path.stat().st_mtime_ns
-    return record_path.stat().st_mtime_ns < assigned_at
+    if record_path.exists():
+        assigned_at = trial_folder.assignment_path.stat().st_mtime_ns
+        if record_path.stat().st_mtime_ns >= assigned_at:
+            return False
+    sweep_folder = SweepFolder(trial_folder.path.parent)
+    return is_locked(sweep_folder) or sweep_folder.jobs_path.exists()
 
 
 @contextmanager

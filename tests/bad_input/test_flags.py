@@ -108,6 +108,16 @@ def test_flag(flags: list[str], begins: str) -> None:
             ["machine", "selftest", "--ranks", "1,2,3"],
             "--ranks: found 1,2,3; allowed: divisors of the batch size, 8, each once",
         ),
+        (
+            ["diff", "parity", "quickstart", "--reference", "strategy=single", "--resume-at", "2"],
+            "--reference: found with --resume-at; allowed: one of them",
+        ),
+        (["diff", "audit", "--all"], "--all: found without --operations; allowed: with it"),
+        (["status", "mine", "--watch", "--all"], "found --all with --watch; allowed: one of them"),
+        (
+            ["gate", "quickstart", "--against", "main", "--accuracy-seeds", "9"],
+            "--accuracy-seeds, --accuracy-margin: found without --accuracy; allowed: with it",
+        ),
         (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),
@@ -122,6 +132,12 @@ def test_flag(flags: list[str], begins: str) -> None:
 )
 def test_command_line(arguments: list[str], contains: str) -> None:
     assert contains in refused(*arguments)
+
+
+@pytest.mark.parametrize("command", ["peak", "selftest"])
+def test_what_measures_this_machine_names_no_command_that_does_not(command: str) -> None:
+    error = refused("machine", command, "--cluster", "slurm")
+    assert error.endswith("--cluster slurm: launcher: found 'slurm'; allowed: torchrun")
 
 
 @pytest.mark.parametrize(

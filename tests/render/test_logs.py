@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from harness.core.paths import Results, TrialFolder
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.interface import logs as view
+from harness.records.store import lock
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 
@@ -82,7 +84,26 @@ def test_follows_until_the_trial_has_ended(
         trial.record_path.touch()
 
     monkeypatch.setattr(view, "sleep", write_more)
-    assert logs(trial, "--rank", "0", "--follow").out == "rank 0\nits output\nmore, and ü"
+    with lock(SweepFolder(trial.path.parent)):
+        assert logs(trial, "--rank", "0", "--follow").out == "rank 0\nits output\nmore, and ü"
+
+
+def test_follows_no_trial_whose_command_was_killed(
+    trial: TrialFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.record_path.unlink()
+    folder = SweepFolder(trial.path.parent)
+
+    def kill_command(seconds: float) -> None:
+        held.close()
+
+    monkeypatch.setattr(view, "sleep", kill_command)
+    with ExitStack() as held:
+        held.enter_context(lock(folder))
+        assert logs(trial, "--follow").out == "launched\nits output"
+    assert logs(trial, "--follow").out == "launched\nits output"
+    folder.jobs_path.mkdir()  # a job may still run it, or run it again
+    assert view._is_running(trial)
 
 
 def test_linked_log_is_refused(trial: TrialFolder, tmp_path: Path) -> None:

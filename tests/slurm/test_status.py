@@ -349,6 +349,13 @@ def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path:
     assert "samples/s" in ended.out
 
 
+@pytest.mark.parametrize("flags", [(), ("--watch",)])
+def test_without_a_sweep_says_where_it_has_looked(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    ended = harness("status", *flags, "--results", str(tmp_path))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"no sweeps in {tmp_path}/runs; set --results or HARNESS_RESULTS")
+
+
 def test_all_sweeps_that_can_be_read_are_watched(
     submission: Submission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
