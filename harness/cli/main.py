@@ -47,12 +47,12 @@ from harness.core.errors import (
 from harness.core.storage import storage_error
 
 BROKEN_PIPE = 1  # exit code
-# What the system has run out of, by errno.
+# What the system says of each errno.
 LIMITS: Mapping[int | None, str] = {
-    errno.EAGAIN: "processes",
-    errno.ENOMEM: "memory",
-    errno.EMFILE: "open files",
-    errno.ENFILE: "open files",
+    errno.EAGAIN: "process limit reached",
+    errno.ENOMEM: "out of memory",
+    errno.EMFILE: "limit of open files reached",
+    errno.ENFILE: "limit of open files reached",
 }
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
@@ -65,7 +65,6 @@ app = typer.Typer(
 )
 for commands in (run, jobs, results, trend, serving, reproduce, explain):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
-stored.app.add_typer(results.stored_app)
 gate.app.add_typer(gate.baseline_app, name="baseline", cls=SubGroup)
 app.add_typer(guide.app, name="guide", cls=DefaultGroup)
 app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
@@ -148,10 +147,7 @@ def _fail_for_system(error: OSError) -> int:
     `write_atomically` names its files.
     """
     if error.errno in LIMITS:
-        resource = LIMITS[error.errno]
-        return _fail(
-            f"the system gives no more {resource}: {error.strerror}", HarnessError.exit_code
-        )
+        return _fail(f"{LIMITS[error.errno]}: {error.strerror}", HarnessError.exit_code)
     # Of a rename, the second name is the file's own and the first that of a temporary file.
     name = error.filename2 or error.filename
     path = Path(os.fsdecode(name or "."))

@@ -12,8 +12,8 @@ from harness.cli.arguments import (
     ClusterOption,
     NoWaitOption,
     ResultsOption,
-    check_launcher,
     examples,
+    load_local_profile,
     print_collect,
     print_message,
     split_commas,
@@ -138,8 +138,8 @@ def export(
     """
     from harness.analysis.selection import find_trial
     from harness.core.paths import Results, TrialFolder
-    from harness.interface.export import choose_format
-    from harness.interface.export import export as export_table
+    from harness.interface.tables import choose_format
+    from harness.interface.tables import export as export_table
     from harness.render.serving import latency_table, show_export
     from harness.serving.formats import check_formats
 
@@ -154,10 +154,8 @@ def export(
         from harness.interface.serving import export_model
         from harness.render.console import spinner
         from harness.serving.exporting import find_checkpoint
-        from harness.spec.cluster import load_profile
 
-        profile = load_profile(cluster)
-        check_launcher(cluster, profile, "torchrun")
+        profile = load_local_profile(cluster)
         checkpoint = find_checkpoint(record, folder)
         with spinner(f"{record.trial.id}:") as on_progress:
             exported = export_model(

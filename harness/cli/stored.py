@@ -1,22 +1,25 @@
-"""Defines `harness results list`, `rename`, `merge`, `prune`, `archive` and `restore`.
+"""Defines the commands of `harness results`.
 
 They work on the folders of recorded sweeps. Nothing is removed that was not named before, and
-nothing of a sweep that a process or a job is working on.
+nothing of a sweep that a process or a job is working on. Only `collect` and `rename` need MLflow.
 """
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli.arguments import (
+    GoalOption,
     JsonOption,
     NameArgument,
     ResultsOption,
     UriOption,
     examples,
     print_collect,
+    print_left_out,
 )
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
@@ -61,8 +64,9 @@ def rename(
     results_folder = Results(results)
     sweep = recorded_name(results_folder, sweep)
     if dry_run:
-        before = recorded_folder(results_folder, sweep).path
-        print(f"would rename {before} to {results_folder.sweep_folder(name).path}")
+        before = results_folder.sweep_folder(sweep).path
+        after = sweeps.rename(results_folder, sweep, name, dry_run=True).path
+        print(f"would rename {before} to {after}")
         return
     tracker = Tracker(results_folder, tracking_uri)
     # A renaming that MLflow did not take is completed when it is asked for again.
@@ -110,13 +114,12 @@ def merge(
 
     results_folder = Results(results)
     folders = [source_folder(results_folder, source) for source in sources]
+    trials = counted(len(merge_sweeps(results_folder, folders, into, dry_run=dry_run)), "trial")
+    path = results_folder.sweep_folder(into).path
     if dry_run:
-        for folder in folders:
-            trials = counted(len(folder.record_paths()), "trial")
-            print(f"would copy {trials} of {folder.path} into {into}")
+        print(f"would add {trials} to {path}")
         return
-    added = merge_sweeps(results_folder, folders, into)
-    print(f"{counted(len(added), 'trial')} added to {results_folder.sweep_folder(into).path}")
+    print(f"{trials} added to {path}")
     print_collect(results_folder, into)
 
 
@@ -197,15 +200,18 @@ def archive(
     results_folder = Results(results)
     folder = recorded_folder(results_folder, sweep)
     path = output or Path(f"{folder.path.name}.tar.gz")
-    if dry_run:
-        print(f"would archive {folder.path} ({byte_size(sweeps.size_of(folder.path))}) in {path}")
-        return
+    archives.check_path(folder, path)
     links = archives.links(folder)
     if remove and links:
         raise BadInput(
             f"--remove: found links, which no archive holds: {links[0]}"
             f"{f' and {len(links) - 1} more' if len(links) > 1 else ''}; allowed: a sweep without"
         )
+    if dry_run:
+        print(f"would archive {folder.path} ({byte_size(sweeps.size_of(folder.path))}) in {path}")
+        return
+    if remove:
+        _check_answerable(yes=yes)
     # Listed before the archive is written, so that what is added meanwhile is not removed.
     removals = [sweeps.whole_sweep(folder)] if remove else []
     manifest = archives.archive(folder, path)
@@ -233,19 +239,196 @@ def restore(
 
     results_folder = Results(results)
     manifest = archives.verify(path) if dry_run else archives.restore(results_folder, path)
-    verb = "would restore" if dry_run else "restored"
-    folder = results_folder.sweep_folder(manifest.sweep).path
-    print(f"{verb} {counted(len(manifest.files), 'file')} of {manifest.sweep} to {folder}")
-    if not dry_run:
-        print_collect(results_folder, manifest.sweep)
+    files = f"{counted(len(manifest.files), 'file')} of {manifest.sweep}"
+    if dry_run:
+        folder = archives.check_is_new(results_folder, manifest, path)
+        print(f"would restore {files} to {folder.path}")
+        return
+    print(f"restored {files} to {results_folder.sweep_folder(manifest.sweep).path}")
+    print_collect(results_folder, manifest.sweep)
+
+
+@app.command(
+    epilog=examples(
+        "harness results report matrix", "harness results report nightly --against baseline"
+    )
+)
+def report(
+    sweep: NameArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE.html",
+            help="The file to write. Default: report.html next to the records.",
+        ),
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="BASELINE|SWEEP",
+            help="What to compare the sweep with, named as for `harness compare`.",
+        ),
+    ] = "",
+    goal: GoalOption = None,
+    results: ResultsOption = Path("results"),
+    tracking_uri: UriOption = None,
+) -> None:
+    """Write a sweep's report as one HTML file.
+
+    The file needs no network and no other file, so it can be mailed or kept as an artifact. It
+    names for every section that is empty the data that would fill it.
+    """
+    from harness.core.paths import Results
+    from harness.interface.reporting import write_report
+    from harness.records.store import read_recorded_sweep
+
+    results_folder = Results(results)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    print_left_out(recorded)
+    reference = None
+    if against:
+        from harness.interface.comparing import select_results  # which loads what talks to MLflow
+
+        # The sweep is selected too because `baseline` means those of the hardware of the others.
+        reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
+    path = output or results_folder.sweep_folder(recorded.sweep.name).report_path
+    write_report(path, results_folder, recorded, reference, goal)
+    print(path)  # alone on stdout, for scripts that mail or upload the file
+
+
+@app.command(
+    epilog=examples("harness results collect quickstart --tracking-uri http://127.0.0.1:5000")
+)
+def collect(
+    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
+) -> None:
+    """Deliver the records of a sweep to MLflow.
+
+    For trials that ran while MLflow could not be reached, and for jobs that nobody watched. Records
+    that are there already are not sent again.
+    """
+    from harness.core.paths import Results
+    from harness.core.text import counted
+    from harness.records.store import read_recorded_sweep
+    from harness.tracking import Tracker
+
+    results_folder = Results(results)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    print_left_out(recorded)
+    sweep_folder = results_folder.sweep_folder(recorded.sweep.name)
+    trials = [record.trial.id for record in recorded.records]
+    del recorded  # they would take as much memory as all that MLflow is told
+    # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
+    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, trials)
+    delivered = counted(delivery.delivered, "trial")
+    print(f"{delivered} delivered, {delivery.already_delivered} were there already")
+
+
+@app.command(epilog=examples("harness results verify", "harness results verify nightly"))
+def verify(
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SWEEP]…",
+            help="Sweeps that have run. Default: all of them.",
+            autocompletion=complete_recorded_sweeps,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Check that recorded numbers are as they were written.
+
+    Other commands check the seal of each file that they read, and of records only the headers. This
+    reads the columns of records too, computes each figure again that follows from them, and checks
+    what commands leave next to them: fingerprints, checkpoints, exported models, parity, the results
+    of check and find-lr. Without SWEEP, also measured peaks, certificates and baselines.
+
+    A seal has no secret: it proves that nothing was damaged or edited by hand, and not who wrote
+    it. Whoever can write to the folder can seal other numbers that agree with each other.
+
+    Exit code 2 if anything is damaged, which is named.
+    """
+    from harness.core.paths import Results
+    from harness.core.text import counted
+    from harness.housekeeping.verify import verify_machines, verify_sweep
+    from harness.records.store import read_recorded_spec, recorded_sweep_names
+
+    results_folder = Results(results)
+    names = sweeps or recorded_sweep_names(results_folder)
+    for name in sweeps:
+        read_recorded_spec(results_folder, name)  # which says what there is if there is none
+    parts = [verify_sweep(results_folder, name) for name in names]
+    if not sweeps:
+        parts.append(verify_machines(results_folder))
+    files = records = ranks = problems = 0
+    for verified in chain.from_iterable(parts):
+        files += 1
+        records += verified.is_record
+        ranks += verified.ranks
+        if verified.problem is not None:
+            problems += 1
+            print(verified.problem, file=sys.stderr)
+    if problems:
+        raise BadInput(f"found {counted(problems, 'damaged file')} of {files}")
+    print(
+        f"{counted(records, 'record')} of {counted(len(names), 'sweep')} are whole, with the series"
+        f" of {counted(ranks, 'rank')}; so are {counted(files - records, 'other file')}"
+    )
+    print("that is no proof against someone who can write to the folder: seals have no secret")
+
+
+@app.command(epilog=examples("harness results mllog mnist", "harness results mllog mnist --check"))
+def mllog(
+    sweep: NameArgument,
+    results: ResultsOption = Path("results"),
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask MLCommons' compliance checker about each log."),
+    ] = False,
+) -> None:
+    """Write the trials of a sweep as logs in MLPerf's format.
+
+    With mllog: true in its file, `harness run` writes them. They are made from the records, and are
+    in the folders of the trials.
+
+    Exit code 1 if the checker refuses one, and 2 if a trial has no log or the checker is not
+    installed.
+    """
+    from harness.core.paths import Results
+    from harness.mllog.checker import check_logs
+    from harness.mllog.log import write_logs
+    from harness.records.store import read_recorded_sweep
+    from harness.render.stored import show_answers
+
+    results_folder = Results(results)
+    recorded = read_recorded_sweep(results_folder, sweep)
+    print_left_out(recorded)
+    written = write_logs(results_folder.sweep_folder(sweep), recorded)
+    if not check:
+        for log in written:
+            print(log.path)
+        return
+    benchmarks = sorted({log.benchmark for log in written})
+    answers = check_logs([log.path for log in written], benchmarks)
+    show_answers(written, answers)
+    if not all(answer.accepted for answer in answers):
+        raise typer.Exit(1)
 
 
 def _confirm_removal(*, yes: bool) -> None:
     """Ask whether to remove; raises BadInput where nobody can answer, HarnessError for a no."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise BadInput("--yes: needed to remove files where nobody can be asked")
-    answer = input("remove? [y/N] ")
+    _check_answerable(yes=yes)
+    try:
+        answer = "y" if yes else input("remove? [y/N] ")
+    except EOFError:  # Ctrl-D
+        answer = ""
     if answer.strip().lower() not in ("y", "yes"):
         raise HarnessError("nothing was removed")
+
+
+def _check_answerable(*, yes: bool) -> None:
+    """Raise BadInput where there is nobody to ask whether to remove."""
+    if not yes and not sys.stdin.isatty():
+        raise BadInput("--yes: needed to remove files where nobody can be asked")

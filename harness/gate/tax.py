@@ -6,7 +6,6 @@ train two cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def measure_tax(
     base: Path,
     profile: Profile,
     seconds: float,
-    on_progress: Callable[[str], None],
 ) -> Tax:
     """Measure the cost of a cell's setting against the reference, for at most `seconds`.
 
@@ -84,5 +82,5 @@ def measure_tax(
     )
     rng = np.random.default_rng()
     with PairStarter(reference, seed, trees, base, profile, other_cells={"b": cell}) as starter:
-        measured = run_paired(reference, starter.pair, budget, rng, on_progress)
+        measured = run_paired(reference, starter.pair, budget, rng, lambda text: None)
     return Tax(setting=setting, reference=reference, cell=cell, measured=measured)

@@ -78,10 +78,7 @@ def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
     The file appears when it is complete. Raises BadInput for a path that exists or is in the sweep's own
     folder, and for a sweep that anybody works on.
     """
-    if path.exists():
-        raise BadInput(f"{path}: exists; allowed: a file that does not")
-    if path.resolve().is_relative_to(folder.path.resolve()):
-        raise BadInput(f"{path}: found in the folder of the sweep; allowed: a file outside of it")
+    check_path(folder, path)
     with held(folder):
         name = read_spec_content(folder.spec_path)["name"]
         files = [file for file in _own_files(folder) if file.is_file() and not file.is_symlink()]
@@ -97,6 +94,14 @@ def archive(folder: SweepFolder, path: Path) -> ArchiveManifest:
         mode |= FILE_MODE
         write_atomically_by(path, lambda file: _write(file, folder, manifest), mode=mode)
     return manifest
+
+
+def check_path(folder: SweepFolder, path: Path) -> None:
+    """Raise BadInput for an archive that exists or would be in the sweep's own folder."""
+    if path.exists():
+        raise BadInput(f"{path}: exists; allowed: a file that does not")
+    if path.resolve().is_relative_to(folder.path.resolve()):
+        raise BadInput(f"{path}: found in the folder of the sweep; allowed: a file outside of it")
 
 
 def links(folder: SweepFolder) -> list[Path]:
@@ -153,13 +158,7 @@ def restore(results: Results, path: Path) -> ArchiveManifest:
     aside = Path(tempfile.mkdtemp(dir=results.path, prefix=".restore-"))
     try:
         manifest = _extract(path, aside)
-        folder = results.sweep_folder(manifest.sweep)
-        clear_leftover(folder)
-        if folder.path.exists():
-            raise BadInput(
-                f"{path}: its sweep {manifest.sweep!r} exists in {folder.path}; allowed: another"
-                " --results, or harness results rename before"
-            )
+        folder = check_is_new(results, manifest, path)
         name = read_spec_content(SweepFolder(aside).spec_path)["name"]
         if name != manifest.sweep:
             raise ARCHIVE_FORMAT.error(path, f"sweep: found {name!r} in its files")
@@ -169,6 +168,18 @@ def restore(results: Results, path: Path) -> ArchiveManifest:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return manifest
+
+
+def check_is_new(results: Results, manifest: ArchiveManifest, path: Path) -> SweepFolder:
+    """Return the folder of an archive's sweep; raises BadInput if it exists."""
+    folder = results.sweep_folder(manifest.sweep)
+    clear_leftover(folder)
+    if folder.path.exists():
+        raise BadInput(
+            f"{path}: its sweep {manifest.sweep!r} exists in {folder.path}; allowed: another"
+            " --results, or harness results rename before"
+        )
+    return folder
 
 
 def verify(path: Path) -> ArchiveManifest:

@@ -25,12 +25,14 @@ from harness.spec.text import problem_of_name
 MOST_NAMED = 3  # trials that an error names
 
 
-def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[str]:
+def merge(
+    results: Results, sources: Sequence[SweepFolder], name: str, *, dry_run: bool = False
+) -> list[str]:
     """Copy the trials of some sweeps into one, and return the ids of those that it did not have.
 
     The sweep `name` may exist. It gets the cells, seeds and repeats of all; other keys are those of
     its own, or else of the first source. The sources stay as they are, and merging again adds
-    nothing.
+    nothing. With `dry_run`, nothing is copied.
 
     Raises BadInput, before anything is copied, for a trial that two sweeps have with other results,
     for trials that ran with another profile, for a sweep that anybody works on, and for a new sweep
@@ -55,13 +57,13 @@ def merge(results: Results, sources: Sequence[SweepFolder], name: str) -> list[s
             stack.enter_context(held(folder) if folder == target else held_for_reading(folder))
         records = _records_by_trial(folders)
         _refuse_other_profiles(list(records.values()))
-        if target not in folders:  # made only now, when nothing can be refused any more
+        if target not in folders and not dry_run:  # only now: nothing can be refused any more
             stack.enter_context(held(target))
-        added = []
-        for trial_id, path in records.items():
-            if not target.trial_folder(trial_id).record_path.exists():
-                _copy_trial(path.parent, target.trial_folder(trial_id).path)
-                added.append(trial_id)
+        added = sorted(records.keys() - set(target.recorded_ids()))
+        if dry_run:
+            return added
+        for trial_id in added:
+            _copy_trial(records[trial_id].parent, target.trial_folder(trial_id).path)
         for folder in sources:
             environments = target.path / "environments"
             for path in sorted((folder.path / "environments").glob("*")):

@@ -156,8 +156,8 @@ def is_renamed(results: Results, old: str, new: str) -> bool:
     return is_complete
 
 
-def rename(results: Results, old: str, new: str) -> SweepFolder:
-    """Give a sweep another name and return its new folder.
+def rename(results: Results, old: str, new: str, *, dry_run: bool = False) -> SweepFolder:
+    """Give a sweep another name and return its new folder; with `dry_run`, only check it.
 
     A renaming that was cut off is completed when it is asked for again. Raises BadInput for a name
     that another sweep has, or that is none.
@@ -183,8 +183,11 @@ def rename(results: Results, old: str, new: str) -> SweepFolder:
         _read_sealed(before.rates_path, SEARCH_FORMAT)
         _read_sealed(before.preflight_path, REPORT_FORMAT)
         with held(before):
-            before.path.rename(after.path)
-            fsync_folder(results.runs)
+            if not dry_run:
+                before.path.rename(after.path)
+                fsync_folder(results.runs)
+    if dry_run:
+        return after
     _replace_value(after.parity_path, PARITY_FORMAT, "sweep", new)
     for path, renamed_path, file_format in (
         (before.rates_path, after.rates_path, SEARCH_FORMAT),

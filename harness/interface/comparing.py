@@ -175,19 +175,15 @@ def compare(
         correction=correction,
         drift=certified_drifts(folder, selected),
     )
-    return judge(selected, axes, rules)
-
-
-def judge(sides: Sequence[Side], axes: Sequence[str], rules: Rules) -> Verdicts:
-    """Return the verdicts on the values of axes within the first side, or on the other sides."""
+    first, *others = selected
     if axes:
-        comparison = compare_by(sides[0], axes, rules)
+        comparison = compare_by(first, axes, rules)
         # Both A and B are cells of the one side.
-        compared = [f"{sides[0].name} by {','.join(axes)}"]
+        compared = [f"{first.name} by {','.join(axes)}"]
     else:
-        comparison = compare_sides(sides[0], sides[1:], rules)
-        compared = [side.name for side in sides[1:]]
-    return Verdicts(a=sides[0].name, b=compared, comparison=comparison)
+        comparison = compare_sides(first, others, rules)
+        compared = [side.name for side in others]
+    return Verdicts(a=first.name, b=compared, comparison=comparison)
 
 
 def select_results(

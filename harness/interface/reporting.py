@@ -10,6 +10,7 @@ from harness.analysis.compare import Side
 from harness.core.paths import Results, write_atomically
 from harness.launch.race import SweepRace
 from harness.records.record import Record
+from harness.records.store import RecordedSweep
 from harness.render.chart import png_bytes
 from harness.render.roofline import draw_roofline, sweep_roofline, with_measured_peaks
 from harness.spec.sweep import Sweep
@@ -18,26 +19,25 @@ from harness.spec.sweep import Sweep
 def write_report(
     path: Path,
     results: Results,
-    sweep: Sweep,
-    records: Sequence[Record],
+    recorded: RecordedSweep,
     against: Side | None = None,
-    *,
-    unreadable_count: int = 0,
-    other_code_count: int = 0,
     goal: float | None = None,
 ) -> None:
     """Write the report of a sweep that has run; the same records give the same bytes.
 
-    `unreadable_count` and `other_code_count` are the numbers of further records, which the page says
-    are left out; `goal` is a value of the target metric, the steps to which are compared.
+    `goal` is a value of the target metric, the steps to which are compared.
 
     Raises BadInput if there are no records, or if `against` cannot be compared with them.
     """
     from harness.render.html.page import render
     from harness.render.html.report import make_report
 
-    report = make_report(results, sweep, records, against, goal)
-    report = replace(report, unreadable_count=unreadable_count, other_code_count=other_code_count)
+    report = make_report(results, recorded.sweep, recorded.records, against, goal)
+    report = replace(
+        report,
+        unreadable_count=len(recorded.unreadable),
+        other_code_count=recorded.other_code_count,
+    )
     write_atomically(path, render(report))
 
 

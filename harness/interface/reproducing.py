@@ -192,7 +192,6 @@ def audit_settings(
                 base=sweep.base_folder,
                 profile=profile,
                 seconds=seconds,
-                on_progress=lambda text: None,
             )
         )
     return parity, taxes

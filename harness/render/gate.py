@@ -57,7 +57,7 @@ def show_outcome(outcome: GateOutcome) -> None:
         if cell_outcome.control is not None:
             _add_row(table, "↳ control", cell_outcome.control)
     show_table(console, table)
-    console.print_markup(f"\n[dim]{escape(_caption(outcome))}[/]")
+    console.print_text(f"\n{_caption(outcome)}", "quiet")
     console.print_text(outcome.conditions.certificate, "quiet")
     for line in describe_packages(outcome):
         console.print_text(line)

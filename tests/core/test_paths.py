@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as cli
+from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import StorageError
-from harness.core.paths import remove_temporary_files, write_atomically
+from harness.core.paths import Results, remove_temporary_files, write_atomically
+from harness.interface.folders import results_folder
 from tests.support.commands import harness
 
 
@@ -58,7 +60,20 @@ def test_a_limit_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cli, "command_tree", lambda: fail)
     result = harness("run", "quickstart")
     assert result.code == 1
-    assert result.err.startswith("harness: the system gives no more processes: Resource ")
+    assert result.err.startswith("harness: process limit reached: Resource ")
+
+
+def test_an_empty_variable_names_no_results_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a CI file leaves it, and as the command line takes it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HARNESS_RESULTS", "")
+    assert results_folder(None) == Results(Path("results"))
+    assert Results(Path("results")).flag == ""
+    Path("results/runs/nightly").mkdir(parents=True)
+    Path("results/runs/nightly/sweep.json").touch()
+    assert complete_recorded_sweeps("") == ["nightly"]
 
 
 def test_any_other_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

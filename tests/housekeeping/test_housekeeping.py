@@ -119,10 +119,10 @@ def test_a_renamed_sweep_has_the_same_records(results: Results) -> None:
     assert [record.trial.id for record in recorded.records] == [t.id for t in sweep.trials()]
     assert "no records of such a sweep" in refused("rename", "nightly", "x")
     record_sweep(results, "nightly")
-    assert "exists; allowed: a name that no sweep has" in refused(
-        "rename", "nightly", "before upgrade"
-    )
-    assert "new name: found an empty name" in refused("rename", "nightly", " ")
+    for flags in ([], ["--dry-run"]):
+        taken = refused("rename", "nightly", "before upgrade", *flags)
+        assert "exists; allowed: a name that no sweep has" in taken
+        assert "new name: found an empty name" in refused("rename", "nightly", " ", *flags)
     # A path could lead out of the results folder.
     for arguments in (["rename", "results/runs/nightly", "x"], ["prune", "results/runs/nightly"]):
         assert "no records of such a sweep" in refused(*arguments)
@@ -187,10 +187,11 @@ def test_merged_sweeps_ask_for_all_cells_and_seeds(results: Results, tmp_path: P
     (tmp_path / "other").mkdir()
     record_sweep(other, "node2", seeds=[1, 2], axes={"precision": "bf16"})
     sources = ["node1", str(other.sweep_folder("node2").path)]
-    assert (
-        run("merge", *sources, "--into", "both", "--dry-run").out.count("would copy 2 trials") == 2
-    )
+    dry = run("merge", *sources, "--into", "both", "--dry-run").out
+    assert dry == "would add 4 trials to results/runs/both\n"
+    assert not results.sweep_folder("both").path.exists()
     assert run("merge", *sources, "--into", "both").out.startswith("4 trials added to")
+    assert run("merge", *sources, "--into", "both", "--dry-run").out.startswith("would add 0 ")
     assert run("merge", *sources, "--into", "both").out.startswith("0 trials added to")
     recorded = read_recorded_sweep(results, "both")
     kept = {(r.trial.cell.axes.precision, r.trial.seed) for r in recorded.records}
@@ -323,6 +324,28 @@ def test_pruning_names_what_it_removes(results: Results) -> None:
     assert not folder.path.exists()
 
 
+def test_nothing_is_removed_unless_somebody_says_yes(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_sweep(results, "nightly")
+    # Refused before the archive is written: with it there, the same command could not be repeated.
+    assert "--yes: needed to remove files" in refused("archive", "nightly", "--remove")
+    assert not Path("nightly.tar.gz").exists()
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+
+    def press_ctrl_d(prompt: str) -> str:
+        raise EOFError
+
+    for answer in (press_ctrl_d, lambda prompt: "", lambda prompt: "no"):
+        monkeypatch.setattr("builtins.input", answer)
+        ended = command("results", "prune", "nightly", "--whole")
+        assert (ended.code, ended.err) == (1, "harness: nothing was removed\n")
+    assert results.sweep_folder("nightly").path.exists()
+    monkeypatch.setattr("builtins.input", lambda prompt: "y")
+    run("archive", "nightly", "--remove")
+    assert not results.sweep_folder("nightly").path.exists()
+
+
 def test_an_archive_is_restored_to_the_byte(results: Results, tmp_path: Path) -> None:
     record_sweep(results, "my sweep", seeds=[0, 1])
     folder = results.sweep_folder("my sweep")
@@ -340,8 +363,12 @@ def test_an_archive_is_restored_to_the_byte(results: Results, tmp_path: Path) ->
     assert not folder.path.exists()
     run("restore", str(path))
     assert tree(folder.path) == before
-    assert "exists in results/runs/my-sweep-" in refused("restore", str(path))
-    assert f"{path}: exists" in refused("archive", "my sweep", "--output", str(path))
+    for flags in ([], ["--dry-run"]):
+        assert "exists in results/runs/my-sweep-" in refused("restore", str(path), *flags)
+        assert f"{path}: exists" in refused("archive", "my sweep", "--output", str(path), *flags)
+        inside = str(folder.path / "a.tar.gz")
+        error = refused("archive", "my sweep", "--output", inside, *flags)
+        assert "found in the folder of the sweep" in error
     assert list(results.path.glob(".restore*")) == []
 
 
