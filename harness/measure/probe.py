@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -26,18 +26,25 @@ def probe_gradients(
     generators are as before afterwards, and no hook of a wrapper runs.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    device = batch[0].device
-    generators = [device] if device.type == "cuda" else []  # besides the CPU's
     try:
-        with torch.random.fork_rng(generators), counting:
+        with undisturbed(module, batch[0].device), counting:
             loss = loss_of(module, batch)
             # Unlike `backward`, this leaves `parameter.grad` as it is.
             torch.autograd.grad(loss, parameters, allow_unused=True)
     except torch.OutOfMemoryError:
         return False
-    finally:
-        with torch.no_grad():
-            for buffer, original in buffers:
-                buffer.copy_(original)
     return True
+
+
+@contextmanager
+def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have a block leave the buffers of a module and the state of torch's generators as they are."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    generators = [device] if device.type == "cuda" else []  # besides the CPU's
+    with torch.random.fork_rng(generators):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, original in buffers:
+                    buffer.copy_(original)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +22,7 @@ from harness.core.slurm_environment import has_separate_cores, tasks_per_node
 from harness.core.topology import Topology, format_cores, memory_by_node
 from harness.records.assignment import Assignment
 from harness.records.record import CoreBinding
-from harness.training.ranks import Ranks, bind_to_cores, visible_gpus
-
-THREADS = Path("/proc/self/task")
+from harness.training.ranks import THREADS, Ranks, bind_to_cores, visible_gpus
 
 
 def bind_rank(assignment: Assignment, ranks: Ranks, device: torch.device) -> None:
@@ -53,14 +50,12 @@ def account_binding(
     binding = assignment.trial.cell.axes.binding
     if binding == "none":
         return None
-    cores = rank_cores(assignment, ranks, device, Topology())
+    topology = Topology()
+    cores = rank_cores(assignment, ranks, device, topology)
     check_threads(binding, cores)
     memory = {str(node): size for node, size in sorted(memory_by_node().items())}
-    return CoreBinding(
-        cores=sorted(os.sched_getaffinity(0)),
-        numa_nodes=list(Topology().nodes(cores)),
-        memory=memory,
-    )
+    numa_nodes = list(topology.nodes(cores))
+    return CoreBinding(cores=sorted(cores), numa_nodes=numa_nodes, memory=memory)
 
 
 def check_threads(binding: str, cores: Collection[int]) -> None:

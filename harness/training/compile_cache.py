@@ -147,11 +147,12 @@ def environment_folder(parent: Path, environment: Mapping[str, str]) -> Path:
 def share_cache(workload: str, device: torch.device) -> None:
     """Have torch's compilers cache in the folder that trials of a workload share.
 
-    It stays as long as this process, or until `release`. Raises BadInput if there can't be one, or
-    if another process is removing it for longer than LOCK_TIMEOUT. Libraries that a killed compiler
-    has left there unfinished are removed.
+    It stays as long as this process, or until `release`. Libraries that a killed compiler has left
+    there unfinished are removed. Raises BadInput if there can't be one, if its limit is no number, or
+    if another process is removing it for longer than LOCK_TIMEOUT.
     """
     global _cache_lock
+    size_limit()  # refused here rather than after hours of training, when the cache is cleared
     folder = _environment_folder(device) / safe_folder_name(workload)
     # Nobody removes the folder while this process has the lock open.
     lock = os.open(_lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -178,7 +179,7 @@ def environment_name(device: torch.device) -> str:
 def release(*, clear_surplus: bool) -> None:
     """Release the workload's folder; with `clear_surplus`, bring `root` below its limit.
 
-    The least recently used goes first. Raises BadInput if the limit is no number.
+    The least recently used goes first. Raises OSError if a folder can't be removed.
     """
     global _cache_lock
     if _cache_lock is None:

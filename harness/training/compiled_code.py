@@ -78,7 +78,8 @@ def _compile(folder: TrialFolder, assignment: Assignment, path: Path) -> None:
     scratch.result_path(0).unlink(missing_ok=True)  # of an attempt that was killed
     write_assignment(scratch.assignment_path, alone)
     command = [*module_command(sys.executable, "harness.training.worker"), str(scratch.path)]
-    log = scratch.path / "log"
+    folder.log_folder.mkdir(exist_ok=True)
+    log = folder.log_folder / "compile.log"
     try:
         with log.open("ab") as output:
             subprocess.run(
@@ -101,6 +102,7 @@ def _compile(folder: TrialFolder, assignment: Assignment, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     compiled_by(scratch).replace(path)
     shutil.rmtree(scratch.path)
+    log.unlink()
 
 
 def _heed_request() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from harness.core.errors import BadInput, NotApplied
+from harness.measure.probe import undisturbed
 from harness.records.record import Confusions
 from harness.spec.axes import Axes
 from harness.spec.cell import StopRule
@@ -98,19 +99,13 @@ def check_metrics(
 ) -> None:
     """Raise BadInput if the workload's metrics lack its target, or the metric of the rule for stopping.
 
-    That is before any time is spent on it.
-
     `model` is the one that was just built, before a strategy has it. Two samples are evaluated, and
     what that may change is restored: buffers, the generators of torch, and the modules' modes.
     """
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), evaluation_mode(model):
+    with undisturbed(model, device), evaluation_mode(model):
         batch = place_batch(samples.batch([0, 1][: len(samples)]), axes, device)
         with autocast(axes, device):
             rows = workload.evaluate(model, batch)
-    for buffer, values in saved:
-        buffer.copy_(values)
     try:
         metrics = workload.metrics(rows.double().cpu())
     except Exception:

@@ -157,7 +157,10 @@ class Compiler:
     def release_cache(self, *, is_local_rank_0: bool) -> None:
         """Release the shared cache; one rank of a node clears it if it has added to it."""
         has_added = is_local_rank_0 and self._count("fxgraph_cache_miss") > 0
-        compile_cache.release(clear_surplus=has_added)
+        try:
+            compile_cache.release(clear_surplus=has_added)
+        except OSError as error:  # the training is over, and its result counts
+            print(f"the compile cache was not cleared: {error}")
 
     def _count(self, name: str) -> int:
         """Return one of Inductor's own counts in this process, 0 for eager."""

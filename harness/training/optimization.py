@@ -88,7 +88,7 @@ def adapt_optimizer(optimizer: Optimizer, workload: Workload, axes: Axes) -> Opt
     # tensors take no mix, which tensor parallelism leaves.
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        for parameters in by_mesh(group["params"]):
+        for parameters in by_mesh(group["params"]) or [[]]:  # schedules may have a rate for it
             groups.append({**group, "params": parameters})
     optimizer.param_groups[:] = groups
     return optimizer

@@ -28,6 +28,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from harness.core.errors import BadInput
 from harness.core.ports import listen
 
+THREADS = Path("/proc/self/task")  # a folder for each thread of this process
 # Of a process that is a rank's child and no rank itself, but a trial of its own.
 SINGLE_RANK_VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
@@ -90,7 +91,7 @@ def bind_to_cores(cores: Sequence[int]) -> None:
     """
     if not cores:
         return
-    for thread in Path("/proc/self/task").iterdir():
+    for thread in THREADS.iterdir():
         with suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(int(thread.name), cores)
 
@@ -274,13 +275,18 @@ def gather(value: Any, ranks: Ranks) -> list[Any]:
 
 def broadcast_from_rank_0(value: Any) -> Any:
     """Return rank 0's value at every rank, made of what `gather` allows."""
+    return broadcast_from(0, value)
+
+
+def broadcast_from(source: int, value: Any) -> Any:
+    """Return one rank's value at every rank, as `broadcast_from_rank_0` does."""
     if not dist.is_initialized():
         return value
     packed = _pack(value)
     size = torch.tensor([len(packed)], device=packed.device)
-    dist.broadcast(size, src=0)
-    received = packed if dist.get_rank() == 0 else packed.new_empty(int(size))
-    dist.broadcast(received, src=0)
+    dist.broadcast(size, src=source)
+    received = packed if dist.get_rank() == source else packed.new_empty(int(size))
+    dist.broadcast(received, src=source)
     return _unpack(received)
 
 

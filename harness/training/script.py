@@ -14,7 +14,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -225,8 +225,8 @@ class ScriptObserver:
 
     def _prepare(self, optimizer: Optimizer) -> None:
         """Make what depends on the device, which the parameters of the first optimizer are on."""
-        parameters: Sequence[Tensor] = optimizer.param_groups[0]["params"]
-        self.device = parameters[0].device
+        first: Tensor = next(part for group in optimizer.param_groups for part in group["params"])
+        self.device = first.device
         self._process_group = dist.group.WORLD
         self._clock = step_clock(self.device)
         cores = self.assignment.lane.cores

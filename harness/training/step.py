@@ -226,7 +226,7 @@ class PipelineStep(TrainStep):
         """Leave the mean gradients of the global batch in the parameters that this rank has."""
         if self.observer is not None:
             self.observer.before_forward(self.step, 0, batch)
-        loss = self.strategy.train(self.loss, batch, self.optimizer)
+        loss = self.strategy.train(self.loss, batch, self.micro_batches(batch), self.optimizer)
         if self.observer is not None:
             self.observer.after_forward(self.step, 0, loss)
             self.observer.after_backward(self.step, 0)

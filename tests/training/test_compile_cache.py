@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,9 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from filelock import FileLock
+from torch._dynamo.utils import counters
 
 from harness.core.errors import BadInput
+from harness.spec.axes import Axes
 from harness.training import compile_cache
+from harness.training.execution import Compiler
+from harness.training.state import TrainingState
 from tests.support.training import CPU
 
 
@@ -163,7 +169,27 @@ assert torch.equal(torch.compile(lambda x: x.sin() + x.cos())(x), x.sin() + x.co
 def test_a_limit_that_is_no_size_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(compile_cache.LIMIT_VARIABLE, text)
     with pytest.raises(BadInput, match=f"HARNESS_COMPILE_CACHE_GB: found '{text}'; allowed: giga"):
-        compile_cache.size_limit()
+        compile_cache.share_cache("mlp", CPU)  # before training, and not when the cache is cleared
+
+
+def test_a_cache_that_can_not_be_cleared_costs_no_trial(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On NFS, a file that a process has open keeps its folder."""
+    old = add(root, "old", used_at=1)
+    axes = Axes(batch_size=1, execution="compile")
+    compiler = Compiler(axes, root / "cold", workload="mlp", device=CPU, state=TrainingState())
+    monkeypatch.setitem(counters["inductor"], "fxgraph_cache_miss", 1)
+    monkeypatch.setenv(compile_cache.LIMIT_VARIABLE, "0")
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    compiler.release_cache(is_local_rank_0=True)
+    assert capsys.readouterr().out == (
+        f"the compile cache was not cleared: [Errno 39] Directory not empty: '{old}'\n"
+    )
 
 
 def test_a_home_that_can_not_be_written_is_replaced(

@@ -7,12 +7,14 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
 
 from harness.core.errors import Interrupted, NotApplied
 from harness.core.paths import TrialFolder
+from harness.launch.logs import scrub_logs
 from harness.training import compile_cache, compiled_code
 from harness.training.compiled_code import load, take_compiled_code
 from harness.training.mesh import ParallelMesh
@@ -126,3 +128,24 @@ def test_an_attempt_that_was_killed_leaves_no_reason(
     assignment = make_assignment(steps=1, execution="compile", cache="once")
     with pytest.raises(NotApplied, match=r"its compilation failed: .*non-zero exit status 1"):
         take_compiled_code(folder, assignment, ParallelMesh(SINGLE_RANK, CPU))
+
+
+def test_a_compilation_that_fails_leaves_a_log_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "environment_name", lambda device: "here")
+
+    def failed(*arguments: object, stdout: IO[bytes], **named: object) -> None:
+        stdout.write(b"the token is s3cr3t-t0ken\n")
+        raise subprocess.CalledProcessError(1, "compile")
+
+    monkeypatch.setattr(subprocess, "run", failed)
+    folder = TrialFolder(tmp_path / "trial")
+    folder.path.mkdir()
+    assignment = make_assignment(steps=1, execution="compile", cache="once")
+    with pytest.raises(NotApplied) as error:
+        take_compiled_code(folder, assignment, ParallelMesh(SINGLE_RANK, CPU))
+    scrub_logs(folder, ["s3cr3t-t0ken"])
+    log = Path(str(error.value).rpartition("log: ")[2])
+    assert log.read_text(encoding="utf-8").startswith("the token is ")
+    assert "s3cr3t" not in log.read_text(encoding="utf-8")

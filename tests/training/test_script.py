@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -150,6 +151,20 @@ def test_an_optimizer_that_wraps_another_one_has_its_parameters_once(tmp_path: P
             optimizer.step()
         observer.finish()
     assert len(list(observer._parameters())) == 2
+
+
+def test_the_first_group_of_an_optimizer_may_be_empty(tmp_path: Path) -> None:
+    """Such as that of a backbone which is frozen."""
+    state = TrainingState()
+    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        model = nn.Linear(2, 1)
+        groups: list[dict[str, Any]] = [{"params": []}, {"params": model.parameters()}]
+        optimizer = SGD(groups, lr=0.1)
+        for _ in range(2):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+        observer.finish()
+    assert state.step == 2
 
 
 def test_a_metric_that_is_no_number_fails_where_it_is_the_target(tmp_path: Path) -> None:

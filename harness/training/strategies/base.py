@@ -180,9 +180,17 @@ class Strategy(ABC):
         )
 
         if state["state"]:
-            # Not strict, as a parameter that never had a gradient has no state.
+            # Not strict, as a parameter that never had a gradient has no state. Groups without
+            # parameters are put back afterwards, as torch mixes them up with others.
             options = StateDictOptions(strict=False)
-            set_optimizer_state_dict(model, optimizer, state, options=options)
+            optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+            groups = [group for group in state["param_groups"] if group["params"]]
+            filled = {**state, "param_groups": groups}
+            set_optimizer_state_dict(model, optimizer, filled, options=options)
+            loaded = iter(optimizer.param_groups)
+            optimizer.param_groups = [
+                next(loaded) if group["params"] else group for group in state["param_groups"]
+            ]
         else:
             optimizer.load_state_dict(state)
 

@@ -24,8 +24,10 @@ from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
 from harness.measure.clock import Phase, StepClock
+from harness.measure.probe import undisturbed
 from harness.records.record import Collective
 from harness.training.execution import Compiler
+from harness.training.ranks import broadcast_from
 from harness.training.strategies.base import Strategy
 from workloads.base import Batch, Workload
 
@@ -71,22 +73,22 @@ class Pipeline(Strategy):
 
     # Training
 
-    def train(self, loss: Loss, batch: Batch, optimizer: Optimizer) -> Tensor:
+    def train(
+        self, loss: Loss, batch: Batch, micro_batches: Iterator[Batch], optimizer: Optimizer
+    ) -> Tensor:
         """Leave the mean gradients of a batch in the parameters that this rank has.
 
-        Returns the mean loss, the same at every rank. The first call takes away the parameters, and
-        their state in the optimizer, of other ranks' layers. Raises NotApplied for layers that are
-        not called one after the other, and for buffers that change after the first of them.
+        `micro_batches` are its equal parts. Returns the mean loss, the same at every rank. The first
+        call takes away the parameters, and their state in the optimizer, of other ranks' layers. Raises
+        NotApplied for layers that are not called one after the other, and for buffers that change after
+        the first of them.
         """
         ranks = self.mesh.ranks
         if self._schedule is None:
             self._schedule = self._make_schedule(loss, batch)
             self._drop_foreign(optimizer)
             self._set_forwards(is_stage=True)
-        micro_batches = zip(
-            *(part.chunk(self.axes.grad_accum_steps) for part in batch), strict=True
-        )
-        self._stage_module.micro_batches = iter(micro_batches)
+        self._stage_module.micro_batches = micro_batches
         losses: list[Tensor] = []
         self._clock.enter(Phase.communication)  # apart from what the stage enters
         if ranks.rank == 0:
@@ -144,7 +146,6 @@ class Pipeline(Strategy):
         """
         outputs: list[Tensor] = []
         problems: list[str] = []
-        at_start = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         at_layers: dict[str, Tensor] = {}  # buffers by name
 
         def forward(number: int, hidden: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -162,12 +163,9 @@ class Pipeline(Strategy):
 
         for number, layer in enumerate(self._layers):
             layer.forward = partial(forward, number)
-        devices = [self.mesh.device] if self.mesh.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with torch.no_grad(), undisturbed(self._model, self.mesh.device):
             loss(self._model, micro_batch)
-        problems += self._changes_since(at_layers)
-        for buffer, values in at_start:
-            buffer.copy_(values)
+            problems += self._changes_since(at_layers)
         self._set_forwards(is_stage=False)
         if len(outputs) != len(self._layers):
             problems.append(f"{len(outputs)} of {len(self._layers)} layers are called in a loss")
@@ -223,12 +221,12 @@ class Pipeline(Strategy):
             return
         for owner, numbers in enumerate(self._shares):
             parts = [part for number in numbers for part in self._layers[number].parameters()]
-            content: list[Any] = [None]
+            content = None
             if owner == self.mesh.ranks.rank or self.mesh.is_faked:
-                content = [[_content_of(part, optimizer) for part in parts]]
-            self._broadcast(content, owner)
+                content = [_content_of(part, optimizer) for part in parts]
+            content = self._broadcast(content, owner)
             if owner != self.mesh.ranks.rank:
-                for part, (values, gradient, state) in zip(parts, content[0], strict=True):
+                for part, (values, gradient, state) in zip(parts, content, strict=True):
                     part.data = values.to(self.mesh.device)
                     if optimizer is not None:
                         part.grad = None if gradient is None else gradient.to(self.mesh.device)
@@ -239,17 +237,17 @@ class Pipeline(Strategy):
         self._drop_foreign(optimizer)
         self._set_forwards(is_stage=True)
 
-    def _broadcast(self, content: list[Any], owner: int) -> None:
-        """Have rank `owner`'s content at every rank."""
+    def _broadcast(self, content: Any, owner: int) -> Any:
+        """Return rank `owner`'s content at every rank, on the CPU."""
         if not self.mesh.is_faked:
-            dist.broadcast_object_list(content, src=owner, device=self.mesh.device)
-            return
+            return broadcast_from(owner, content)
         # The text that travels, and a copy that it is written to or read from.
-        size = sum(values.nbytes for values, _, _ in content[0])
+        size = sum(values.nbytes for values, _, _ in content)
         texts = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
         dist.broadcast(texts[0], src=owner)
-        if owner != self.mesh.ranks.rank:
-            content[0] = [(torch.empty_like(values), *rest) for values, *rest in content[0]]
+        if owner == self.mesh.ranks.rank:
+            return content
+        return [(torch.empty_like(values), *rest) for values, *rest in content]
 
     def _drop_foreign(self, optimizer: Optimizer | None) -> None:
         """Free the parameters of other ranks' layers, which keep their shapes, and their state."""
@@ -339,8 +337,7 @@ class _ClockedStage(PipelineStage):
 
 
 def _content_of(part: nn.Parameter, optimizer: Optimizer | None) -> tuple[Any, Any, Any]:
-    """Return values, gradient and optimizer state of a parameter on the CPU."""
+    """Return values, gradient and optimizer state of a parameter."""
     if optimizer is None:
-        return part.detach().cpu(), None, None
-    gradient = None if part.grad is None else part.grad.cpu()
-    return part.detach().cpu(), gradient, dict(optimizer.state.get(part, {}))
+        return part.detach(), None, None
+    return part.detach(), part.grad, dict(optimizer.state.get(part, {}))
