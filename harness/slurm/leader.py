@@ -60,12 +60,14 @@ from harness.training.interruption import SIGNAL
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
 EARLY_SECONDS = 60.0  # that Slurm may send the signal before it is due: man sbatch, --signal
 POLL_SECONDS = 0.5  # between looks at a running trial; its files are on a shared file system
-# The highest exit code of a leader that has ended as it meant to. After any other, such as 137 of
-# one that was killed, the batch script has the job requeued.
-DECIDED = 1
+# The exit code of a leader that has ended as it meant to, though trials are left. After any other but
+# 0, such as 137 of one that was killed or 1 of one that could not be imported, the batch script has
+# the job requeued.
+DECIDED = 3
 CRASHED = 70  # EX_SOFTWARE in sysexits.h
 BEAT_SECONDS = 20.0  # at least, between two signs of life for the batch script's shell
 SHELL_VARIABLE = "HARNESS_BATCH_SHELL"  # its process id, set by the script
+SETUP_VARIABLE = "HARNESS_BATCH_SETUP"  # seconds that the script took before it started the leader
 
 
 class JobIsOver(HarnessError):
@@ -111,7 +113,8 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     job_array = submission.arrays[array]
     refuse_cancelled(submission, array)
 
-    listener = JobListener(signal_due=time.monotonic() + slurm.time_limit_seconds - slurm.warning)
+    job_began = time.monotonic() - float(os.environ.get(SETUP_VARIABLE) or 0)
+    listener = JobListener(signal_due=job_began + slurm.time_limit_seconds - slurm.warning)
     for number in (SIGNAL, signal.SIGTERM):
         signal.signal(number, listener.on_signal)
     stop = StopRequest(listener.stop_reason)

@@ -32,9 +32,8 @@ class NodeFinding:
     node: str  # name
     measured_at: float  # seconds since the epoch
     speed: NodeSpeed | None  # None where there was no other node to compare it with
-    other_bits: (
-        str | None
-    )  # that it computes other bits than the majority, and which; None: the same
+    # That it computes other bits than the majority, and which; None: the same.
+    other_bits: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

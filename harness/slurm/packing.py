@@ -148,9 +148,10 @@ def _complete_estimates(
     completed = dict(estimates)
     for cell_id, label in unmeasured.items():
         completed[cell_id] = fmean(measured[label]) if label in measured else mean_seconds
+    taken_seconds = fmean(completed[cell_id] for cell_id in unmeasured)
     remark = (
         f"{counted(len(unmeasured), 'cell')} never measured: taken to need what the measured ones"
-        f" do, {mean_seconds:,.0f} s a trial on average"
+        f" do, {taken_seconds:,.0f} s a trial on average"
     )
     return completed, [remark]
 

@@ -27,7 +27,6 @@ ANSWER_SECONDS = 30.0  # that the controller has to answer
 FIELDS = {  # of a line of squeue: man squeue, --format
     "id": "%i",
     "state": "%T",
-    "start": "%S",
     "nodes": "%N",
     "name": "%j",
     "reason": "%r",  # comes last because it is free text, which may hold the separator
@@ -56,8 +55,8 @@ PENDING_ARRAY = re.compile(
     rf"(?P<array>\d+)_\[(?P<indices>{INDEX}(?:,{INDEX})*)(?:%\d+)?\]", re.ASCII
 )
 BEGINS_WITH_ID = re.compile(r"\s*\d+(?:_\S*)?\s*(?:\||$)", re.ASCII)
-# Of a job, of one job of an array, of several of them, and of a part of a heterogeneous job.
-JOB_ID = re.compile(rf"\d+(?:_\d+|[+]\d+)?|{PENDING_ARRAY.pattern}", re.ASCII)
+# Of a job, of one job of an array, and of several of them.
+JOB_ID = re.compile(rf"\d+(?:_\d+)?|{PENDING_ARRAY.pattern}", re.ASCII)
 MAX_ARRAY_SIZE = 4_000_001  # Slurm's own ceiling on MaxArraySize
 
 
@@ -129,9 +128,9 @@ def parse_squeue(text: str) -> dict[str, QueuedJob]:
     """
     jobs: dict[str, QueuedJob] = {}
     for line in text.split("\n"):
-        values = line.strip().split(SEPARATOR, len(FIELDS) - 1)
         if not BEGINS_WITH_ID.match(line):
             continue
+        values = line.strip().split(SEPARATOR, len(FIELDS) - 1)
         if len(values) < len(FIELDS) or not JOB_ID.fullmatch(values[0]):
             raise SlurmDown(f"squeue: found the line {one_line(line, 80)!r}, which is no whole job")
         shown = dict(zip(FIELDS, values, strict=True))

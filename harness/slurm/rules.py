@@ -16,7 +16,7 @@ from typing import Literal
 from harness.launch.retries import RETRIED_FAILURES, RETRIES, count_without_save
 from harness.records.goodput import Goodput
 from harness.records.nodes import NodeTimes
-from harness.records.record import Failure
+from harness.records.record import Failure, Status
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
 # held: its job does not start until somebody does something; unreadable: nobody can say, as its
@@ -37,7 +37,7 @@ JobState = Literal["pending", "running", "ending", "ended", "unknown"]
 class RecordHeader:
     """What the status takes from a trial's record."""
 
-    status: Literal["done", "failed", "invalid", "interrupted"]
+    status: Status
     attempt: int  # counted from 1
     detail: str  # why it failed or is invalid
     started: float = 0.0  # seconds since the epoch

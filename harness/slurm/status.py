@@ -84,9 +84,8 @@ class TrialState:
     # Since it was begun, or since this attempt began where it has saved none: what a death would cost.
     seconds_at_risk: float | None = None
     detail: str = ""
-    is_live: bool = (
-        False  # a job that has not ended has it, or a run on this machine will get to it
-    )
+    # A job that has not ended has it, or a run on this machine will get to it.
+    is_live: bool = False
 
     @property
     def is_final(self) -> bool:
@@ -153,7 +152,6 @@ class SweepStatus:
         for trial in self.trials:
             if trial.is_live or trial.state == "running":
                 return False
-            # While Slurm is silent, nobody knows whether the trial's job still exists.
             if self.slurm_error is not None and trial.state in OPEN_STATES:
                 return False
         return True
@@ -173,12 +171,12 @@ def _seconds_left_of(trial: TrialState, durations: Mapping[str, Sequence[float]]
 
 def trial_states(
     trials: Sequence[Trial],
+    sweep_folder: SweepFolder,
     submitted: Sequence[Submission],
     files: Mapping[str, TrialFiles],
     queue: Mapping[str, QueuedJob] | None,
     *,
     local_run_since: float | None = None,
-    sweep_folder: SweepFolder = SweepFolder(Path()),  # noqa: B008 - frozen
 ) -> list[TrialState]:
     """Return the state of every trial, in the order of `trials`.
 
@@ -408,11 +406,11 @@ def _read_status(
         local_run_since = _modified_at(sweep_folder.lock_path)
     rows = trial_states(
         list(trials.values()),
+        sweep_folder,
         submitted,
         files,
         queue,
         local_run_since=local_run_since,
-        sweep_folder=sweep_folder,
     )
     if sweep.race is not None:
         from harness.launch.race import SweepRace  # loads NumPy, which only a race needs

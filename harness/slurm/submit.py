@@ -41,7 +41,7 @@ from harness.records.record import Record
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.leader import DECIDED, SHELL_VARIABLE
+from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
 from harness.slurm.nodes import read_findings, reasons_to_exclude
 from harness.slurm.packing import JobArray, pack
 from harness.slurm.queue import QueuedJob
@@ -71,7 +71,7 @@ MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that
 # `setup` may have set -e, with which the `wait` that a signal cuts short would end the script, or -u.
 LEADER_LINES = """\
 set +eu
-export {shell_variable}=$$
+export {shell_variable}=$$ {setup_variable}=$SECONDS
 trap : USR1
 (exec {lead}) &
 leader=$!
@@ -93,7 +93,7 @@ while kill -0 $leader 2>/dev/null; do wait $leader; done
 wait $leader
 code=$?
 kill $watcher 2>/dev/null
-[ $code -le {last_code} ] || [ $is_ended_by_slurm ] && exit $code
+[ $code -eq 0 ] || [ $code -eq {decided} ] || [ $is_ended_by_slurm ] && exit $code
 echo "the leader ended with code $code; the job will be requeued"
 {revive}"""
 
@@ -279,7 +279,7 @@ def failed_in_live_jobs(
     common = CommonParts()
     for trial in trials:
         files[trial.id] = read_trial_files(sweep_folder.trial_folder(trial.id), trial, common)
-    states = trial_states(trials, earlier, files, queue)
+    states = trial_states(trials, sweep_folder, earlier, files, queue)
     return [row for row in states if row.state == "failed"]
 
 
@@ -445,10 +445,11 @@ def leader_lines(sweep_folder: SweepFolder, submission: Submission, number: int)
     return LEADER_LINES.format(
         lead=shlex.join([*leader, "lead", *which_job]),
         revive=shlex.join([*leader, "revive", *which_job]),
-        last_code=DECIDED,
+        decided=DECIDED,
         watch_seconds=WATCH_SECONDS,
         max_silence=round(MAX_SILENCE / WATCH_SECONDS),
         shell_variable=SHELL_VARIABLE,
+        setup_variable=SETUP_VARIABLE,
     )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -325,6 +326,23 @@ class TestLead:
     def lead(self, runner: Runner, submitted: Submission) -> None:
         """Lead the submission's only job."""
         leader.lead(str(runner.folder.path), submitted.id, 0, 0)
+
+    def test_counts_the_time_limit_from_the_start_of_the_job(
+        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The lines of the profile's setup come before the leader."""
+        due = []
+
+        def stop(*arguments: Any) -> Runner:
+            due.append(arguments[4].signal_due - time.monotonic())
+            raise JobIsOver("as far as this test goes")
+
+        monkeypatch.setattr(leader, "runner_of", stop)
+        for seconds in ("90", ""):
+            monkeypatch.setenv(leader.SETUP_VARIABLE, seconds)
+            with pytest.raises(JobIsOver):
+                self.lead(runner, submitted)
+        assert due[1] - due[0] == pytest.approx(90, abs=5)
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
         submission.write(runner.folder, replace(submitted, cancelled_at=1.0))

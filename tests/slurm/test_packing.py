@@ -146,6 +146,16 @@ def test_cells_that_were_never_measured_are_taken_to_need_what_the_measured_ones
     assert "1,200 s a trial" in packing.remarks[0]
 
 
+def test_the_remark_says_what_cells_are_taken_to_need() -> None:
+    """Not what those of another workload do, or cells that are not submitted."""
+    measured, other, unmeasured = make_cell(num_workers=1), make_cell("cnn"), make_cell()
+    estimates = {measured.id: 10.0, other.id: 1000.0, make_cell(num_workers=2).id: 5000.0}
+    blocks = [make_block(cell) for cell in (measured, other, unmeasured)]
+    packing = pack(blocks, estimates, ranks_per_node=1, limit_seconds=LIMIT, max_parallel_jobs=4)
+    assert "1 cell never measured" in packing.remarks[0]
+    assert "10 s a trial" in packing.remarks[0]
+
+
 def test_a_block_that_was_never_measured_and_hardly_fits_is_warned_of() -> None:
     cells = [make_cell(num_workers=number) for number in range(9)]
     assert pack_blocks([make_block(*cells)]).remarks == []

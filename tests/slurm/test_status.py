@@ -43,15 +43,16 @@ from tests.support.sweeps import load
 # The output of squeue of Slurm 22.05 with --array, --noheader and FIELDS. The last line is what it
 # prints when a controller is slow.
 SQUEUE = """\
-5_3|PENDING|N/A||other|Resources
-9|RUNNING|2026-11-21T09:23:37|n1|somebody-elses|None
-7_0|RUNNING|2026-11-21T09:23:37|n[1-2]|NAME|None
-7_1|COMPLETING|2026-11-21T09:23:37|n[1-2]|NAME|None
-7_2|PENDING|N/A||NAME|JobArrayTaskLimit
-7_[3-5%2]|PENDING|N/A||NAME|(Nodes required for job are DOWN, DRAINED or reserved | see sinfo)
-7_6|COMPLETED|2026-11-21T09:23:37|n1|NAME|None
+5_3|PENDING||other|Resources
+9|RUNNING|n1|somebody-elses|None
+7_0|RUNNING|n[1-2]|NAME|None
+7_1|COMPLETING|n[1-2]|NAME|None
+7_2|PENDING||NAME|JobArrayTaskLimit
+7_[3-5%2]|PENDING||NAME|(Nodes required for job are DOWN, DRAINED or reserved | see sinfo)
+7_6|COMPLETED|n1|NAME|None
 slurm_load_jobs: Socket timed out on send/recv operation
 """
+NO_FOLDER = SweepFolder(Path("no such sweep"))  # for which no log is read
 PROGRESS = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1, "at": 0.0}
 RUNNING = TrialFiles(progress=PROGRESS, begun_at=1.0)
 
@@ -89,7 +90,7 @@ def states_by(
     queue = None
     if squeue is not None:
         queue = queues.parse_squeue(squeue.replace("NAME", submission.job_name(0)))
-    return trial_states(trials, [submission], files, queue)
+    return trial_states(trials, NO_FOLDER, [submission], files, queue)
 
 
 def local_states(
@@ -99,7 +100,7 @@ def local_states(
     trials = submission.sweep.trials()
     files = {trials[seed].id: trial_files for seed, trial_files in files_by_seed.items()}
     run_since = 0.0 if runs_locally else None
-    return trial_states(trials, [], files, {}, local_run_since=run_since)
+    return trial_states(trials, NO_FOLDER, [], files, {}, local_run_since=run_since)
 
 
 def names(rows: Sequence[TrialState]) -> list[State]:
@@ -188,7 +189,7 @@ class TestOfSubmittedTrials:
     def test_lost_with_a_job_that_left_no_record(self, submission: Submission) -> None:
         rows = states_by(submission, {5: RUNNING}, squeue="")
         assert set(names(rows)) == {"lost"}
-        log = f"jobs/{submission.id}/7_0.log"
+        log = f"{NO_FOLDER.path}/jobs/{submission.id}/7_0.log"
         assert rows[0].detail == (
             f"job 7_0 ended without a record of it; last line of its log: none; log: {log}"
         )
@@ -280,12 +281,12 @@ class TestOfTrialsThatWereNotSubmitted:
         trials = submission.sweep.trials()
         queue = queues.parse_squeue(SQUEUE.replace("NAME", submission.job_name(0)))
         files = {trials[6].id: RUNNING}
-        rows = trial_states(trials, [submission], files, queue, local_run_since=0.0)
+        rows = trial_states(trials, NO_FOLDER, [submission], files, queue, local_run_since=0.0)
         assert (rows[6].state, rows[6].is_live) == ("running", True)
         assert rows[0].job == "7_0"
-        ended = trial_states(trials, [submission], files, {}, local_run_since=0.0)
+        ended = trial_states(trials, NO_FOLDER, [submission], files, {}, local_run_since=0.0)
         assert names(ended) == ["queued"] * 6 + ["running"]
-        assert names(trial_states(trials, [submission], files, {})) == ["lost"] * 7
+        assert names(trial_states(trials, NO_FOLDER, [submission], files, {})) == ["lost"] * 7
 
     def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
         """A report that is older than the run was left by one that was killed."""

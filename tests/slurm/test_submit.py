@@ -20,7 +20,7 @@ from harness.launch import controller
 from harness.records.record import Failure
 from harness.records.store import lock
 from harness.slurm import submission as submissions
-from harness.slurm.leader import SHELL_VARIABLE
+from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
 from harness.slurm.nodes import NodeFinding, keep_findings
 from harness.slurm.submission import Submission
 from harness.spec import partitions
@@ -74,7 +74,7 @@ def squeue_output(results: Results, sweep: str = "demo", state: str = "PENDING")
     for submission in submissions.read_all(results.sweep_folder(sweep)):
         for number, job in enumerate(submission.jobs()):
             job_id = job.id or f"99_{number}"
-            lines.append(f"{job_id}|{state}|N/A||{job.name}|Priority\n")
+            lines.append(f"{job_id}|{state}||{job.name}|Priority\n")
     return "".join(lines)
 
 
@@ -233,7 +233,7 @@ def test_jobs_that_nobody_saw_are_abandoned_when_their_trials_are_submitted_agai
     assert "1 trial\n" in submit(sweep, results).out
     abandoned, _ = submissions.read_all(results.sweep_folder("demo"))
     assert abandoned.arrays[0].is_abandoned
-    slurm.set_queue(f"1|PENDING|N/A||{first.job_name(0)}|Priority\n")
+    slurm.set_queue(f"1|PENDING||{first.job_name(0)}|Priority\n")
     assert "1 lost" in status(results, "demo").out, "the late job will not run the trial"
 
 
@@ -257,7 +257,7 @@ UNREACHED_SBATCH = """#!/bin/sh
 cd "${0%/*}"
 if [ ! -e reached ]; then
     touch reached
-    [ -e receives ] && sed -n 's/#SBATCH --job-name=\\(.*\\)/7|PENDING|N\\/A||\\1|Priority/p' "$1" >queue
+    [ -e receives ] && sed -n 's/#SBATCH --job-name=\\(.*\\)/7|PENDING||\\1|Priority/p' "$1" >queue
     echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2
     exit 1
 fi
@@ -576,18 +576,19 @@ class TestTheEndOfABatchScript:
         ("leader", "code", "actions"),
         [
             ("exit 0", 0, ["lead"]),
-            ("exit 1", 1, ["lead"]),  # it has decided that the job is over
+            (f"exit {DECIDED}", DECIDED, ["lead"]),  # that the job is over
+            ("exit 1", 0, ["lead", "revive"]),  # it could not be imported
             ("kill -9 $$", 0, ["lead", "revive"]),
             ("exit 70", 0, ["lead", "revive"]),
-            ("kill -STOP $$; exit 1", 1, ["lead"]),  # it is woken
+            ("kill -STOP $$; exit 0", 0, ["lead"]),  # it is woken
             ("sleep 0.3; kill -TERM $PPID; sleep 9", 143, ["lead"]),  # Slurm ends the job
             (
-                "trap '' TERM; pkill -P $PPID; sleep 0.2; exit 1",
-                1,
+                "trap '' TERM; pkill -P $PPID; sleep 0.2; exit 0",
+                0,
                 ["lead"],
             ),  # Slurm ends the watcher
             ("exec sleep 99", 0, ["lead", "revive"]),  # it hangs, and is killed
-            (f"for beat in {{1..20}}; do {BEAT}; sleep 0.1; done; exit 1", 1, ["lead"]),
+            (f"for beat in {{1..20}}; do {BEAT}; sleep 0.1; done; exit 0", 0, ["lead"]),
         ],
     )
     def test_requeues_a_job_whose_leader_did_not_mean_to_end(
@@ -620,7 +621,7 @@ class TestTheEndOfABatchScript:
         "setup",
         [["trap 'echo scratch is removed' EXIT"], ["trap 'echo setup: scratch is removed' EXIT"]],
     )
-    @pytest.mark.parametrize("leader", ["exit 0", "exit 1", "kill -9 $$"])
+    @pytest.mark.parametrize("leader", ["exit 0", f"exit {DECIDED}", "kill -9 $$"])
     def test_runs_what_setup_traps_at_its_exit(
         self, leader: str, script: Path, results: Results
     ) -> None:
@@ -629,12 +630,20 @@ class TestTheEndOfABatchScript:
         (log,) = results.path.rglob("71.log")
         assert log.read_text(encoding="utf-8").endswith("scratch is removed\n")
 
+    @pytest.mark.parametrize("setup", [["sleep 1.1"]])
+    def test_says_how_long_setup_took(self, script: Path) -> None:
+        """A job's time limit counts from before it."""
+        leader = f"[ ${SETUP_VARIABLE} -ge 1 ]"
+        environment = {**os.environ, "SLURM_JOB_ID": "71", "LEADER": leader}
+        ended = subprocess.run(["bash", script], env=environment, check=False)
+        assert ended.returncode == 0
+
     @pytest.mark.parametrize("setup", [[], ["set -eu"]])
     def test_passes_signals_on(self, script: Path, tmp_path: Path) -> None:
         """Slurm may send several; the leader handles them as long as it needs."""
         leader = (
             f"trap 'echo USR2 >>{tmp_path}/signals' USR2; touch {tmp_path}/ready;"
-            f" until [ -e {tmp_path}/signals ]; do sleep 0.01; done; sleep 0.1; exit 1"
+            f" until [ -e {tmp_path}/signals ]; do sleep 0.01; done; sleep 0.1; exit {DECIDED}"
         )
         # A trap can't be set for what is ignored when a shell starts, as it is for the leader, who
         # is no shell.
@@ -643,7 +652,7 @@ class TestTheEndOfABatchScript:
         with subprocess.Popen(["bash", script], env=environment) as process:
             wait_until((tmp_path / "ready").exists)
             process.send_signal(signal.SIGUSR2)
-            assert process.wait(10) == 1
+            assert process.wait(10) == DECIDED
         assert (tmp_path / "signals").read_text().split() == ["USR2"]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from harness.core.errors import BadInput
 from harness.core.paths import write_atomically
 from harness.core.ports import node_address
-from harness.core.private import refuse_foreign
+from harness.core.private import FILE_MODE, refuse_foreign
 from harness.core.processes import output_lines, run_command
 from harness.core.slurm_environment import client_variables
 from harness.records.decode import FileFormat, decode_file, decode_text
@@ -64,8 +64,8 @@ def profile_path(folder: Path) -> Path:
 
 def write_profile(folder: Path, profile: Profile) -> None:
     """Leave the profile for the job; nobody else may read the variables in it."""
-    profile_path(folder).touch(mode=0o600)
-    profile_path(folder).write_text(json.dumps(asdict(profile), default=str), encoding="utf-8")
+    content = json.dumps(asdict(profile), default=str)
+    write_atomically(profile_path(folder), content, mode=FILE_MODE)
 
 
 def lead(folder: Path, *, measure: bool) -> None:

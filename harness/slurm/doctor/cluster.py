@@ -51,9 +51,8 @@ from harness.spec import partitions
 from harness.spec.cluster import Profile
 
 POLL_SECONDS = 0.5  # between looks at the queue
-LAG_SECONDS = (
-    70.0  # a shared folder may show what a job wrote only after so long: man nfs, acdirmax
-)
+# A shared folder may show what a job wrote only after so long: man nfs, acdirmax.
+LAG_SECONDS = 70.0
 MAX_MINUTES = 10  # that the job asks for; short jobs start sooner
 
 

@@ -62,7 +62,7 @@ def fill_queue(results: Results, slurm: FakeSlurm) -> None:
     """Have squeue print 1,000 lines of pending jobs."""
     (submission,) = submissions.read_all(results.sweep_folder("demo"))
     jobs = list(submission.jobs())
-    lines = [f"{job.id}|PENDING|N/A||{job.name}|Priority\n" for job in jobs]
+    lines = [f"{job.id}|PENDING||{job.name}|Priority\n" for job in jobs]
     slurm.set_queue("".join(lines * (1000 // len(lines))))
 
 
