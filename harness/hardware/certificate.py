@@ -60,9 +60,8 @@ class SelfComparison:
     """One comparison of the code with itself."""
 
     verdict: Literal["faster", "slower", "same", "not slower", "inconclusive"]
-    log_ratio: Annotated[
-        float, Between(-100, 100)
-    ]  # the mean difference of log throughput between the two sides
+    # The mean difference of log throughput between the two sides.
+    log_ratio: Annotated[float, Between(-100, 100)]
     rate: Annotated[float, Between(1e-9)]  # samples/s, the geometric mean of the two sides
     pairs: Number  # pairs of processes that were measured
     seconds: Amount  # of measuring

@@ -142,23 +142,24 @@ class Machine:
 
         Only products in this dtype and with this number of threads count.
         """
-        rates: list[float] = []
-        for matmul in self.matmuls:
-            if matmul.dtype == dtype and matmul.threads == threads:
-                rates.append(matmul.work / matmul.timing.best)
-        return max(rates, default=None)
+        return max(self._rates(dtype, threads).values(), default=None)
 
     def saturating_size(self, dtype: str, threads: int | None) -> int | None:
         """Return the smallest size whose product reaches SATURATION of the peak, None of no product.
 
         Products in this dtype and with this number of threads count, by their best repeats.
         """
-        rates: dict[int, float] = {}  # FLOP/s by size
+        rates = self._rates(dtype, threads)
+        peak = max(rates.values(), default=0.0)
+        return min((size for size in rates if rates[size] >= SATURATION * peak), default=None)
+
+    def _rates(self, dtype: str, threads: int | None) -> dict[int, float]:
+        """Return the FLOP/s of the best repeat by size."""
+        rates = {}
         for matmul in self.matmuls:
             if (matmul.dtype, matmul.threads) == (dtype, threads):
                 rates[matmul.size] = matmul.work / matmul.timing.best
-        peak = max(rates.values(), default=0.0)
-        return min((size for size in rates if rates[size] >= SATURATION * peak), default=None)
+        return rates
 
     def bandwidth(self, threads: int | None) -> float | None:
         """Return the bytes/s of main memory: those of the best repeat of the largest array."""

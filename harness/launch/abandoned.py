@@ -24,9 +24,9 @@ from pathlib import Path
 
 import psutil
 
-VARIABLE = (
-    "_HARNESS_LAUNCHED_BY"  # records withhold the values of HARNESS_*, and leave this one out
-)
+# Begins with an underscore: records list variables HARNESS_* without their values, and this one not
+# at all.
+VARIABLE = "_HARNESS_LAUNCHED_BY"
 MARK = re.compile(r"(?P<command>(?P<namespace>\S+) (?P<pid>\d+) \d+) .*", re.ASCII | re.DOTALL)
 NAMESPACE = Path("/proc/self/ns/pid")  # in another one, the same id is another process
 SHARED_MEMORY = Path("/dev/shm")

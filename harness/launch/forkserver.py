@@ -36,18 +36,18 @@ from harness.core.processes import (
 from harness.core.scratch import ScratchFolder
 from harness.launch.abandoned import mark_variables
 from harness.launch.stack import ReadyStack
-from harness.launch.stall import POLL, STALL_TIMEOUT, START_TIMEOUT, StallDetector
+from harness.launch.stall import POLL, StallDetector
 from harness.training.interruption import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
 AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
-TORCH = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-)  # DDP, FSDP2 and optimizers import these one by one
+# DDP, FSDP2 and optimizers import these one by one.
+TORCH = ("torch._dynamo", "torch.distributed.fsdp")
 # What every worker finds loaded, whatever it trains: torch, and what ranks of this harness need of it.
 # A gate's arms get TORCH alone, because each imports the harness from its own tree.
 PRELOAD = (*TORCH, "harness.launch.preload")
+START_TIMEOUT = 300.0  # seconds that it may take to load its modules and to fork
+STALL_TIMEOUT = 15.0  # seconds without CPU time, after which it counts as stalled
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
 SERVER_BYTES = 230 * 2**20  # of memory that a forkserver takes with torch loaded
 MEMORY_SHARE = 8  # the forkservers of a command may take an eighth of the memory

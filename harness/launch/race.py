@@ -209,6 +209,17 @@ class WorkloadRace:
             )
 
 
+def refuse_part(sweep: Sweep) -> None:
+    """Raise BadInput for a part of a sweep whose whole is a race."""
+    whole = sweep.whole()
+    if whole.race is not None and sweep is not whole:
+        raise BadInput(
+            f"{sweep.source}: race: found with --only or --cell, which leave out trials that decide it;"
+            " allowed: the whole sweep (exclude: leaves cells out of it; harness show --format prints"
+            " trials of a part)"
+        )
+
+
 class SweepRace:
     """The race of a sweep: those of its workloads, as far as the records decide them."""
 
@@ -227,13 +238,8 @@ class SweepRace:
     @staticmethod
     def of_records(sweep: Sweep, records: Iterable[Record]) -> SweepRace:
         """Return the race of a whole sweep as its records decide it; raises BadInput for a part of it."""
-        whole = sweep.whole()
-        if whole.race is not None and sweep is not whole:
-            raise BadInput(
-                f"{sweep.source}: race: found with --only or --cell, which leave out trials that"
-                " decide it; allowed: the whole sweep, or --format, which prints trials as they are"
-            )
-        race = SweepRace(whole)
+        refuse_part(sweep)
+        race = SweepRace(sweep.whole())
         by_trial = {record.trial.id: record for record in records} if race.races else {}
         race.advance(lambda trial: by_trial.get(trial.id))
         return race

@@ -1,6 +1,4 @@
-"""Runs trials: the ranks of each in fresh processes, a record of each, and again what counts for
-nothing.
-"""
+"""Runs trials, each in fresh processes and with one record, and again if an attempt does not count."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tells whether a process that is waited for still makes progress.
 
-How long a forkserver takes to load torch depends on the file system. One that is stopped, or hangs,
+How long one takes to load torch or MLflow depends on the file system. One that is stopped, or hangs,
 shows by its CPU time long before any limit that is fair to slow ones.
 """
 
@@ -10,9 +10,7 @@ import time
 
 import psutil
 
-START_TIMEOUT = 300.0  # seconds that a forkserver may take to load its modules and to fork
-STALL_TIMEOUT = 15.0  # seconds without CPU time, after which a forkserver counts as stalled
-POLL = 1.0  # seconds between two looks at a forkserver that is waited for
+POLL = 1.0  # seconds between two looks at a process that is waited for
 
 
 class StallDetector:

@@ -16,7 +16,7 @@ from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
-from harness.launch.race import SweepRace
+from harness.launch.race import SweepRace, refuse_part
 from harness.launch.retries import RETRIES
 from harness.launch.runner import (
     Runner,
@@ -67,11 +67,7 @@ def plan(
     `settled` are ids of trials that the same command has run before: `redo` is "missing" for these.
     """
     unselected = _records_left_out(sweep, folder)
-    if sweep.race is not None and sweep is not sweep.whole():
-        raise BadInput(
-            "race: found with --only or --cell, which choose a part of the sweep; allowed: a race of"
-            " all of its cells (exclude: leaves cells out)"
-        )
+    refuse_part(sweep)
     pending = []
     finished = []
     resumed = []

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.measure.traffic import leaves
+from harness.measure.traffic import leaves, tensors_in
 from harness.records.record import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional")
@@ -80,7 +79,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, operation: str, args: tuple[Any, ...], result: Any) -> None:
         """Add one collective with its tensors."""
-        tensors = [value for value in leaves(args) if isinstance(value, Tensor)]
+        tensors = tensors_in(args)
         if not tensors:
             return
         # The largest is the whole: the result of a gather, the input of a scatter.
@@ -114,7 +113,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _total_bytes(part: Any) -> int:
     """Return the bytes of all tensors of an argument or a result, which may be lists of some."""
-    return sum(value.nbytes for value in leaves(part) if isinstance(value, Tensor))
+    return sum(tensor.nbytes for tensor in tensors_in(part))
 
 
 def _group_size(args: tuple[Any, ...]) -> int:

@@ -22,7 +22,7 @@ PROC_STAT_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq"
 
 @dataclass(frozen=True)
 class Counters:
-    """Accumulated seconds, NaN if unread. The difference of two is the time in between."""
+    """Accumulated seconds. The difference of two is the time in between."""
 
     wall: float = 0.0
     total: float = 0.0  # of all cores together
@@ -48,7 +48,7 @@ class Counters:
             shares["cpu_steal"] = self.stolen / self.total
         if self.wall > 0:
             shares["process_cpu"] = self.process / self.wall
-        return {name: share for name, share in shares.items() if share == share}  # without NaN
+        return shares
 
 
 @dataclass(frozen=True)

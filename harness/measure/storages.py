@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure.collectives import NAMESPACES, OPERATIONS
-from harness.measure.traffic import leaves
+from harness.measure.traffic import tensors_in
 
 PARAMETERS = "parameters"  # and buffers
 GRADIENTS = "gradients"
@@ -80,13 +80,13 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it comes again, as operators of plain tensors
         kwargs = kwargs or {}
-        taken = _tensors([*args, *kwargs.values()])
+        taken = tensors_in([*args, *kwargs.values()])
         result = _run(func, args, kwargs, taken)
-        returned = _tensors(result)
+        returned = tensors_in(result)
         if func.namespace == "c10d":
             self.claim(COMMUNICATION, [*taken, *returned])
         elif func.namespace == "fsdp":
-            self.claim(COMMUNICATION, [*returned, *_tensors(kwargs.get("out"))])
+            self.claim(COMMUNICATION, [*returned, *tensors_in(kwargs.get("out"))])
         for tensor in [*taken, *returned]:
             self._observe(tensor)
         if func.namespace in NAMESPACES and OPERATIONS.get(_name(func)) in self._copying:
@@ -145,11 +145,6 @@ def _name(operator: Any) -> str:
     """Return the name of an operator, without its namespace and its overload."""
     name: str = operator.overloadpacket.__name__
     return name
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    """Return the tensors among nested values."""
-    return [value for value in leaves(values) if isinstance(value, Tensor)]
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:

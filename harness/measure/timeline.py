@@ -130,7 +130,8 @@ def divide(
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     mark = next(event for event in events if event["name"] == MARK)
     offset = mark["ts"] * MICROSECOND + times.began - marked_at
-    length = float(times.steps.sum())
+    # Where the last step ends, to the bit: `sum` adds up in another order.
+    length = float(times.steps.cumsum()[-1])
     kernels = []  # start, end and name of what ran on a device, within the segment
     for event in events:
         if event.get("cat") in DEVICE_EVENTS:

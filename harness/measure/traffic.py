@@ -119,11 +119,13 @@ def _returns_views(schema: Any) -> bool:
 
 def size_of(values: Iterable[Any]) -> int:
     """Return the bytes of all tensors among nested values, each tensor counted once."""
-    tensors: dict[int, Tensor] = {}
-    for value in leaves(list(values)):
-        if isinstance(value, Tensor):
-            tensors[id(value)] = value
+    tensors = {id(tensor): tensor for tensor in tensors_in(list(values))}
     return sum(tensor_bytes(tensor) for tensor in tensors.values())
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors among nested values."""
+    return [value for value in leaves(values) if isinstance(value, Tensor)]
 
 
 def leaves(value: Any) -> Iterator[Any]:

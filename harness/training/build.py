@@ -99,6 +99,11 @@ class TrialParts(BuiltStep):
         """Return the cell's axes."""
         return self.assignment.trial.cell.axes
 
+    def micro_batch(self) -> Batch:
+        """Return the first samples of the training set, as many as a micro-batch has, on the device."""
+        samples = self.splits.train.batch(range(self.mesh.micro_batch_size(self.axes)))
+        return place_batch(samples, self.axes, self.mesh.device)
+
 
 def build_trial(
     assignment: Assignment,
@@ -342,9 +347,7 @@ def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
     What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
     """
     seconds_before = parts.compiler.seconds
-    share = range(parts.mesh.micro_batch_size(parts.axes))
-    batch = place_batch(parts.splits.train.batch(share), parts.axes, parts.mesh.device)
-    loss = parts.train_step.loss(parts.train_step.module, batch)
+    loss = parts.train_step.loss(parts.train_step.module, parts.micro_batch())
     loss.backward()  # type: ignore[no-untyped-call]
     for optimizer in parts.optimizers:
         optimizer.zero_grad(set_to_none=True)

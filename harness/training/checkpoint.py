@@ -88,9 +88,7 @@ class Checkpointer:
     scaler: Scaler  # whose loss scale is saved too
     workload_state: WorkloadState
     origin: CheckpointOrigin  # of what this process saves
-    resumes_from: (
-        CheckpointOrigin  # the only one that it resumes from: its own, if not another trial's
-    )
+    resumes_from: CheckpointOrigin  # and no other: its own, if not another trial's
     # Of the best model, where the disk did not take it. An attempt that resumes from a later step
     # would do without it, so nothing is saved meanwhile.
     best_copy: ModelCopy | None = None
@@ -259,12 +257,10 @@ class Checkpointer:
     def resume(self, state: TrainingState, rehearse_step: Callable[[], None]) -> None:
         """Restore the trial's newest checkpoint that is sound, if it has one.
 
-        It goes into `state` and into all that this object was made with.
-
-        `state` also gets the interruption that this puts an end to, and at rank 0 the checkpoints
-        that were passed over. `rehearse_step()` computes a
-        forward and a backward, and drops the gradients: `Strategy.arranging_steps` says what for.
-        Raises BadCheckpoint.
+        It goes into `state` and into all that this object was made with. `state` also gets the
+        interruption that this puts an end to, and at rank 0 the checkpoints that were passed over.
+        `rehearse_step()` computes a forward and a backward, and drops the gradients:
+        `Strategy.arranging_steps` says what for. Raises BadCheckpoint.
         """
         path: Path | None = None
         faults: list[str] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
@@ -18,10 +17,9 @@ from harness.records.record import RankResult
 from harness.training import compile_cache
 from harness.training.build import build_trial
 from harness.training.compiled_code import compiled_by, save
-from harness.training.determinism import prepare_environment
-from harness.training.entry import load_workload, prepare_rank, with_batch_size_of
+from harness.training.entry import load_workload, prepare_device, prepare_rank, with_batch_size_of
 from harness.training.mesh import ParallelMesh
-from harness.training.ranks import Ranks, choose_device
+from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class
 from harness.training.train import Trainer
@@ -33,9 +31,7 @@ def compile_cell(
     """Take the trial's first step, and leave what was compiled in the folder."""
     assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
-    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
-    prepare_environment(axes, on_gpu=may_use_gpu)
-    device = choose_device(assignment.device, ranks, assignment.lane.gpus)
+    device = prepare_device(assignment, ranks)
     strategy = strategy_class(axes.strategy)
     if strategy.shards_parameters:
         dist.init_process_group("fake", rank=0, world_size=axes.world_size)

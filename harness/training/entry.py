@@ -56,9 +56,7 @@ def joined(
     """
     assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
-    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
-    prepare_environment(axes, on_gpu=may_use_gpu)
-    device = choose_device(assignment.device, ranks, assignment.lane.gpus)
+    device = prepare_device(assignment, ranks)
     bind_rank(assignment, ranks, device)
     needed = strategy_class(axes.strategy).needs_process_group
     with (
@@ -79,6 +77,13 @@ def prepare_rank(folder: TrialFolder) -> Assignment:
     bind_to_cores(assignment.lane.cores)
     torch.set_num_threads(assignment.trial.cell.axes.num_threads)
     return assignment
+
+
+def prepare_device(assignment: Assignment, ranks: Ranks) -> torch.device:
+    """Return this rank's device, after setting what its cell wants of libraries that begin with it."""
+    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
+    prepare_environment(assignment.trial.cell.axes, on_gpu=may_use_gpu)
+    return choose_device(assignment.device, ranks, assignment.lane.gpus)
 
 
 def cool_down(assignment: Assignment, device: torch.device, state: TrainingState) -> None:

@@ -56,7 +56,6 @@ from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
-from workloads.base import Batch
 
 # How gloo and NCCL report that a rank waited too long; neither has an error type for it.
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
@@ -300,7 +299,7 @@ def _bytes_per_sample(parts: TrialParts) -> float | None:
     if not _has_whole_loss(parts):
         return None
     axes = parts.axes
-    forward_backward = bytes_per_sample(parts.train_step.loss, parts.model, _micro_batch(parts))
+    forward_backward = bytes_per_sample(parts.train_step.loss, parts.model, parts.micro_batch())
     if forward_backward is None:
         return None
     optimizer = optimizer_bytes(parts.optimizers[0]) / parts.mesh.rank_batch_size(axes)
@@ -318,18 +317,12 @@ def _flops_per_sample(parts: TrialParts) -> float | None:
         return float(stated)  # it may be a number of NumPy or torch
     if not _has_whole_loss(parts) or parts.axes.activation_checkpointing:
         return None
-    return flops_per_sample(parts.train_step.loss, parts.model, _micro_batch(parts))
+    return flops_per_sample(parts.train_step.loss, parts.model, parts.micro_batch())
 
 
 def _has_whole_loss(parts: TrialParts) -> bool:
     """Return whether each rank has the whole model, and a step a single loss."""
     return not parts.strategy.shards_parameters and len(parts.optimizers) == 1
-
-
-def _micro_batch(parts: TrialParts) -> Batch:
-    """Return the first samples of the training set, as many as a micro-batch has, on the device."""
-    samples = parts.splits.train.batch(range(parts.mesh.micro_batch_size(parts.axes)))
-    return place_batch(samples, parts.axes, parts.mesh.device)
 
 
 def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:

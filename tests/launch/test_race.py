@@ -191,7 +191,7 @@ def test_a_race_of_a_part_of_the_sweep_is_refused(tmp_path: Path, trials: FakeTr
     from harness.spec.selected import select
 
     sweep = select(race_sweep(tmp_path), "batch_size=16", ())
-    with pytest.raises(BadInput, match="race: found with --only or --cell"):
+    with pytest.raises(BadInput, match=r"\.yaml: race: found with --only or --cell"):
         trials.run(sweep, tmp_path)
     assert trials.ran == []
 

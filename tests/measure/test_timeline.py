@@ -155,6 +155,14 @@ def test_a_device_counts_by_its_kernels() -> None:
     assert parts[DEVICE_IDLE].calls == 1
 
 
+def test_a_kernel_that_outlasts_the_steps_is_of_the_last_one() -> None:
+    """The ends of steps add up to another number than the steps do at once."""
+    times = segment([100.0] * 10, [(Phase.forward, 1000.0)])
+    assert times.steps.sum() > times.steps.cumsum()[-1]
+    parts = divided([event("gemm", 950.0, 1100.0, cat="kernel", tid=7)], times)
+    assert milliseconds(parts["gemm"]) == pytest.approx([*[0.0] * 9, 50.0])
+
+
 @pytest.mark.parametrize(
     ("name", "part"),
     [

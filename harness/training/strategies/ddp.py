@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
+from harness.core.text import counted
 from harness.measure.clock import StepClock
 from harness.measure.communication import mark_gradient_wait
 from harness.records.record import Collective
@@ -127,10 +128,9 @@ class DDP(Strategy):
             return
         default_buckets = assign_buckets(model, None)
         if assign_buckets(model, cap_mb) == default_buckets:
-            plural = "s" if len(default_buckets) > 1 else ""
             raise NotApplied(
                 f"bucket_cap_mb={cap_mb:g} had no effect: the gradients are in the same"
-                f" {len(default_buckets)} bucket{plural} as without it"
+                f" {counted(len(default_buckets), 'bucket')} as without it"
             )
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
