@@ -628,7 +628,7 @@ def test_a_full_disk_is_named_and_not_taken_for_a_bad_file(
 def test_an_archive_is_verified_on_a_full_disk(results: Results) -> None:
     record_sweep(results, "nightly")
     run("archive", "nightly")
-    ended = on_a_full_disk("restore", "nightly.tar.gz", "--dry-run")
+    ended = on_a_full_disk("restore", "nightly.tar.gz", "--dry-run", "--results", "elsewhere")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("would restore ")
 
