@@ -33,7 +33,8 @@ STEP_ENDED = re.compile(
     r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+?))? *\*\*\*"
 )
 NOT_STARTED = re.compile(
-    r"srun: (?:error|fatal): (?P<why>(?:Unable to|Task launch for|Invalid|Requested|No ).*)"
+    r"srun: (?:error|fatal): (?P<why>"
+    r"(?:Unable to|Task launch for|Invalid|Requested|No |Slurm job \d+ has expired).*)"
 )
 NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S+)", re.IGNORECASE)
 OUT_OF_MEMORY = re.compile(

@@ -177,6 +177,10 @@ srun: error: n2: task 1: Killed
     "no step": ("""\
 srun: error: Unable to create step for job 11: More processors requested than permitted
 """, ("NotStarted", None, None)),
+    "no allocation": ("""\
+srun: error: Slurm job 36 has expired
+srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 36
+""", ("NotStarted", None, None)),
     "no controller": ("""\
 srun: error: Unable to confirm allocation for job 71: Unable to contact slurm controller (connect failure)
 srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 71
