@@ -139,10 +139,11 @@ def refuse_changed_profile(
         if change is not None:
             changes.append(change)
     if changes:
+        force = ", or harness run --force, which runs all trials again"
         raise BadInput(
             f"{folder.path}: {len(changes)} of its trials ran with another profile: {changes[0]};"
             " allowed: the profile that they ran with, another name for the sweep or another"
-            " --results, or harness run --force, which runs all trials again"
+            f" --results{'' if profile.launcher == 'slurm' else force}"
         )
 
 

@@ -363,7 +363,7 @@ def runner_of(
     listener: JobListener,
     stop: StopRequest,
 ) -> Runner:
-    """Return the runner of this job's trials; raises BadInput as `launcher_of` does."""
+    """Return the runner of this job's trials; raises JobIsOver as `launcher_of` does."""
     race = SweepRace(submission.sweep)
 
     def read(trial: Trial) -> Record | None:
@@ -422,9 +422,13 @@ def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
     """Return the launcher that runs ranks as steps of this job.
 
-    Raises BadInput if the profile's interface has no address on this node.
+    Raises JobIsOver if the profile's interface has no address on this node.
     """
     slurm = profile.slurm
+    try:
+        address = node_address(slurm.interface)
+    except BadInput as error:
+        raise JobIsOver(str(error)) from None
     environment = dict(profile.environment)
     if slurm.interface:
         # Variables of the profile win over its interface.
@@ -438,7 +442,7 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
         shares_node=profile.parallel != 1,
         python=slurm.python or sys.executable,
         prefix=slurm.prefix,
-        address=node_address(slurm.interface),
+        address=address,
         free_port=free_port,
     )
 

@@ -38,7 +38,8 @@ from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import CommonParts, read_record_if_exists
 from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
-from harness.records.store import lock, write_spec
+from harness.records.settings import profile_change, run_settings
+from harness.records.store import comparison_key, lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
@@ -94,7 +95,7 @@ wait $leader
 code=$?
 kill $watcher 2>/dev/null
 [ $code -eq 0 ] || [ $code -eq {decided} ] || [ $is_ended_by_slurm ] && exit $code
-echo "the leader ended with code $code; the job will be requeued"
+echo "the leader ended with code $code; Slurm is asked to requeue the job"
 {revive}"""
 
 
@@ -208,7 +209,8 @@ def prepare(
 
     Raises SlurmDown if there are earlier submissions and Slurm does not say whether they still have
     jobs: a trial must not run in two jobs at once. Raises BadInput for a stack that ranks can't run
-    under, and while cancelled jobs are ending that have some of the trials.
+    under, while cancelled jobs are ending that have some of the trials, and while jobs have some that
+    were submitted with another profile.
     """
     todo = plan(sweep, sweep_folder, redo)
     refuse_changed_profile(todo, sweep, profile, sweep_folder)
@@ -216,6 +218,8 @@ def prepare(
     queue = queues.query_submitters(earlier, on_wait=on_wait)
     refuse_ending_jobs(sweep_folder, earlier, queue, todo.pending)
     live = queues.live_jobs(earlier, queue)
+    uncancelled = [made for made in earlier if made.cancelled_at is None]
+    refuse_other_profile(sweep, profile, sweep_folder, uncancelled, queue)
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
     check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
@@ -252,6 +256,7 @@ def prepare(
             f"{counted(len(failed), 'trial')} failed in jobs that are still in Slurm's queue"
             f" ({job_ids}); submit again once they have ended"
         )
+    remarks += remark_on_outdated(sweep, queues.live_jobs(uncancelled, queue))
     ignored = ignored_variables()
     if ignored:
         names = ", ".join(ignored)
@@ -303,6 +308,47 @@ def refuse_ending_jobs(
             f"{sweep_folder.path}: cancelled jobs {listed} are still in Slurm's queue;"
             " submit again once they have ended"
         )
+
+
+def refuse_other_profile(
+    sweep: Sweep,
+    profile: Profile,
+    sweep_folder: SweepFolder,
+    earlier: Sequence[Submission],
+    queue: Mapping[str, QueuedJob],
+) -> None:
+    """Refuse to add trials to others that jobs have with another profile: they would not compare.
+
+    Raises BadInput.
+    """
+    key = comparison_key(sweep_folder)
+    current = run_settings(sweep, profile, key)
+    trial_ids = {trial.id for trial in sweep.whole().trials()}
+    for submission in earlier:
+        live = queues.live_jobs([submission], queue)
+        change = profile_change(run_settings(submission.sweep, submission.profile, key), current)
+        if change is not None and not trial_ids.isdisjoint(live):
+            raise BadInput(
+                f"{sweep_folder.path}: jobs in Slurm's queue have trials of it with another profile:"
+                f" {change}; allowed: that profile, another name for the sweep or another --results,"
+                f" or harness status cancel {shlex.quote(sweep.name)} first"
+            )
+
+
+def remark_on_outdated(sweep: Sweep, live: Mapping[str, QueuedJob]) -> list[str]:
+    """Return a remark on the jobs that have trials of an earlier version of the sweep, if any has.
+
+    `live` are the jobs that have not ended, by trial id.
+    """
+    trial_ids = {trial.id for trial in sweep.whole().trials()}
+    outdated = {job.id for trial_id, job in live.items() if trial_id not in trial_ids}
+    if not outdated:
+        return []
+    job_ids = one_line(", ".join(sorted(outdated)), 60)
+    return [
+        f"jobs in Slurm's queue with trials that the sweep no longer has: {len(outdated)} ({job_ids});"
+        f" harness status cancel {shlex.quote(sweep.name)} cancels all jobs of the sweep"
+    ]
 
 
 def with_race(profile: Profile, sweep: Sweep) -> Profile:

@@ -28,7 +28,7 @@ from workloads.code import digest_code, read_source
 from workloads.importing import user_files
 from workloads.options import Settings
 
-REMEDY = "harness run plans it again"
+REMEDY = "harness run or harness submit plans it again"
 DATA_REMEDY = f"the data has changed since; {REMEDY}"
 NO_CODE = WorkloadCode()
 SHOWN_DIGITS = 12  # of a digest

@@ -344,6 +344,16 @@ class TestLead:
                 self.lead(runner, submitted)
         assert due[1] - due[0] == pytest.approx(90, abs=5)
 
+    def test_with_an_interface_that_has_no_address_is_over_at_once(
+        self, runner: Runner, submitted: Submission
+    ) -> None:
+        """The interface will have none when the job is back either."""
+        slurm = replace(submitted.profile.slurm, interface="ib7")
+        profile = replace(submitted.profile, slurm=slurm)
+        submission.write(runner.folder, replace(submitted, profile=profile))
+        with pytest.raises(JobIsOver, match=r"slurm.interface: found 'ib7' without an address"):
+            self.lead(runner, submitted)
+
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
         submission.write(runner.folder, replace(submitted, cancelled_at=1.0))
         with pytest.raises(JobIsOver, match="were cancelled"):

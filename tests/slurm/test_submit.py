@@ -18,6 +18,7 @@ import yaml
 from harness.core.paths import Results
 from harness.launch import controller
 from harness.records.record import Failure
+from harness.records.settings import run_settings
 from harness.records.store import lock
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
@@ -440,6 +441,38 @@ def test_status_has_of_earlier_cells_what_is_done_or_has_a_job(
         assert "demo: 2 trials: 2 done" in status(results, "demo").out
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "1 queued" in status(results, "demo").out, "nobody knows whether its job exists"
+
+
+def test_trials_are_not_added_to_those_that_jobs_have_with_another_profile(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
+    """As they are not added to those that ran with another one; both remedies can be carried out."""
+    submit(write(tmp_path, seeds=[0]), results, cpus_per_rank=3)
+    more = write(tmp_path, seeds=[0, 1])
+    slurm.set_queue(squeue_output(results))
+    refused = submit(more, results, cpus_per_rank=2)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "slurm.cpus_per_rank: found 2, recorded 3; allowed: that profile" in refused.err
+    assert "1 trial; 1 are in the queue already" in submit(more, results, cpus_per_rank=3).out
+
+    slurm.set_queue("")
+    (cell,) = load(tmp_path).cells
+    sweep = load(tmp_path, seeds=[0])
+    settings = run_settings(sweep, submissions.read_all(results.sweep_folder("demo"))[0].profile)
+    write_trial(results.sweep_folder("demo"), replace(make_record(cell), settings=settings))
+    refused = submit(more, results, cpus_per_rank=2)
+    assert refused.err.endswith("another --results\n"), "harness submit has no --force"
+
+
+def test_jobs_with_trials_of_an_earlier_version_of_the_sweep_are_named(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
+    submit(write(tmp_path, seeds=[0, 1]), results)
+    slurm.set_queue(squeue_output(results))
+    remark = "that the sweep no longer has: 2 (1_0, 1_1)"
+    edited = write(tmp_path, length={"steps": 70}, seeds=[0, 1])
+    assert f"{remark}; harness status cancel demo" in submit(edited, results).out
+    assert remark not in submit(write(tmp_path, seeds=[0, 1, 2]), results, "--dry-run").out
 
 
 def test_a_local_run_after_the_last_submission_counts(
