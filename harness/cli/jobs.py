@@ -296,7 +296,7 @@ def logs(
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Continue until the trial has ended.")
+        bool, typer.Option("--follow", help="Continue until this attempt at the trial has ended.")
     ] = False,
     results: ResultsOption = Path("results"),
 ) -> None:

@@ -74,7 +74,7 @@ def find(results: Results, trial_id: str, sweep: str | None) -> TrialFolder:
 def show(trial_folder: TrialFolder, rank: int | None, *, follow: bool) -> None:
     """Print a rank's log, or without a rank the launcher's.
 
-    With `follow`, print what is added until the trial has ended, or until nobody runs its sweep any
+    With `follow`, print what is added until this attempt has ended, or until nobody runs its sweep any
     more. A log that is empty is reported on standard error, with those that are not.
 
     Raises BadInput if there is no such log, and if it leads out of the trial's folder.
