@@ -140,10 +140,12 @@ def refuse_changed_profile(
             changes.append(change)
     if changes:
         force = ", or harness run --force, which runs all trials again"
+        if profile.launcher == "slurm":  # which harness submit runs
+            force = ""
         raise BadInput(
             f"{folder.path}: {len(changes)} of its trials ran with another profile: {changes[0]};"
             " allowed: the profile that they ran with, another name for the sweep or another"
-            f" --results{'' if profile.launcher == 'slurm' else force}"
+            f" --results{force}"
         )
 
 
