@@ -22,7 +22,7 @@ from harness.core.text import counted
 from harness.records.files import parse_record
 from harness.records.record import Record
 from harness.tracking.artifacts import RECORD_FILE
-from harness.tracking.connect import errors_in_one_line
+from harness.tracking.connect import errors_in_one_line, quiet
 from harness.tracking.contents import RACE_TAG
 from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
 
@@ -86,12 +86,21 @@ def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[Night]:
     """Return the records of all trials in an experiment, a night for each results folder they are from.
 
     Deliveries that were cut off are left out, and so are cells that have left a race, and records that
-    can't be read.
+    can't be read. Runs whose tags somebody changed are named in a night of their own.
     """
     newest: dict[tuple[str, str], Run] = {}  # by origin and trial; `search` begins with the newest
+    damaged = []
     for run in search(client, experiment_id, "tags.`harness.kind` = 'trial'"):
-        if RECORD_TAG in run.data.tags and is_complete_run(run):
-            newest.setdefault((_tag(run, "harness.origin"), _tag(run, "harness.trial")), run)
+        if RECORD_TAG not in run.data.tags or not is_complete_run(run):
+            continue
+        try:
+            origin, trial, _ = (
+                _tag(run, f"harness.{name}") for name in ("origin", "trial", "cell")
+            )
+        except BadInput as error:
+            damaged.append(str(error))
+        else:
+            newest.setdefault((origin, trial), run)
     runs_by_origin: dict[str, list[Run]] = {}
     for (origin, _), run in newest.items():
         runs_by_origin.setdefault(origin, []).append(run)
@@ -99,7 +108,7 @@ def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[Night]:
     nights = []
     for origin, runs in runs_by_origin.items():
         nights.append(_recall_night(client, runs, departed.get(origin, ())))
-    return nights
+    return [*nights, Night(records=[], left_out=damaged)] if damaged else nights
 
 
 def _recall_night(client: MlflowClient, runs: Sequence[Run], departed: Collection[str]) -> Night:
@@ -162,9 +171,13 @@ def _read_record(client: MlflowClient, run: Run) -> Record:
 
 
 def _read_file(client: MlflowClient, run: Run, name: str) -> bytes:
-    """Return the content of a file that is stored with a run; raise BadInput if it is missing."""
+    """Return the content of a file that is stored with a run; raise BadInput if it is missing.
+
+    The columns of a record are read when they are needed, which may be long after the record was.
+    """
     trouble = f"does not give {name} of run {run.info.run_id}"
     with (
+        quiet(),
         errors_in_one_line(client.tracking_uri, trouble, BadInput),
         ScratchFolder("record") as aside,
     ):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from harness.analysis import baseline
 from harness.analysis.selection import select
@@ -210,3 +212,39 @@ def test_a_list_of_trials_that_somebody_changed_is_refused(results: Results) -> 
         connect(tracker.uri).log_text(run, '{"trials": 3}', "sweep.json")
     with pytest.raises(BadInput, match=r"sweep\.json: Expected `array`, got `int`"):
         tracker.recall(run)
+
+
+def test_columns_are_read_as_quietly_as_records(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read when they are needed, long after the record."""
+    write_sweep(results.sweep_folder("demo"), [make_record()])
+    tracker = Tracker(results)
+    run_id = tracker.deliver(results.sweep_folder("demo")).run_id
+    download = MlflowClient.download_artifacts
+    retries = []
+
+    def watched(client: MlflowClient, *arguments: str) -> str:
+        retries.append(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES"))
+        return download(client, *arguments)
+
+    (record,) = tracker.recall(run_id).records
+    monkeypatch.setattr(MlflowClient, "download_artifacts", watched)
+    assert next(iter(record.ranks)).step_seconds
+    assert set(retries) == {"1"}
+
+
+@pytest.mark.parametrize("tag", ["harness.origin", "harness.trial", "harness.cell"])
+def test_a_trial_whose_tags_somebody_changed_is_left_out_of_the_nights(
+    results: Results, tag: str
+) -> None:
+    write_sweep(results.sweep_folder("demo"), [make_record(), make_record(seed=1)])
+    tracker = Tracker(results)
+    tracker.deliver(results.sweep_folder("demo"))
+    run_id = by_label(tracker.uri, "demo")[f"{make_cell().label} seed 0"].info.run_id
+    with quiet():
+        connect(tracker.uri).set_tag(run_id, tag, "x' OR '1")
+    nights = tracker.recall_nights("demo")
+    assert [record.trial.seed for night in nights for record in night.records] == [1]
+    (line,) = [line for night in nights for line in night.left_out]
+    assert line.startswith(f"MLflow run {run_id}: {tag}: found ")
