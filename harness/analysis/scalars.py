@@ -7,7 +7,9 @@ The runs of cells, MLflow's comparisons and charts, data frames and exported tab
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -21,6 +23,7 @@ from harness.records.record import Compiled, LossScale, Record, Summary, Telemet
 from harness.spec.cell import ThroughputUnit
 
 KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
+NAME_LENGTH = 250  # characters of a metric's name that MLflow takes
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by
 # The same for each unit: of some scripts, nobody counts the samples.
 RATES: Mapping[ThroughputUnit, str] = {"samples/s": RATE, "steps/s": "throughput_steps_per_s"}
@@ -400,8 +403,8 @@ def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
         row = row_of(name)
         combined[name] = sum(of_trials) if row.summed else fmean(of_trials)
         if row.with_range and len(of_trials) > 1:
-            combined[f"{name}_min"] = min(of_trials)
-            combined[f"{name}_max"] = max(of_trials)
+            combined[metric_name(f"{name}_min")] = min(of_trials)
+            combined[metric_name(f"{name}_max")] = max(of_trials)
     return combined
 
 
@@ -412,10 +415,41 @@ def row_of(name: str) -> Scalar:
     return max(matching, key=lambda row: len(row.name))
 
 
+def is_scalar(name: str) -> bool:
+    """Return whether a number of a trial or a cell may have this name."""
+    base = re.sub("_(min|max)$", "", name)
+    return any(fnmatchcase(base, row.name) for row in SCALARS)
+
+
 @lru_cache(maxsize=KEPT_NAMES)
 def metric_name(name: str) -> str:
-    """Return `name` with the characters replaced that MLflow refuses in the name of a metric.
+    """Return `name` as MLflow takes it for a metric.
+
+    Characters that it refuses are replaced, and so are parts of a path that lead elsewhere, as in
+    `../loss`. A name that is too long ends with its digest.
 
     Ten thousand trials have the same names, which are then the same texts in memory.
     """
-    return re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)
+    allowed = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)
+    parts = ["_" if part in ("", ".", "..") else part for part in allowed.split("/")]
+    path = "/".join(parts)
+    return path if len(path) <= NAME_LENGTH else _with_digest(path, name)
+
+
+def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of metrics by what they stand for, no two of which are equal.
+
+    Of those that are, each that differs from what it stands for ends with the digest of that.
+    """
+    counts = Counter(names.values())
+    distinct = dict(names)
+    for original, name in names.items():
+        if counts[name] > 1 and name != original:
+            distinct[original] = _with_digest(name, original)
+    return distinct
+
+
+def _with_digest(name: str, original: str) -> str:
+    """Return a name that ends with the digest of what it was made from."""
+    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name[: NAME_LENGTH - 9]}-{digest}"

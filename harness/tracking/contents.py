@@ -26,7 +26,14 @@ from harness.analysis.result import (
     with_departures,
     without_result,
 )
-from harness.analysis.scalars import RATES, SCALARS, metric_name, over_trials, scalars
+from harness.analysis.scalars import (
+    RATES,
+    SCALARS,
+    distinct_names,
+    metric_name,
+    over_trials,
+    scalars,
+)
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
 from harness.gate.explanation import Explanation
@@ -52,7 +59,7 @@ if TYPE_CHECKING:
 
 # The version of what a run shows of a record. Raise it when that changes: it is part of the digest
 # by which a run is known to be up to date, so that every trial is then delivered again.
-LAYOUT = 8
+LAYOUT = 9
 CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
 MLFLOW_STATUS: Mapping[Status, str] = {
@@ -434,18 +441,23 @@ def curves(record: Record) -> list[Metric]:
             index = int(reported[position])
             step = index + 1
             points.append(Metric("loss", float(loss[index]), times[step], step))
-    used_names = {"loss", *scalars(record)}
+    names = _evaluation_names(record)
     for evaluation in _evaluations(record):
-        for metric, value in evaluation.metrics.items():
-            name = metric_name(metric)
-            if name in used_names:
-                name = f"test_{name}"
-            step = evaluation.step
-            points.append(Metric(name, value, times[step], step))
-        for metric, value in (evaluation.validation or {}).items():
-            name = metric_name(f"validation_{metric}")
-            points.append(Metric(name, value, times[step], step))
+        step = evaluation.step
+        for metric, value in evaluation.all_metrics.items():
+            points.append(Metric(names[metric], value, times[step], step))
     return points
+
+
+def _evaluation_names(record: Record) -> dict[str, str]:
+    """Return the names in MLflow of all metrics that were evaluated."""
+    used_names = {"loss", *scalars(record)}
+    names: dict[str, str] = {}
+    for evaluation in _evaluations(record):
+        for metric in evaluation.all_metrics:
+            name = metric_name(metric)
+            names[metric] = metric_name(f"test_{metric}") if name in used_names else name
+    return distinct_names(names)
 
 
 def evenly_spaced(count: int, limit: int) -> list[int]:

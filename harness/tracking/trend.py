@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from harness.analysis.scalars import metric_name
+from harness.analysis.scalars import distinct_names, metric_name
 from harness.analysis.trend import Trend
 from harness.render.trend import headline, label
 from harness.statistics.interval import exp
@@ -28,12 +28,15 @@ def write_trend(
     from mlflow.entities import Metric
 
     previous = list(search(client, experiment_id, "tags.`harness.kind` = 'trend'"))
+    titles = [f"{label(series)} on {series.hardware}" for series in trend.series]
+    names = distinct_names(
+        {title: metric_name(f"trend/{title.replace('/', '-')}") for title in titles}
+    )
     metrics = []
-    for series in trend.series:
-        name = metric_name(f"{label(series)} on {series.hardware}").replace("/", "-")
+    for title, series in zip(titles, trend.series, strict=True):
         for point in series.points:
             milliseconds = round(1000 * point.started)
-            metrics.append(Metric(f"trend/{name}", exp(point.value), milliseconds, point.night))
+            metrics.append(Metric(names[title], exp(point.value), milliseconds, point.night))
     tags = {
         "harness.kind": "trend",
         "harness.sweep": trend.name,

@@ -153,6 +153,22 @@ def test_a_record_in_mlflow_that_cant_be_read_is_left_out_and_named(tmp_path: Pa
     assert any(f"left out MLflow run {damaged}: record.json" in note for note in trend["notes"])
 
 
+def test_series_with_similar_and_long_labels_have_curves_of_their_own(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    folder = results.sweep_folder("nightly")
+    folder.path.mkdir(parents=True)
+    labels = [f"{'w' * 190} {end}" for end in ("a@b", "a#b")] + ["a/b", "a-b"]
+    records = []
+    for label in labels:
+        records += make_night(0, 1.0, cell=make_cell(label), cpu="Test CPU of a long name")
+    write_sweep(folder, records)
+    arguments = ("--to-mlflow", "--results", str(tmp_path))
+    assert harness("trend", "nightly", *arguments).code == 0
+    (run,) = runs_of(f"sqlite:///{results.database}", "nightly")
+    assert len(run.data.metrics) == len(labels)
+    assert all(name.startswith("trend/") for name in run.data.metrics)
+
+
 def test_mlflow_gives_the_nights_and_takes_the_trend(tmp_path: Path) -> None:
     """Every night is delivered from a results folder of its own, as CI's runners do."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +95,23 @@ def test_a_metric_never_shares_a_name_with_another() -> None:
     assert values["test_loss"] == 1.0
     assert values["loss"] != 1.0
     assert values["top_5"] == 0.7
+
+
+def test_metrics_of_any_name_have_names_that_mlflow_takes_and_that_differ() -> None:
+    record = make_record()
+    assert record.rank0
+    reported = ["acc@5", "acc#5", "top@5", "../up", "a//b", "/", "", "loss", "test_loss", "x" * 300]
+    metrics = {name: float(at) for at, name in enumerate(reported)}
+    (last,) = record.rank0.evaluations[-1:]
+    evaluations = (replace(last, metrics=metrics),)
+    record = replace(record, rank0=replace(record.rank0, evaluations=evaluations))
+    points = {point.key: point.value for point in curves(record)}
+    assert set(metrics.values()) <= set(points.values())
+    assert points["top_5"] == 2.0
+    assert "acc_5" not in points  # which of the two would it be?
+    for name in points:
+        assert re.fullmatch(r"[\w./ -]{1,250}", name), name
+        assert posixpath.normpath(name) == name.removeprefix("/") != "..", name
 
 
 def test_compilation_and_loss_scaling_have_numbers() -> None:
