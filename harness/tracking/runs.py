@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.classes import join_confusions
 from harness.analysis.parity import read_parity, with_seeds
 from harness.analysis.result import join
-from harness.analysis.scalars import metric_name
+from harness.analysis.scalars import is_scalar, metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
@@ -450,13 +450,14 @@ class SweepRuns:
     def _only_run(self, contents: RunContents, tags: Mapping[str, str]) -> KnownRun:
         """Return the run that is to show these contents, created if there is none; delete others.
 
-        Metrics cannot be deleted in MLflow. So a run that shows a metric which no longer holds is
-        deleted and a new one takes its place.
+        Metrics cannot be deleted in MLflow. So a run that shows a metric of ours which no longer holds
+        is deleted and a new one takes its place. Any other metric may be somebody else's.
         """
         names = {metric.key for metric in contents.metrics}
         run = None
         for candidate in self.existing[contents.kind, contents.key]:
-            if set(candidate.metrics) <= names:
+            others = candidate.metrics.keys() - names
+            if not any(name.startswith("harness.") or is_scalar(name) for name in others):
                 run = candidate
                 break
         if run is None:

@@ -337,6 +337,22 @@ def test_a_cell_without_done_trials_loses_its_numbers(
     assert list(parents_of(shown).values()).count("mlp eager fp32 single w0 b64 t1") == 2
 
 
+def test_a_run_keeps_the_metrics_that_somebody_else_logged(
+    results: Results, folder: SweepFolder
+) -> None:
+    small_sweep(folder)
+    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
+    tracker.deliver(folder)
+    before = {run.info.run_id for run in runs_of(uri, "demo")}
+    with quiet():
+        for run_id in before:
+            connect(uri).log_metric(run_id, "my_cost", 3.0)
+    tracker.deliver(folder)
+    after = runs_of(uri, "demo")
+    assert {run.info.run_id for run in after} == before
+    assert [run.data.metrics["my_cost"] for run in after] == [3.0] * len(before)
+
+
 def test_each_cell_of_a_race_has_one_run_when_it_goes_on(
     results: Results, folder: SweepFolder
 ) -> None:
