@@ -10,7 +10,6 @@ is therefore imported by the functions that need it.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -277,8 +276,7 @@ def print_next(purposes: Mapping[str, str]) -> None:
 
 def print_collect(results: Results, sweep: str) -> None:
     """Print how what is new of a sweep comes to MLflow."""
-    command = f"harness results collect {shlex.quote(sweep)}{results.flag}"
-    print_next({command: "brings it to MLflow"})
+    print_next({results.collect_command(sweep): "brings it to MLflow"})
 
 
 def print_left_out(recorded: RecordedSweep) -> None:

@@ -222,7 +222,9 @@ def _watch(
     if len(sweeps) == 1:
         recorded = read_recorded_sweep(results, sweeps[0].name)
         write_roofline(recorded.sweep, recorded.records, results)
-        show_results(recorded.sweep, recorded.records, results, trouble=trouble)
+        show_results(
+            recorded.sweep, recorded.records, results, trouble=trouble, tracking_uri=tracking_uri
+        )
         console = TerminalConsole()
         for line in left_out_lines(recorded):
             console.print_text(line, "open")

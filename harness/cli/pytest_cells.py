@@ -9,7 +9,6 @@ ended by the time the first test starts: a test only reads what they measured.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -191,7 +190,7 @@ class SweepFile(pytest.File):
             replaced = [sweep_folder.trial_folder(trial.id).record_path for trial in sweep.trials()]
             count = sum(path.exists() for path in replaced)
             if count:  # MLflow keeps the old ones
-                command = f"harness results collect {shlex.quote(sweep.name)}{self.results.flag}"
+                command = self.results.collect_command(sweep.name)
                 reporter.print_line(
                     f"harness: {counted(count, 'record')} in {sweep_folder.path} will be replaced;"
                     f" to deliver the new ones to MLflow: {command}"

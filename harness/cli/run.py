@@ -6,7 +6,6 @@ is written when the trial has ended. The same command, run again, runs the trial
 `check` and `find-lr` leave what they have found for the report; the others only read.
 """
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -327,7 +326,7 @@ def run(
     ended undecided.
     """
     from harness.analysis import adaptive
-    from harness.core.paths import Results
+    from harness.core.paths import Results, tracking_flag
     from harness.interface.planning import load_planned
     from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
@@ -353,11 +352,11 @@ def run(
         "--only": [only],
         "--cell": cells,
         "--cluster": ["" if cluster == "local" else cluster],
-        "--tracking-uri": [_tracking_option(tracking_uri)],
         "--parallel": [parallel],
     }
     flags = "--race " * race + "--tolerate-load" * tolerate_load
     run_command = _run_command(sweep, options, flags) + results_folder.flag
+    run_command += tracking_flag(tracking_uri)
     if selftest_before:
         from harness.cli.machine import run_selftest
 
@@ -380,6 +379,7 @@ def run(
         recorded.records,
         results_folder,
         trouble=finished.trouble,
+        tracking_uri=tracking_uri,
         verbose=verbose,
         wide=wide,
         run_command=run_command,
@@ -393,13 +393,6 @@ def run(
     goal_reached = goal_reached and SweepRace.of_records(loaded, finished.records).is_decided
     is_complete = not recorded.unreadable and not finished.disk_failed
     _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
-
-
-def _tracking_option(uri: str | None) -> str:
-    """Return the URI of the option, empty where the same command finds it in the environment."""
-    if uri is None or uri == os.environ.get("MLFLOW_TRACKING_URI"):
-        return ""
-    return uri
 
 
 def _run_command(sweep: str, options: Mapping[str, Sequence[str]], flags: str) -> str:

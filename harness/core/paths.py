@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from harness.core.redaction import scrub
 from harness.core.storage import writing
 
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
@@ -303,6 +304,16 @@ def default_results() -> Path:
     return Path(os.environ.get("HARNESS_RESULTS") or "results")
 
 
+def tracking_flag(uri: str | None) -> str:
+    """Return ` --tracking-uri URI` as a shell takes it, for commands that are shown: without secrets.
+
+    Empty without a URI, and where commands find it in the environment.
+    """
+    if uri is None or uri == os.environ.get("MLFLOW_TRACKING_URI"):
+        return ""
+    return scrub(f" --tracking-uri {shlex.quote(uri)}")
+
+
 @dataclass(frozen=True)
 class Results:
     """The folder `results/`, or another that `--results` or HARNESS_RESULTS names."""
@@ -356,6 +367,11 @@ class Results:
         if self.path == default_results():
             return ""
         return f" --results {shlex.quote(str(self.path))}"
+
+    def collect_command(self, sweep: str, tracking_uri: str | None = None) -> str:
+        """Return the command that delivers a sweep to MLflow, as a shell takes it."""
+        flags = self.flag + tracking_flag(tracking_uri)
+        return f"harness results collect {shlex.quote(sweep)}{flags}"
 
     def sweep_folder(self, name: str) -> SweepFolder:
         """Return the folder of a sweep, which need not exist.

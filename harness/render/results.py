@@ -15,7 +15,7 @@ from harness.analysis.result import LEFT_RACE, CellResult
 from harness.analysis.scalars import of_summary
 from harness.analysis.stopping import mean_over, summarize_stops
 from harness.analysis.sweep_result import SweepResult
-from harness.core.paths import Results, SweepFolder
+from harness.core.paths import Results, SweepFolder, tracking_flag
 from harness.core.text import counted
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Record, Status
@@ -277,13 +277,14 @@ def show_results(
     results: Results,
     *,
     trouble: str | None = None,
+    tracking_uri: str | None = None,
     verbose: bool = False,
     wide: bool = False,
     run_command: str = "",
 ) -> None:
     """Print what a sweep has shown, its results, verdicts, what to beware of, and what to do next.
 
-    `trouble` is what MLflow failed with. `verbose` adds remarks on trials that are too short for a
+    `trouble` is what MLflow at `tracking_uri` failed with. `verbose` adds remarks on trials that are too short for a
     steady state, and the labels of those that never reached one. Tables have all columns if they are
     `wide`. `run_command` is the command that has run the sweep, for the suggestion of more trials; it
     may be unknown.
@@ -326,7 +327,7 @@ def show_results(
     remarks += _doubt_lines(records, verbose=verbose)
     remarks += _clock_lines(records)
     if trouble:
-        command = escape(f"harness results collect {shlex.quote(sweep.name)}{results.flag}")
+        command = escape(results.collect_command(sweep.name, tracking_uri))
         remarks.append(f"[yellow]MLflow is missing trials[/]; deliver it later: {command}")
     for line in remarks:
         console.print_prose(line)
@@ -336,6 +337,7 @@ def show_results(
         records,
         results,
         run_command,
+        ui_command=f"harness ui{results.flag}{tracking_flag(tracking_uri)}",
         has_roofline=roofline is not None,
         is_narrow=is_narrow,
     )
@@ -505,6 +507,7 @@ def _next_commands(
     results: Results,
     run_command: str,
     *,
+    ui_command: str,
     has_roofline: bool,
     is_narrow: bool,
 ) -> dict[str, str]:
@@ -519,9 +522,9 @@ def _next_commands(
         if failed:
             logs = f"harness status logs {failed[0]}{results.flag}"
             return {logs: "what the first trial that failed has printed"}
-        return {f"harness ui{results.flag}": "curves of the trials in MLflow"}
+        return {ui_command: "curves of the trials in MLflow"}
     purposes = {
-        f"harness ui{results.flag}": "curves and comparisons in MLflow",
+        ui_command: "curves and comparisons in MLflow",
         f"harness show {name} --phases{results.flag}": "where the time of a step goes",
     }
     if is_narrow:

@@ -203,7 +203,7 @@ class Tracker:
             outlines = self._read_outlines(folder, trials, spec.get("trials", ()))
             sweep = spec.get("name") or outlines[0].sweep
             trouble = (
-                f"did not take the results; `harness results collect {sweep}` delivers them later"
+                f"did not take the results; `{self._collect_command(sweep)}` delivers them later"
             )
             with quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
                 client = self._connect()
@@ -319,37 +319,44 @@ class Tracker:
     def rename(self, old: str, new: str) -> bool:
         """Give a sweep's experiment and its runs another name; return whether there were any.
 
-        The experiment comes last, so that what was cut off is completed when it is asked for again.
-        Raises BadInput for a name that another experiment has, and for an experiment that has runs of
-        other results folders; TrackerDown if MLflow does not take it.
+        The experiment comes last, so that what was cut off is completed when it is asked for again. One
+        that somebody deleted stays as it is. Raises TrackerDown if MLflow does not take it, for a name
+        that another experiment has, and for an experiment that has runs of other results folders.
         """
         if self.uri == self._local_uri and not self.results.database.exists():
             return False
-        trouble = f"does not rename {old}; `harness results collect {new}` delivers it again"
+        collect = self._collect_command(new)
+        trouble = f"does not rename {old}; `{collect}` delivers it again"
         with self._lock() as origin, quiet(), errors_in_one_line(self.uri, trouble):
             client = self._connect()
             experiment = client.get_experiment_by_name(old)
-            if experiment is None:
+            if experiment is None or experiment.lifecycle_stage == "deleted":
                 return False
             if client.get_experiment_by_name(new) is not None:
-                raise BadInput(
-                    f"MLflow has an experiment {new} already; `harness results collect {new}` delivers into"
-                    f" it, and the runs of {old} stay"
+                raise TrackerDown(
+                    f"MLflow has an experiment {new} already; `{collect}` delivers into it, and the runs"
+                    f" of {old} stay"
                 )
-            runs = list(search(client, experiment.experiment_id, ""))
+            runs = list(search(client, experiment.experiment_id, "tags.`harness.kind` LIKE '%'"))
             # A trend is written by whoever asks for it, and belongs to no results folder.
-            sweep_runs = [run for run in runs if run.data.tags.get("harness.kind") != "trend"]
+            sweep_runs = [run for run in runs if run.data.tags["harness.kind"] != "trend"]
             if any(run.data.tags.get("harness.origin") != origin for run in sweep_runs):
-                raise BadInput(
+                raise TrackerDown(
                     f"MLflow's experiment {old} has runs of other results folders;"
-                    f" `harness results collect {new}` delivers the sweep into a separate experiment"
+                    f" `{collect}` delivers the sweep into a separate experiment"
                 )
             for run in runs:
                 client.set_tag(run.info.run_id, "harness.sweep", new)
-                if run.data.tags.get("harness.kind") == "sweep":
+                if run.data.tags["harness.kind"] == "sweep":
                     client.update_run(run.info.run_id, name=new)
             client.rename_experiment(experiment.experiment_id, new)
         return True
+
+    def _collect_command(self, sweep: str) -> str:
+        """Return the command that delivers a sweep to this store."""
+        return self.results.collect_command(
+            sweep, None if self.uri == self._local_uri else self.uri
+        )
 
     def _connect(self) -> MlflowClient:
         """Return the client, made once: the first use of a database takes seconds."""

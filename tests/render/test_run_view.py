@@ -210,6 +210,24 @@ def test_commands_to_try_next_look_where_the_results_are(
     assert "--results" not in capsys.readouterr().out
 
 
+def test_suggested_commands_name_the_server_unless_they_find_it(
+    sweep: Sweep,
+    results: Results,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HARNESS_RESULTS", str(results.path))
+    shown, uri = records(sweep.cells[0]), "http://me:hunter2@host"
+    show_results(sweep, shown, results, trouble="down", tracking_uri=uri)
+    printed = capsys.readouterr().out
+    for command in ("harness ui", "harness results collect demo"):
+        assert f"{command} --tracking-uri " in printed
+    assert "hunter2" not in printed
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    show_results(sweep, shown, results, trouble="down", tracking_uri=uri)
+    assert "--tracking-uri" not in capsys.readouterr().out
+
+
 def test_more_trials_are_suggested_by_a_command_that_can_be_pasted(
     sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import TrackerDown, connect, quiet
 from harness.tracking.markdown import DESCRIPTION_TAG
 from tests.factories import make_cell, make_record, write_spec_of, write_sweep, write_trial
+from tests.support.commands import harness
 from tests.support.mlflow import Killed, Meddler, by_label, everything, runs_of
 
 PNG_SIGNATURE = b"\x89PNG\r\n"
@@ -493,6 +494,35 @@ def test_runs_follow_a_renaming(results: Results, folder: SweepFolder) -> None:
     assert {run.data.tags["harness.sweep"] for run in shown.values()} == {"weekly"}
     assert "weekly" in shown
     assert "demo" not in shown
+
+
+def test_runs_of_somebody_else_hinder_no_renaming(results: Results, folder: SweepFolder) -> None:
+    small_sweep(folder)
+    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
+    experiment_id = tracker.deliver(folder).experiment_id
+    with quiet():
+        client = connect(uri)
+        foreign = client.create_run(experiment_id).info.run_id
+    assert tracker.rename("demo", "weekly")
+    with quiet():
+        assert client.get_experiment(experiment_id).name == "weekly"
+        assert "harness.sweep" not in client.get_run(foreign).data.tags
+        client.delete_experiment(experiment_id)
+    assert not tracker.rename("weekly", "monthly")
+
+
+def test_a_renaming_that_mlflow_refuses_has_renamed_the_folder_and_ends_with_1(
+    results: Results, folder: SweepFolder
+) -> None:
+    small_sweep(folder)
+    tracker = Tracker(results)
+    tracker.deliver(folder)
+    with quiet():
+        connect(tracker.uri).create_experiment("my sweep")
+    ended = harness("results", "rename", "demo", "my sweep", "--results", str(results.path))
+    assert ended.code == 1
+    assert f"`harness results collect 'my sweep' --results {results.path}` delivers" in ended.err
+    assert results.sweep_folder("my sweep").path.exists()
 
 
 def test_a_copied_run_is_removed(results: Results, folder: SweepFolder) -> None:

@@ -80,6 +80,15 @@ def test_a_missing_server_costs_seconds_and_one_line(results: Results, silent: b
     assert caught.value.exit_code == 1
 
 
+def test_what_delivers_later_can_be_pasted(results: Results) -> None:
+    small_sweep(results, "my sweep")
+    uri = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(TrackerDown) as caught:
+        Tracker(results, uri).deliver(results.sweep_folder("my sweep"))
+    flags = f"--results {results.path} --tracking-uri {uri}"
+    assert f"`harness results collect 'my sweep' {flags}` delivers" in str(caught.value)
+
+
 def test_a_file_that_is_no_database(results: Results) -> None:
     small_sweep(results, "demo")
     results.database.write_bytes(b"no database" * 1000)
