@@ -83,7 +83,7 @@ def is_server(uri: str) -> bool:
 
     A server decides itself where artifacts are stored, and serves its own pages.
     """
-    return uri.partition(":")[0] in SERVERS
+    return uri.partition(":")[0].lower() in SERVERS
 
 
 def shown_uri(uri: str) -> str:
@@ -167,14 +167,15 @@ def errors_in_one_line(
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
+    from urllib3.exceptions import HTTPError
 
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         causes = list(_causes(error))
-        # MLflow wraps a refused connection in several exceptions that speak of retries. The system's
-        # error at the bottom of the chain is the reason.
-        reason = str(causes[-1] if isinstance(causes[-1], OSError) else error)
+        # MLflow wraps a refused connection in several exceptions that speak of retries. The error of
+        # the system or of urllib3 at the bottom of the chain is the reason.
+        reason = str(causes[-1] if isinstance(causes[-1], (OSError, HTTPError)) else error)
         # The URI may come from an option, so that it is not in the environment.
         secrets = secret_values(dict(os.environ, uri=uri))
         reason = one_line(redact_text(reason, secrets), REASON_LENGTH)
@@ -196,11 +197,11 @@ def errors_in_one_line(
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, the one that it was raised in the handling of, and so on."""
+    """Yield an error, the one that it was raised from or in the handling of, and so on."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        cause = cause.__context__
+        cause = cause.__cause__ or cause.__context__
 
 
 def check_exists(uri: str) -> None:

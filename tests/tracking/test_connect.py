@@ -7,7 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import OperationalError
+from urllib3 import HTTPConnectionPool
+from urllib3.exceptions import MaxRetryError, ResponseError
 
 from harness.core.errors import BadInput, StorageError
 from harness.core.redaction import REDACTED
@@ -18,6 +21,7 @@ from harness.tracking.connect import (
     check_uri,
     connect,
     errors_in_one_line,
+    is_server,
     quiet,
     shown_uri,
 )
@@ -124,3 +128,19 @@ def test_a_damaged_database_is_named_with_what_to_do(tmp_path: Path) -> None:
         errors_in_one_line(uri, "did not take the results"),
     ):
         connect(uri)
+
+
+def test_the_status_of_a_server_that_fails_is_the_reason() -> None:
+    trouble = pytest.raises(TrackerDown, match=r"is down: too many 500 error responses$")
+    with trouble, quiet(), errors_in_one_line("http://host", "is down"):
+        try:
+            raise MaxRetryError(HTTPConnectionPool("host"), "/api") from ResponseError(
+                "too many 500 error responses"
+            )
+        except MaxRetryError:
+            raise MlflowException("API request to http://host/api failed: Max retries") from None
+
+
+def test_the_scheme_of_a_server_may_have_capitals() -> None:
+    assert is_server("HTTP://host")
+    assert not is_server("sqlite:////home/me/mlflow.db")
