@@ -65,11 +65,7 @@ def merge(
         for trial_id in added:
             _copy_trial(records[trial_id].parent, target.trial_folder(trial_id).path)
         for folder in sources:
-            environments = target.path / "environments"
-            for path in sorted((folder.path / "environments").glob("*")):
-                if not (environments / path.name).exists():
-                    environments.mkdir(parents=True, exist_ok=True)
-                    _copy_file(path, environments / path.name)
+            _copy_environments(folder, target)
         write_spec(merged, target)
     return added
 
@@ -136,6 +132,15 @@ def _refuse_other_profiles(paths: Sequence[Path]) -> None:
                 " with one profile, or harness compare, which compares them as they are"
             )
         first = first or settings
+
+
+def _copy_environments(source: SweepFolder, target: SweepFolder) -> None:
+    """Copy the lists of packages and the differences of repositories that the target does not have."""
+    environments = target.path / "environments"
+    for path in sorted((source.path / "environments").glob("*")):
+        if not (environments / path.name).exists():
+            environments.mkdir(parents=True, exist_ok=True)
+            _copy_file(path, environments / path.name)
 
 
 def _copy_trial(source: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,8 +218,9 @@ def prepare(
     queue = queues.query_submitters(earlier, on_wait=on_wait)
     refuse_ending_jobs(sweep_folder, earlier, queue, todo.pending)
     live = queues.live_jobs(earlier, queue)
+    trial_ids = {trial.id for trial in sweep.whole().trials()}
     uncancelled = [made for made in earlier if made.cancelled_at is None]
-    refuse_other_profile(sweep, profile, sweep_folder, uncancelled, queue)
+    refuse_other_profile(sweep, profile, sweep_folder, uncancelled, queue, trial_ids)
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
     check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
@@ -256,7 +257,7 @@ def prepare(
             f"{counted(len(failed), 'trial')} failed in jobs that are still in Slurm's queue"
             f" ({job_ids}); submit again once they have ended"
         )
-    remarks += remark_on_outdated(sweep, queues.live_jobs(uncancelled, queue))
+    remarks += remark_on_outdated(sweep, queues.live_jobs(uncancelled, queue), trial_ids)
     ignored = ignored_variables()
     if ignored:
         names = ", ".join(ignored)
@@ -316,18 +317,20 @@ def refuse_other_profile(
     sweep_folder: SweepFolder,
     earlier: Sequence[Submission],
     queue: Mapping[str, QueuedJob],
+    trial_ids: Collection[str],
 ) -> None:
     """Refuse to add trials to others that jobs have with another profile: they would not compare.
 
-    Raises BadInput.
+    `trial_ids` are those of the sweep. Raises BadInput.
     """
     key = comparison_key(sweep_folder)
     current = run_settings(sweep, profile, key)
-    trial_ids = {trial.id for trial in sweep.whole().trials()}
     for submission in earlier:
         live = queues.live_jobs([submission], queue)
+        if not any(trial_id in trial_ids for trial_id in live):
+            continue
         change = profile_change(run_settings(submission.sweep, submission.profile, key), current)
-        if change is not None and not trial_ids.isdisjoint(live):
+        if change is not None:
             raise BadInput(
                 f"{sweep_folder.path}: jobs in Slurm's queue have trials of it with another profile:"
                 f" {change}; allowed: that profile, another name for the sweep or another --results,"
@@ -335,12 +338,13 @@ def refuse_other_profile(
             )
 
 
-def remark_on_outdated(sweep: Sweep, live: Mapping[str, QueuedJob]) -> list[str]:
+def remark_on_outdated(
+    sweep: Sweep, live: Mapping[str, QueuedJob], trial_ids: Collection[str]
+) -> list[str]:
     """Return a remark on the jobs that have trials of an earlier version of the sweep, if any has.
 
-    `live` are the jobs that have not ended, by trial id.
+    `live` are the jobs that have not ended, by trial id; `trial_ids` are those of the sweep.
     """
-    trial_ids = {trial.id for trial in sweep.whole().trials()}
     outdated = {job.id for trial_id, job in live.items() if trial_id not in trial_ids}
     if not outdated:
         return []
