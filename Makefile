@@ -7,13 +7,10 @@
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, half as many interrupted trials, and
 # KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a
 # real Slurm, as root, none if it is not set.
-# make bench-faults: how much of the wall time trains while ranks are killed, with saves and without, in about 17 minutes.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
-# minutes; nothing else should run meanwhile. Tables and plot are left in results/bench and in the guide.
-# make bench-statistics: how often intervals and sequential tests are wrong, and how soon a trend shows, by simulation, in five
-# minutes; tables are left in results/bench and in the guide. OTAVA=ENV/bin/python: Apache Otava on the same series, 20 more.
-# make bench-parallel: equal cells alone and side by side: false alarms and speed, in about 15 minutes.
-# make bench-race: how often equal cells leave a race, and what a race of 48 cells saves, in about half an hour.
+# minutes; nothing else should run meanwhile. Tables and plot are left in results/bench.
+# make bench-statistics: how often intervals and sequential tests are wrong, by simulation, in five minutes; tables are left in
+# results/bench.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
@@ -35,7 +32,7 @@ DEVICE ?= cuda
 TESTS := not alone and not nightly
 BENCH_PACKAGES := build/bench/packages
 
-.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate bench-parallel bench-race bench-faults gpu setup setup-test \
+.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -96,15 +93,10 @@ $(BENCH_PACKAGES)/.installed: constraints.txt
 
 bench-scale: setup-test
 	@$(BIN)/python -m tests.programs.perf.scale $(if $(QUICK),--quick)
-	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables records)
 
-bench-faults: setup-test
-	@$(BIN)/python -m tests.programs.perf.faults
 
 bench-statistics: setup-test
 	@$(BIN)/python -m tests.programs.perf.error_rates $(if $(QUICK),--quick)
-	@$(BIN)/python -m tests.programs.perf.trend $(if $(QUICK),--quick) $(if $(OTAVA),--otava $(OTAVA))
-	@$(if $(QUICK),true,$(BIN)/python -m tests.programs.perf.guide --tables measurement trend)
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.programs.perf.gate
@@ -114,11 +106,7 @@ bench-gate: setup-test
 gpu:
 	@$(PYTHON) -m tests.programs.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
 
-bench-race: setup-test
-	@$(BIN)/python -m tests.programs.perf.racing
 
-bench-parallel: setup-test
-	@$(BIN)/python -m tests.programs.perf.side_by_side
 
 # Where the figures of the guide's page on measurement come from. Results lie in build/tables.
 .PHONY: tables

@@ -11,14 +11,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import get_args
 
 from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
-from harness.launch.race import SweepRace
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.cost import TrialCost, seconds_until, trial_cost
@@ -42,13 +41,11 @@ UNCOMPARED = re.compile(
 # Fields of environments that all trials of a cell must share, or their mean is that of nothing.
 SHARED_FIELDS = ("software.", "settings.", "harness.training", "hardware.driver")
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
-LEFT_RACE = "left the race"  # the status of a trial that is done, of a cell that has left its race
 STATUSES = (
     UNRECORDED,
     "failed",
     "interrupted",
     "invalid",
-    LEFT_RACE,
     "done",
 )  # of trials, the worst first
 
@@ -213,24 +210,6 @@ class CellResult:
     def is_recorded(self) -> bool:
         """Whether any of its trials has left a record."""
         return self.planned > self.left_out.get(UNRECORDED, 0)
-
-
-def without_result(result: CellResult) -> CellResult:
-    """Return what counts of a cell that has left its race: how many trials it had, and no mean of them.
-
-    How few they are was decided by what they measured.
-    """
-    left_out = {**result.left_out, LEFT_RACE: len(result.trials)}
-    return replace(result, trials=[], left_out=left_out)
-
-
-def with_departures(results: Sequence[CellResult], race: SweepRace) -> list[CellResult]:
-    """Return the results of cells, of those that have left a race without any number."""
-    marked = []
-    for result in results:
-        has_left = race.departure(result.cell) is not None
-        marked.append(without_result(result) if has_left else result)
-    return marked
 
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side, hardware_of
 from harness.analysis.questions import hardware_keys
-from harness.analysis.result import CellResult, aggregate, with_departures, without_result
+from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder
-from harness.launch.race import SweepRace
 from harness.records.decode import FileFormat, read_json
 from harness.records.files import RECORD_FILE, read_record
 from harness.records.record import Record
@@ -116,7 +115,6 @@ class Named:
     baselines: Sequence[CellResult] = ()
     sweep: Sweep | None = None  # the one that the name is of
     folder: Path | None = None  # of the records' sweep; None if they are in none
-    departed: Collection[str] = ()  # ids of cells that have left a race, of records from MLflow
 
     @property
     def cells(self) -> list[CellResult]:
@@ -129,15 +127,7 @@ class Named:
             return list(self.baselines)
         if self.sweep is not None:
             return list(SweepResult.of_records(self.sweep, self.records).cells)
-        results = aggregate(self.records)
-        for number, result in enumerate(results):
-            if result.cell.id in self.departed:
-                results[number] = without_result(result)
-        if self.folder is None or not SweepFolder(self.folder).spec_path.exists():
-            return results
-        # Of a part of a sweep: cells that have left its race have no numbers.
-        folder = SweepFolder(self.folder)
-        return with_departures(results, SweepRace.of_folder(read_spec(folder), folder))
+        return aggregate(self.records)
 
 
 def find(results: Results, name: str, recall: Recall | None = None) -> Named:
@@ -175,8 +165,7 @@ def recorded_results(results: Results, sweep_name: str) -> list[CellResult]:
     recorded = read_recorded_sweep(results, sweep_name)
     if recorded.unreadable:
         raise BadInput(recorded.unreadable[0])
-    race = SweepRace.of_records(recorded.sweep, recorded.records)
-    return with_departures(aggregate(recorded.records), race)
+    return aggregate(recorded.records)
 
 
 def _records_of_cell(results: Results, name: str) -> Named:

@@ -22,11 +22,9 @@ from harness.analysis.result import (
     CellResult,
     join,
     of_trials,
-    with_departures,
     without_trials,
 )
 from harness.core.errors import BadInput
-from harness.launch.race import Departure, SweepRace, WorkloadRace
 from harness.records.record import Record
 from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
@@ -49,7 +47,6 @@ class SweepResult:
     cells: Sequence[CellResult]  # in the order in which they are shown
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
     goal: float | None = None  # of the target metric, the steps to which are compared
-    races: Mapping[str, WorkloadRace] = field(default_factory=dict)  # by workload, if they race
 
     @staticmethod
     def of_records(
@@ -57,17 +54,14 @@ class SweepResult:
     ) -> SweepResult:
         """Return the result of a sweep from its records, every planned cell included.
 
-        Cells are in the sweep's order; trials that have no record count as unrecorded. A cell that
-        has left its race has no results and no records here.
+        Cells are in the sweep's order; trials that have no record count as unrecorded.
         """
         by_cell = group_by_cell(records)
-        race = SweepRace.of_records(sweep, records)
         recorded = {record.trial.id for record in records}
         missing: Counter[str] = Counter()  # the trials that have no record, by the id of their cell
         for trial in sweep.trials():
-            # Records that an earlier command asked for make up for none, and trials that the race
-            # does not need are not missing.
-            if trial.id not in recorded and race.reason_to_skip(trial) is None:
+            # Records that an earlier command asked for make up for none.
+            if trial.id not in recorded:
                 missing[trial.cell.id] += 1
         parts = []
         for cell in sweep.cells:
@@ -77,21 +71,10 @@ class SweepResult:
                 parts.append(without_trials(cell, UNRECORDED, missing[cell.id]))
         return SweepResult(
             name=sweep.name,
-            cells=with_departures(join(parts), race),
-            records=group_by_cell(race.records_in(records)),
+            cells=join(parts),
+            records=by_cell,
             goal=goal,
-            races=race.races,
         )
-
-    def departure(self, cell: Cell) -> Departure | None:
-        """Return when and why a cell has left its race, None if it has not."""
-        race = self.races.get(cell.workload.label)
-        return None if race is None else race.departures.get(cell.id)
-
-    @property
-    def is_race_over(self) -> bool:
-        """Whether there is a race that further trials change nothing of."""
-        return bool(self.races) and all(race.is_decided for race in self.races.values())
 
     @property
     def all_cells(self) -> list[Cell]:
@@ -100,7 +83,7 @@ class SweepResult:
 
     @property
     def all_records(self) -> list[Record]:
-        """The records by cell, without those of cells that have left their race."""
+        """The records by cell."""
         return list(chain.from_iterable(self.records.values()))
 
     @cached_property
@@ -125,11 +108,8 @@ class SweepResult:
     def comparison(self) -> CellComparison | None:
         """The comparison of each cell with the reference of its workload.
 
-        None where no two cells share a workload, and of a race: its verdicts would be of a sample
-        that its own results have ended.
+        None where no two cells share a workload.
         """
-        if self.races:
-            return None
         return against_first(self.side, self.goal)
 
     @cached_property
@@ -139,11 +119,8 @@ class SweepResult:
 
     @cached_property
     def attributions(self) -> Mapping[str, Attribution]:
-        """What each axis contributes, by workload; without those that have too few trials.
-
-        A race has none: it has the better levels of an axis more often than the others.
-        """
-        return {} if self.races else attributions(self.side)
+        """What each axis contributes, by workload; without those that have too few trials."""
+        return attributions(self.side)
 
     @cached_property
     def _rows(self) -> dict[str, list[MetricRow]]:
@@ -255,11 +232,9 @@ class SweepResult:
 
         The fastest itself is not among them. A cell is distinguished by the test among the cells of
         the workload (`contenders`), and by the comparison of the whole sweep where that has a
-        verdict on the two: one of them says nothing that the other denies. In a race it is those that
-        have not left. Raises ValueError where no cell was measured.
+        verdict on the two: one of them says nothing that the other denies.
+        Raises ValueError where no cell was measured.
         """
-        if workload in self.races:
-            return self.ranking(workload)[1:]
         if workload not in self._contenders:
             fastest, *slower = self.ranking(workload)
             open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
@@ -297,11 +272,8 @@ class SweepResult:
 
         That takes another measured cell, and every other one to be slower for certain. All that
         calls a cell the winner (the terminal's star, the report's badge, MLflow's description) asks
-        this. In a race all others have to have left.
+        this.
         """
-        race = self.races.get(workload)
-        if race is not None:
-            return race.is_decided and len(self.ranking(workload)) == 1
         if len(self.ranking(workload)) < 2 or self.has_single_trials(workload):
             return False
         return not self.contenders(workload)

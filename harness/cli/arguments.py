@@ -142,14 +142,6 @@ ResultsOption = Annotated[
         help="The folder of records and of MLflow's database.",
     ),
 ]
-RaceOption = Annotated[
-    bool,
-    typer.Option(
-        "--race",
-        help="Drop cells that are certainly not the fastest, by the rules of `race:` in the sweep"
-        " file or by default ones.",
-    ),
-]
 SummaryOption = Annotated[
     Path | None,
     typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),

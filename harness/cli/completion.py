@@ -91,13 +91,6 @@ def complete_workloads(incomplete: str) -> list[str]:
     return _beginning_with(incomplete, BUILT_IN)
 
 
-def complete_topics(incomplete: str) -> list[str]:
-    """Return the topics of the manual, in the order of its index."""
-    from harness.cli.pages import read_pages
-
-    return _beginning_with(incomplete, [page.topic for page in read_pages()])
-
-
 def _beginning_with(incomplete: str, names: Iterable[str]) -> list[str]:
     """Return the names that begin with the text before the cursor, in their order."""
     return [name for name in names if name.startswith(incomplete)]

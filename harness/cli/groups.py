@@ -23,7 +23,6 @@ ALIKE = 0.75  # how similar a misspelt command is at least, from 0 to 1
 # The commands of `harness`, and when to use each. A test checks that none is missing.
 PANELS: Mapping[str, Mapping[str, str]] = {
     "Run": {
-        "guide": "Read the manual, one topic a page.",
         "init": "Begin: a first sweep, of your script or of an example.",
         "axes": "Look up what a sweep can vary.",
         "workloads": "Look up what can be trained, and fetch its data.",
@@ -37,7 +36,6 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     "Results": {
         "show": "After a run: read its results.",
         "compare": "Decide which of several results is better.",
-        "trend": "Every night: find out since when a cell is slower.",
         "ui": "Browse results in MLflow.",
         "results": "Manage recorded sweeps: report, verify, archive, prune, …",
         "export": "Export a trained model for serving, and time its calls.",
@@ -65,7 +63,6 @@ RENAMED: Mapping[str, str] = {
     "data": "workloads fetch",
     "doctor": "machine doctor",
     "logs": "status logs",
-    "mllog": "results mllog",
     "parity": "diff parity",
     "peak": "machine peak",
     "report": "results report",

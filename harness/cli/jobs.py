@@ -21,7 +21,6 @@ from harness.cli.arguments import (
     NameArgument,
     OnlyOption,
     ParallelOption,
-    RaceOption,
     ResultsOption,
     RetryOption,
     SeedsOption,
@@ -76,7 +75,6 @@ def submit(
     results: ResultsOption = Path("results"),
     retry_failed: RetryOption = True,
     parallel: ParallelOption = "",
-    race: RaceOption = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show the jobs and their batch scripts, submit nothing."),
@@ -96,9 +94,7 @@ def submit(
     from harness.spec.cluster import with_parallel
 
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, cells=cells, race=race
-    )
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     profile = with_parallel(profile, parallel)
     # There is no --force: finished trials are never queued again, only failed ones.

@@ -26,7 +26,6 @@ import harness
 from harness.cli import (
     explain,
     gate,
-    guide,
     jobs,
     machine,
     reproduce,
@@ -34,7 +33,6 @@ from harness.cli import (
     run,
     serving,
     stored,
-    trend,
 )
 from harness.cli.groups import DefaultGroup, MainGroup, SubGroup
 from harness.cli.hints import usage_hint
@@ -59,14 +57,13 @@ INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 app = typer.Typer(
     cls=MainGroup,
     context_settings={"help_option_names": ["-h", "--help"]},  # those of all commands
-    epilog="\b\nStart with: harness run quickstart\nThe manual: harness guide",
+    epilog="\b\nStart with: harness run quickstart",
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (run, jobs, results, trend, serving, reproduce, explain):
+for commands in (run, jobs, results, serving, reproduce, explain):
     app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
 gate.app.add_typer(gate.baseline_app, name="baseline", cls=SubGroup)
-app.add_typer(guide.app, name="guide", cls=DefaultGroup)
 app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
 app.add_typer(jobs.status_app, name="status", cls=DefaultGroup)
 app.add_typer(stored.app, name="results", cls=SubGroup)

@@ -170,11 +170,6 @@ class SweepFile(pytest.File):
         With `recorded`, no trial runs and the records that are there are used.
         """
         sweep = replace(self.sweep, cells=self.selected_cells)
-        if sweep.race is not None and sweep.cells:
-            raise BadInput(
-                f"{self.path}: race: found a race, which leaves trials of some cells out;"
-                " allowed: --harness-set race=null"
-            )
         sweep_folder = self.results.sweep_folder(sweep.name)
         which = self.config.getoption("harness_trials")
         if not sweep.cells or which == "recorded":

@@ -24,7 +24,6 @@ from harness.cli.arguments import (
     NoWaitOption,
     OnlyOption,
     ParallelOption,
-    RaceOption,
     ResultsOption,
     RetryOption,
     SeedsOption,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 
 FAILED = 1  # exit code: a trial failed or was interrupted
-INCONCLUSIVE = 3  # exit code: a trial stayed invalid, --until was not reached, a race is undecided
+INCONCLUSIVE = 3  # exit code: a trial stayed invalid, --until was not reached
 
 app = typer.Typer()
 workloads_app = typer.Typer()
@@ -85,7 +84,6 @@ def plan(
     cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    race: RaceOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole plan as JSON, every default included.")
     ] = False,
@@ -127,7 +125,7 @@ def plan(
     # sweep for Slurm is planned like any other.
     settings = with_flags(settings, seeds, epochs, steps)
     loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, cells=cells, timed=not memory, race=race
+        sweep, settings, data, cluster, only=only, cells=cells, timed=not memory
     )
     if memory:
         from harness.interface.fitting import forecast_memory
@@ -256,7 +254,6 @@ def workloads(
         "harness run mnist --data DIR --seeds 3 --epochs 5",
         "harness run sweep.yaml --until 2% --budget 30m",
         "harness run sweep.yaml --only 'strategy=ddp and precision!=fp16'",
-        "harness run sweep.yaml --race --set repeats=20",
         "harness run sweep.yaml --parallel auto",
     )
 )
@@ -283,7 +280,6 @@ def run(
         bool,
         typer.Option("--selftest", help="Run `harness machine selftest` before the sweep."),
     ] = False,
-    race: RaceOption = False,
     until: Annotated[
         str,
         typer.Option(
@@ -319,18 +315,15 @@ def run(
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
     record in the results folder, and MLflow shows it as a run. With --parallel, trials run side by
     side, each on its own cores or GPUs. With --only or --cell, the other trials of the sweep
-    stay as they are. With --race, a cell that is certainly not the fastest leaves after a few
-    blocks, and the sweep ends once one is left.
+    stay as they are.
 
-    Exit code 1 if a trial failed, 3 if a trial stayed invalid, --until was not reached or a race
-    ended undecided.
+    Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
     """
     from harness.analysis import adaptive
     from harness.core.paths import Results, tracking_flag
     from harness.interface.planning import load_planned
     from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
-    from harness.launch.race import SweepRace
     from harness.records.store import read_recorded_sweep
     from harness.render.console import TerminalConsole
     from harness.render.results import show_results
@@ -340,9 +333,7 @@ def run(
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, cells=cells, race=race
-    )
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
     results_folder = Results(results)
@@ -354,7 +345,7 @@ def run(
         "--cluster": ["" if cluster == "local" else cluster],
         "--parallel": [parallel],
     }
-    flags = "--race " * race + "--tolerate-load" * tolerate_load
+    flags = "--tolerate-load" * tolerate_load
     run_command = _run_command(sweep, options, flags) + results_folder.flag
     run_command += tracking_flag(tracking_uri)
     if selftest_before:
@@ -388,9 +379,8 @@ def run(
         print(line, file=sys.stderr)
     if goal is not None:
         print(adaptive.describe_precision(goal, finished.sweep, finished.records))
-    # True without a goal, and without a race.
+    # True without a goal.
     goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
-    goal_reached = goal_reached and SweepRace.of_records(loaded, finished.records).is_decided
     is_complete = not recorded.unreadable and not finished.disk_failed
     _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
 

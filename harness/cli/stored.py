@@ -18,7 +18,6 @@ from harness.cli.arguments import (
     ResultsOption,
     UriOption,
     examples,
-    print_collect,
     print_left_out,
 )
 from harness.cli.completion import complete_recorded_sweeps
@@ -41,86 +40,6 @@ def list_results(results: ResultsOption = Path("results"), as_json: JsonOption =
     from harness.render.stored import show_sweeps
 
     show_sweeps(list_sweeps(Results(results)), as_json=as_json)
-
-
-@app.command(epilog=examples("harness results rename nightly nightly-before-upgrade"))
-def rename(
-    sweep: NameArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
-    results: ResultsOption = Path("results"),
-    tracking_uri: UriOption = None,
-    dry_run: DryRunOption = False,
-) -> None:
-    """Give a recorded sweep another name.
-
-    Records stay as they are, and say under which name they were measured. MLflow's experiment and
-    runs get the new name too. The sweep file keeps its own name, under which it runs again.
-    """
-    from harness.core.paths import Results
-    from harness.housekeeping import sweeps
-    from harness.records.store import recorded_folder, recorded_name
-    from harness.tracking import Tracker
-
-    results_folder = Results(results)
-    sweep = recorded_name(results_folder, sweep)
-    if dry_run:
-        before = results_folder.sweep_folder(sweep).path
-        after = sweeps.rename(results_folder, sweep, name, dry_run=True).path
-        print(f"would rename {before} to {after}")
-        return
-    tracker = Tracker(results_folder, tracking_uri)
-    # A renaming that MLflow did not take is completed when it is asked for again.
-    is_left_to_mlflow = sweeps.is_renamed(results_folder, sweep, name)
-    if not is_left_to_mlflow:
-        print(sweeps.rename(results_folder, sweep, name).path)
-    # The records are the truth: where MLflow does not follow, the sweep has its new name all the same.
-    if tracker.rename(sweep, name):
-        print(f"MLflow: {sweep} is now {name}")
-    elif is_left_to_mlflow:
-        recorded_folder(results_folder, sweep)  # raises BadInput: there is no such sweep
-
-
-@app.command(
-    epilog=examples(
-        "harness results merge node1 node2 --into all-nodes",
-        "harness results merge /mnt/other/results/runs/nightly --into nightly",
-    )
-)
-def merge(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SWEEP",
-            help="Sweeps that have run: names, or folders of other results.",
-            autocompletion=complete_recorded_sweeps,
-        ),
-    ],
-    into: Annotated[
-        str, typer.Option("--into", metavar="NAME", help="The sweep that gets their trials.")
-    ],
-    results: ResultsOption = Path("results"),
-    dry_run: DryRunOption = False,
-) -> None:
-    """Copy the trials of some sweeps into one.
-
-    It may exist or not. It asks for the cells, seeds and repeats of all. The others stay as they
-    are; prune removes them. Refused are trials that two of them have with different records, and
-    trials that ran with different profiles.
-    """
-    from harness.core.paths import Results
-    from harness.core.text import counted
-    from harness.housekeeping.merge import merge as merge_sweeps
-    from harness.housekeeping.sweeps import source_folder
-
-    results_folder = Results(results)
-    folders = [source_folder(results_folder, source) for source in sources]
-    trials = counted(len(merge_sweeps(results_folder, folders, into, dry_run=dry_run)), "trial")
-    path = results_folder.sweep_folder(into).path
-    if dry_run:
-        print(f"would add {trials} to {path}")
-        return
-    print(f"{trials} added to {path}")
-    print_collect(results_folder, into)
 
 
 @app.command(
@@ -163,89 +82,6 @@ def prune(
         return
     _confirm_removal(yes=yes)
     sweeps.remove(recorded_folder(results_folder, sweep), removals)
-
-
-@app.command(
-    epilog=examples(
-        "harness results archive nightly",
-        "harness results archive nightly --output nightly.tar.gz --remove",
-    )
-)
-def archive(
-    sweep: NameArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE.tar.gz", help="The file.  [default: SWEEP.tar.gz]"),
-    ] = None,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the sweep once the archive is verified.")
-    ] = False,
-    results: ResultsOption = Path("results"),
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-) -> None:
-    """Write a recorded sweep into one file.
-
-    It holds records, logs, checkpoints and traces, and a manifest by which `harness results restore`
-    checks each of them. Not in it: MLflow's runs, which `harness results collect` delivers again.
-    """
-    from harness.core.paths import Results
-    from harness.core.text import counted
-    from harness.housekeeping import archive as archives
-    from harness.housekeeping import sweeps
-    from harness.records.store import recorded_folder
-    from harness.render.format import byte_size
-    from harness.render.stored import show_removals
-
-    results_folder = Results(results)
-    folder = recorded_folder(results_folder, sweep)
-    path = output or Path(f"{folder.path.name}.tar.gz")
-    archives.check_path(folder, path)
-    links = archives.links(folder)
-    if remove and links:
-        raise BadInput(
-            f"--remove: found links, which no archive holds: {links[0]}"
-            f"{f' and {len(links) - 1} more' if len(links) > 1 else ''}; allowed: a sweep without"
-        )
-    if dry_run:
-        print(f"would archive {folder.path} ({byte_size(sweeps.size_of(folder.path))}) in {path}")
-        return
-    if remove:
-        _check_answerable(yes=yes)
-    # Listed before the archive is written, so that what is added meanwhile is not removed.
-    removals = [sweeps.whole_sweep(folder)] if remove else []
-    manifest = archives.archive(folder, path)
-    print(f"{path}: {counted(len(manifest.files), 'file')}, {byte_size(path.stat().st_size)}")
-    if remove:
-        archives.verify(path)
-        show_removals(removals, is_dry_run=False)
-        _confirm_removal(yes=yes)
-        sweeps.remove(folder, removals)
-
-
-@app.command(epilog=examples("harness results restore nightly.tar.gz"))
-def restore(
-    path: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="An archive.")],
-    results: ResultsOption = Path("results"),
-    dry_run: DryRunOption = False,
-) -> None:
-    """Bring back a sweep from an archive.
-
-    Every file is checked by the manifest. A sweep that exists is never touched.
-    """
-    from harness.core.paths import Results
-    from harness.core.text import counted
-    from harness.housekeeping import archive as archives
-
-    results_folder = Results(results)
-    manifest = archives.verify(path) if dry_run else archives.restore(results_folder, path)
-    files = f"{counted(len(manifest.files), 'file')} of {manifest.sweep}"
-    if dry_run:
-        folder = archives.check_is_new(results_folder, manifest, path)
-        print(f"would restore {files} to {folder.path}")
-        return
-    print(f"restored {files} to {results_folder.sweep_folder(manifest.sweep).path}")
-    print_collect(results_folder, manifest.sweep)
 
 
 @app.command(
@@ -377,44 +213,6 @@ def verify(
         f" of {counted(ranks, 'rank')}; so are {counted(files - records, 'other file')}"
     )
     print("that is no proof against someone who can write to the folder: seals have no secret")
-
-
-@app.command(epilog=examples("harness results mllog mnist", "harness results mllog mnist --check"))
-def mllog(
-    sweep: NameArgument,
-    results: ResultsOption = Path("results"),
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Ask MLCommons' compliance checker about each log."),
-    ] = False,
-) -> None:
-    """Write the trials of a sweep as logs in MLPerf's format.
-
-    With mllog: true in its file, `harness run` writes them. They are made from the records, and are
-    in the folders of the trials.
-
-    Exit code 1 if the checker refuses one, and 2 if a trial has no log or the checker is not
-    installed.
-    """
-    from harness.core.paths import Results
-    from harness.mllog.checker import check_logs
-    from harness.mllog.log import write_logs
-    from harness.records.store import read_recorded_sweep
-    from harness.render.stored import show_answers
-
-    results_folder = Results(results)
-    recorded = read_recorded_sweep(results_folder, sweep)
-    print_left_out(recorded)
-    written = write_logs(results_folder.sweep_folder(sweep), recorded)
-    if not check:
-        for log in written:
-            print(log.path)
-        return
-    benchmarks = sorted({log.benchmark for log in written})
-    answers = check_logs([log.path for log in written], benchmarks)
-    show_answers(written, answers)
-    if not all(answer.accepted for answer in answers):
-        raise typer.Exit(1)
 
 
 def _confirm_removal(*, yes: bool) -> None:

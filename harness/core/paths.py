@@ -150,11 +150,6 @@ class TrialFolder:
         return self.fingerprint_folder / f"rank{rank}.jsonl"
 
     @property
-    def mllog_path(self) -> Path:
-        """Return the trial's log in MLPerf's format, where the sweep wants one."""
-        return self.path / "mllog.log"
-
-    @property
     def trace_folder(self) -> Path:
         """Return the folder of the profiler's traces and tables of all ranks."""
         return self.path / "profile"

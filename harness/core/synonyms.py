@@ -96,5 +96,4 @@ COMMANDS: Mapping[str, str] = {
     "rm": "results prune",
     "delete": "results prune",
     "mlflow": "ui",
-    "history": "trend",
 }

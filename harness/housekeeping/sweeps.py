@@ -11,17 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.parity import PARITY_FORMAT
 from harness.core.errors import BadInput
-from harness.core.locks import share_file
-from harness.core.paths import Results, SweepFolder, TrialFolder, fsync_folder, write_atomically
-from harness.preflight.rates import SEARCH_FORMAT
-from harness.preflight.report import REPORT_FORMAT
-from harness.records.decode import FileFormat, read_content
-from harness.records.seal import sealed_text
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.records.store import (
-    LOCK_TIMEOUT,
-    SWEEP_FORMAT,
     is_locked,
     lock,
     read_recorded_sweep,
@@ -32,7 +24,6 @@ from harness.records.store import (
     write_spec,
 )
 from harness.slurm.queue import refuse_live_jobs
-from harness.spec.text import problem_of_name
 
 REMOVED = ".removed-"  # how folders begin to which sweeps are moved before their files go
 
@@ -97,128 +88,12 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def source_folder(results: Results, name: str) -> SweepFolder:
-    """Return the folder of a recorded sweep, by its name or its path in any results folder.
-
-    Only for what leaves it as it is. Raises BadInput.
-    """
-    folder = SweepFolder(Path(name))
-    if folder.spec_path.is_file():
-        return folder
-    return recorded_folder(results, name)
-
-
 @contextmanager
 def held(folder: SweepFolder) -> Iterator[None]:
     """Hold a sweep for this process; raises BadInput if a process or a job is working on it."""
     with lock(folder):
         refuse_live_jobs(folder)
         yield
-
-
-@contextmanager
-def held_for_reading(folder: SweepFolder) -> Iterator[None]:
-    """Hold a sweep that is only read; raises BadInput as `held` does.
-
-    A folder that can't be written, such as another user's, is held by a lock that readers share.
-    """
-    with ExitStack() as stack:
-        if _can_be_locked(folder):
-            stack.enter_context(held(folder))
-        else:
-            if folder.lock_path.exists():
-                file = stack.enter_context(folder.lock_path.open("rb"))
-                try:
-                    is_acquired = share_file(file.fileno(), LOCK_TIMEOUT)
-                except OSError as error:
-                    raise BadInput(f"{folder.path}: can't be locked: {error.strerror}") from None
-                if not is_acquired:
-                    raise BadInput(f"{folder.path}: is running; wait until it ends")
-            refuse_live_jobs(folder)
-        yield
-
-
-def _can_be_locked(folder: SweepFolder) -> bool:
-    """Return whether this process may write a sweep's lock file."""
-    try:
-        folder.lock_path.open("a").close()
-    except OSError:
-        return False
-    return True
-
-
-def is_renamed(results: Results, old: str, new: str) -> bool:
-    """Return whether there is a sweep `new` and none `old`, as after a renaming."""
-    after = results.sweep_folder(new)
-    if results.sweep_folder(old).path.exists() or not after.spec_path.exists():
-        return False
-    is_complete: bool = read_spec_content(after.spec_path)["name"] == new
-    return is_complete
-
-
-def rename(results: Results, old: str, new: str, *, dry_run: bool = False) -> SweepFolder:
-    """Give a sweep another name and return its new folder; with `dry_run`, only check it.
-
-    A renaming that was cut off is completed when it is asked for again. Raises BadInput for a name
-    that another sweep has, or that is none.
-    """
-    problem = problem_of_name(new)
-    if problem is not None:
-        raise BadInput(f"new name: {problem}")
-    before, after = results.sweep_folder(old), results.sweep_folder(new)
-    is_cut_off = (
-        not before.path.exists()
-        and after.spec_path.exists()
-        and read_spec_content(after.spec_path)["name"] == old
-    )
-    if not is_cut_off:
-        before = recorded_folder(results, old)
-        clear_leftover(after)
-        # Also of a sweep that has not run: those of its check and of its learning-rate search.
-        for path in (after.path, after.rates_path, after.preflight_path):
-            if path.exists():
-                raise BadInput(f"{new}: {path} exists; allowed: a name that no sweep has")
-        # A file that was changed is refused before anything is renamed, as it can't be sealed again.
-        _read_sealed(before.parity_path, PARITY_FORMAT)
-        _read_sealed(before.rates_path, SEARCH_FORMAT)
-        _read_sealed(before.preflight_path, REPORT_FORMAT)
-        with held(before):
-            if not dry_run:
-                before.path.rename(after.path)
-                fsync_folder(results.runs)
-    if dry_run:
-        return after
-    _replace_value(after.parity_path, PARITY_FORMAT, "sweep", new)
-    for path, renamed_path, file_format in (
-        (before.rates_path, after.rates_path, SEARCH_FORMAT),
-        (before.preflight_path, after.preflight_path, REPORT_FORMAT),
-    ):
-        if path.exists():
-            path.rename(renamed_path)
-        _replace_value(renamed_path, file_format, "sweep", new)
-    # Last: it is by this file that a renaming which was cut off is known.
-    _replace_value(after.spec_path, SWEEP_FORMAT, "name", new)
-    return after
-
-
-def _read_sealed(path: Path, file_format: FileFormat) -> Any:
-    """Return the content of a sealed file, None where there is none.
-
-    Raises BadFile for one that was changed after it was written.
-    """
-    if not path.exists():
-        return None
-    return read_content(path, file_format)
-
-
-def _replace_value(path: Path, file_format: FileFormat, key: str, value: str) -> None:
-    """Replace a value in a sealed file; a file that is not there stays so.
-
-    Raises BadFile as `_read_sealed` does: a new seal would hide the change.
-    """
-    content = _read_sealed(path, file_format)
-    if isinstance(content, dict):
-        write_atomically(path, sealed_text({**content, key: value}))
 
 
 def whole_sweep(folder: SweepFolder) -> Removal:

@@ -41,27 +41,18 @@ def load_planned(
     only: str = "",
     cells: Sequence[str] = (),
     timed: bool = True,
-    race: bool = False,
 ) -> tuple[Sweep, Profile]:
     """Return a sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
     `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
     `cluster` is a profile's name or file. `only` and `cells` select a part of the sweep. Where no
-    trial is `timed`, more ranks than cores will do. With `race`, a sweep without rules for a race gets
-    the defaults. Only files are read: nothing is written or started.
+    trial is `timed`, more ranks than cores will do. Only files are read: nothing is written or started.
 
     Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
     """
     profile = clusters.load_profile(cluster)
     path = find_sweep_file(sweep)
     loaded = load_edited_sweep(path, settings, data)
-    if race and loaded.race is None:
-        loaded = load_edited_sweep(path, [*settings, "race=true"], data)
-    if loaded.race is not None:
-        # Only now, because it loads NumPy.
-        from harness.launch.race import SweepRace
-
-        SweepRace(loaded).refuse_too_few()
     loaded = select(loaded, only, listed(cells))
     clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile

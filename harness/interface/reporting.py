@@ -8,7 +8,6 @@ from pathlib import Path
 
 from harness.analysis.compare import Side
 from harness.core.paths import Results, write_atomically
-from harness.launch.race import SweepRace
 from harness.records.record import Record
 from harness.records.store import RecordedSweep
 from harness.render.chart import png_bytes
@@ -43,8 +42,7 @@ def write_report(
 
 def write_roofline(sweep: Sweep, records: Sequence[Record], results: Results) -> None:
     """Draw the roofline of a sweep into its folder, if its machine's peaks were measured."""
-    in_race = SweepRace.of_records(sweep, records).records_in(records)
-    records, machines = with_measured_peaks(in_race, results)
+    records, machines = with_measured_peaks(records, results)
     roofline = sweep_roofline(sweep, records, machines)
     if roofline is not None and roofline.cells:
         figure = draw_roofline(sweep.name, roofline.cells, roofline.machine)

@@ -48,11 +48,8 @@ def run_sweep(
     """Run the pending trials of a sweep, shown on the console and delivered to MLflow.
 
     With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
-    can have, if another process runs the sweep, if trials ran with another profile before, and for a
-    goal of a race.
+    can have, if another process runs the sweep, and if trials ran with another profile before.
     """
-    if goal is not None and sweep.race is not None:
-        raise BadInput("--until: found with a race; allowed: one of them (--set race=null)")
     delivered = DeliveredRun(sweep, profile, results, tracking_uri, console)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
@@ -109,7 +106,6 @@ def run(
     force: bool = False,
     retry_failed: bool = True,
     fail_fast: bool = False,
-    race: bool = False,
     until: str = "",
     budget: str = "",
     parallel: Parallel | None = None,
@@ -142,7 +138,6 @@ def run(
         cluster,
         only=only,
         cells=cells,
-        race=race,
     )
     if profile.launcher != "torchrun":
         raise BadInput(

@@ -38,7 +38,6 @@ from harness.launch.retries import (
 )
 from harness.launch.stack import ReadyStack
 from harness.launch.watchdog import Watchdog
-from harness.mllog.log import write_log
 from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
@@ -77,9 +76,6 @@ class TrialListener:
 
     def on_trial_start(self, trial: Trial) -> None:
         """The ranks of a trial are going to be started."""
-
-    def on_trial_skip(self, trial: Trial, reason: str) -> None:
-        """A trial that was going to run is not needed any more."""
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """A trial still runs; `progress` is empty before its first step."""
@@ -143,10 +139,6 @@ class Runner:
     queued_seconds: Mapping[str, float] = field(default_factory=dict)  # by trial id; see Record
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None]
-    # Returns why a trial is not needed, which it is asked when the trial would begin.
-    reason_to_skip: Callable[[Trial], str | None] = lambda trial: None
-    # Ids of trials whose record is not the last word, as they run again: no race may count it.
-    running_again: set[str] = field(default_factory=set)
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -198,10 +190,6 @@ class Runner:
             while True:
                 while queue and free_lanes and not self.stop_reason():
                     trial = queue.pop(0)
-                    skipped = self.reason_to_skip(trial)
-                    if skipped is not None:
-                        self.listener.on_trial_skip(trial, skipped)
-                        continue
                     lane = free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in first_attempts
@@ -218,9 +206,7 @@ class Runner:
                     self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
                     yield record
                     first_attempt = first_attempts.setdefault(trial.id, record.attempt)
-                    self.running_again.discard(trial.id)
                     if self.runs_again(record, first_attempt):
-                        self.running_again.add(trial.id)
                         if record.status == "failed":
                             self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
                         queue.insert(_end_of_block(queue, trial), trial)
@@ -336,8 +322,6 @@ class Runner:
         if _last_attempt(folder) != assignment.attempt:
             raise HarnessError(f"{folder.path}: another job has taken it over")
         _write(folder, record)
-        if self.sweep.mllog and record.status in COMPLETE:
-            write_log(folder.mllog_path, record)
         return record
 
     def _with_stop_reason(self, record: Record) -> Record:
@@ -603,7 +587,6 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
         previous_failures = _set_last_attempt_aside(folder)
     for stale in (folder.trace_folder, folder.flight_folder):
         shutil.rmtree(stale, ignore_errors=True)
-    folder.mllog_path.unlink(missing_ok=True)
     remove_leftovers(folder)
     return previous_failures
 

@@ -16,7 +16,6 @@ from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
-from harness.launch.race import SweepRace, refuse_part
 from harness.launch.retries import RETRIES
 from harness.launch.runner import (
     Runner,
@@ -67,7 +66,6 @@ def plan(
     `settled` are ids of trials that the same command has run before: `redo` is "missing" for these.
     """
     unselected = _records_left_out(sweep, folder)
-    refuse_part(sweep)
     pending = []
     finished = []
     resumed = []
@@ -89,9 +87,6 @@ def plan(
         pending.append(trial)
         if record is not None and record.status == "interrupted":
             resumed.append(record)
-    if sweep.race is not None:
-        race = SweepRace.of_records(sweep, finished)
-        pending = [trial for trial in pending if race.reason_to_skip(trial) is None]
     return Plan(
         pending=pending,
         finished=finished,
@@ -199,15 +194,6 @@ def run(
         if has_goal:
             planned_here = [trial for trial in planned_here if trial.repeat == 0]
         records = {record.trial.id: record for record in planned.finished}
-        race = SweepRace(sweep)
-
-        def reason_to_skip(trial: Trial) -> str | None:
-            """Return why a trial is not needed, now that some trials have ended."""
-            race.advance(
-                lambda other: None if other.id in runner.running_again else records.get(other.id)
-            )
-            return race.reason_to_skip(trial)
-
         runner = Runner(
             sweep=sweep,
             profile=profile,
@@ -220,7 +206,6 @@ def run(
             # On one machine, only the workload can be the cause of what ranks report of each other.
             retried_failures={"Lost"},
             stop_reason=stop.reason,
-            reason_to_skip=reason_to_skip,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
         )

@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from harness.analysis.compare import MetricRow
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted, listed
-from harness.launch.race import WorkloadRace
 from harness.records.differences import shown
-from harness.records.record import Record
 from harness.render import format as fmt
 from harness.spec.cell import Cell
-from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
 MAX_NAMES = 3  # cells or effects that a sentence names; of more, only the number
@@ -55,11 +51,7 @@ def _finding(result: SweepResult, workload: str, name: CellName) -> WorkloadFind
     winner, *rivals = result.ranking(workload)
     sentences = [_speed_sentence(result, workload, name)]
     is_certain = None
-    race = result.races.get(workload)
-    if race is not None:
-        is_certain = result.is_winner_certain(workload)
-        sentences.append(race_sentence(race, name))
-    elif rivals:
+    if rivals:
         is_certain = result.is_winner_certain(workload)
         sentences.append(_certainty_sentence(result, workload, name))
     sentences += _accuracy_sentences(result, winner)
@@ -93,9 +85,6 @@ def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
     winner, *rivals = result.ranking(workload)
     assert winner.throughput is not None  # a cell without one has no rank
     speed = f"{fmt.samples_per_second(winner.throughput.mean)} {winner.throughput_unit}"
-    if workload in result.races:
-        place = "is the fastest that is left" if rivals else "is left"
-        return f"{name(winner.cell)} {place}, with {speed}."
     if not rivals:
         return f"{name(winner.cell)} reaches {speed}; no other cell was measured."
     fastest = f"Fastest is {name(winner.cell)} with {speed}"
@@ -109,58 +98,6 @@ def _speed_sentence(result: SweepResult, workload: str, name: CellName) -> str:
         interval = f" (interval {fmt.bounds(low, high, digits=2)})"
     ratio = f"{row.verdict.effect:.2f} times the reference {name(row.a.cell)}{interval}"
     return f"{fastest}, {ratio}: {row.verdict.label}."
-
-
-def race_sentence(race: WorkloadRace, name: CellName) -> str:
-    """Say which cells have won a race, or may still win it."""
-    best = {"throughput": "fastest", "time": "first to be done", "target": "best"}
-    blocks = counted(race.judged, "block")
-    names = listed([name(cell) for cell in race.cells_in], MAX_NAMES)
-    left = f"{len(race.departures)} of {counted(len(race.cells), 'cell')} have left"
-    if not race.cells_in:
-        return f"The race of {race.label} ended after {blocks} without a cell: {left}."
-    if not race.is_decided:
-        return (
-            f"The race of {race.label} is not decided after {blocks}: {left}, and {names} may be the"
-            f" {best[race.rules.metric]}."
-        )
-    verb = "is" if len(race.cells_in) == 1 else "are"
-    return (
-        f"The race of {race.label} was decided after {blocks}: {names} {verb} the"
-        f" {best[race.rules.metric]}, certain at {100 - 100 * race.error_rate:g}%; {left}."
-    )
-
-
-def race_sentences(
-    result: SweepResult, sweep: Sweep, records: Sequence[Record], name: CellName
-) -> list[str]:
-    """Say what has become of each race, and how many trials it has saved, and about how much time.
-
-    A trial that was saved is taken to need what those of its cell did on average. Without a race
-    there is nothing to say.
-    """
-    if not result.races:
-        return []
-    sentences = [race_sentence(race, name) for race in result.races.values()]
-    seconds: dict[str, list[float]] = {}
-    for record in records:
-        seconds.setdefault(record.trial.cell.id, []).append(record.ended - record.started)
-    recorded = {record.trial.id for record in records}
-    trials = sweep.whole().trials()
-    saved = []
-    for trial in trials:
-        race = result.races.get(trial.cell.workload.label)
-        if race is None or trial.id in recorded:
-            continue
-        if race.reason_to_skip(trial) is not None:
-            saved.append(fmean(seconds[trial.cell.id]))
-    if saved:
-        whole = sum(saved) + sum(map(sum, seconds.values()))
-        sentences.append(
-            f"{len(saved):,} of {counted(len(trials), 'trial')} were not needed, which saved about"
-            f" {fmt.duration(sum(saved))} of {fmt.duration(whole)} ({sum(saved) / whole:.0%})."
-        )
-    return sentences
 
 
 def _certainty_sentence(result: SweepResult, workload: str, name: CellName) -> str:
@@ -206,7 +143,7 @@ def conclusions(result: SweepResult, name: CellName) -> list[str]:
     """
     measured = list(filter(result.ranking, result.workloads))
     contested = [workload for workload in measured if len(result.ranking(workload)) > 1]
-    if not contested or result.races:
+    if not contested:
         return [_speed_sentence(result, workload, name) for workload in measured]
     fastest = [_fastest_clause(result, workload, name) for workload in contested]
     rows = []

@@ -43,7 +43,6 @@ STATUS_LOOKS: Mapping[str, Look] = {  # by the status of a trial, or the worst o
     "invalid": "invalid",
     "interrupted": "open",
     "missing": "open",
-    "left the race": "quiet",
 }
 OUTCOME_LOOKS: Mapping[Outcome, Look] = {  # by what a verdict means for B
     "better": "better",

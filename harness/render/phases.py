@@ -14,7 +14,6 @@ from rich.text import Text
 
 from harness.analysis.cells import group_by_cell, varying_axes
 from harness.analysis.what_if import QUESTIONS, what_if
-from harness.launch.race import SweepRace
 from harness.records.record import Record, Summary
 from harness.render import format as fmt
 from harness.render.console import TerminalConsole, narrowed, show_table
@@ -97,7 +96,7 @@ def show_phases(sweep: Sweep, records: Sequence[Record], *, wide: bool) -> None:
 
 def _done_by_cell(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of the trials that are done, by cell id, of every cell of the sweep."""
-    by_cell = group_by_cell(SweepRace.of_records(sweep, records).records_in(records))
+    by_cell = group_by_cell(records)
     done = {}
     for cell in sweep.cells:
         of_cell = by_cell.get(cell.id, [])

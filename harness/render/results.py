@@ -11,7 +11,7 @@ from rich.markup import escape
 from harness.analysis.cells import shown_seeds, varying_axes
 from harness.analysis.compare import unpaired_notes
 from harness.analysis.cost import currency, epoch_cost, stop_cost
-from harness.analysis.result import LEFT_RACE, CellResult
+from harness.analysis.result import CellResult
 from harness.analysis.scalars import of_summary
 from harness.analysis.stopping import mean_over, summarize_stops
 from harness.analysis.sweep_result import SweepResult
@@ -24,7 +24,6 @@ from harness.render.console import TerminalConsole, fits, narrowed, next_lines, 
 from harness.render.findings import (
     conclusions,
     mixture_sentences,
-    race_sentences,
     too_few_notes,
 )
 from harness.render.plan import QUIET_MACHINE
@@ -101,11 +100,9 @@ def result_table(sweep: Sweep, result: SweepResult) -> Table:
 
 
 def _trial_counts(result: SweepResult, cell_result: CellResult) -> Styled:
-    """Return how many of a cell's trials are done, or after how many blocks it has left its race."""
+    """Return how many of a cell's trials are done."""
     status = STATUS_LABELS.get(cell_result.status, cell_result.status)
     text = f"{len(cell_result.trials)}/{cell_result.planned} {status}"
-    if status == LEFT_RACE:
-        text = str(result.departure(cell_result.cell))
     return Styled(text, fmt.STATUS_LOOKS[status])
 
 
@@ -295,7 +292,6 @@ def show_results(
     names = fmt.cell_names(result.all_cells)
     long_names = fmt.cell_names(result.all_cells, with_workload=True)
     sentences = conclusions(result, lambda cell: long_names[cell.id])
-    sentences += race_sentences(result, sweep, records, lambda cell: long_names[cell.id])
     for sentence in sentences:
         console.print_prose(escape(sentence))
     if sentences:
@@ -529,9 +525,9 @@ def _next_commands(
     }
     if is_narrow:
         purposes[f"harness show {name} --wide{results.flag}"] = "all columns, ids of cells included"
-    if not has_roofline and result.records:  # not of a race that all cells have left
+    if not has_roofline and result.records:
         purposes[f"harness machine peak{results.flag}"] = "MFU and a roofline for these cells"
-    if run_command and not result.is_race_over:
+    if run_command:
         more = _with_more_trials(run_command, sweep, records)
         purposes[more] = "more trials; finished ones are not repeated"
     return purposes

@@ -31,7 +31,6 @@ STATE_LOOKS: Mapping[str, Look] = {  # by the state of a trial
     "lost": "failed",
     "unreadable": "failed",
     "cancelled": "quiet",
-    "skipped": "quiet",
 }
 # The order in which trials are listed while a sweep is watched, the most interesting first.
 # Any other state follows.

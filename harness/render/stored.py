@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.core.text import counted
 from harness.housekeeping.sweeps import Removal, StoredSweep
-from harness.mllog.checker import RULESET, CheckerAnswer
-from harness.mllog.log import WrittenLog
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import byte_size, duration
 from harness.render.table import Table
@@ -54,18 +51,3 @@ def show_removals(removals: Sequence[Removal], *, is_dry_run: bool) -> None:
         print(f"{verb} {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")
     total = byte_size(sum(removal.bytes for removal in removals))
     print(f"{counted(len(removals), 'folder')}, {total}")
-
-
-def show_answers(logs: Sequence[WrittenLog], answers: Sequence[CheckerAnswer]) -> None:
-    """Print the answer of MLCommons' checker to each log.
-
-    What it says of a log that it refuses is printed as it is, on stderr.
-    """
-    refused = 0
-    for log, answer in zip(logs, answers, strict=True):
-        print(f"{log.path}: {answer.verdict}")
-        if not answer.accepted:
-            refused += 1
-            print(answer.output, file=sys.stderr)
-    summary = f"{counted(len(logs), 'log')} by the rules of training {RULESET}"
-    print(f"{summary}: {len(logs) - refused} accepted, {refused} refused")

@@ -41,7 +41,6 @@ from harness.hardware import machine
 from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
-from harness.launch.race import SweepRace
 from harness.launch.retries import RETRIES
 from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
@@ -364,26 +363,7 @@ def runner_of(
     stop: StopRequest,
 ) -> Runner:
     """Return the runner of this job's trials; raises JobIsOver as `launcher_of` does."""
-    race = SweepRace(submission.sweep)
-
-    def read(trial: Trial) -> Record | None:
-        """Return a trial's record, unless an attempt of this job or of another one replaces it."""
-        if trial.id in runner.running_again:
-            return None
-        record = None
-        with suppress(BadInput):
-            record = read_record_if_exists(sweep_folder.trial_folder(trial.id).record_path)
-        first_attempt = submission.first_attempts.get(trial.id, 1)
-        if record is None or record.attempt < first_attempt:
-            return None
-        return None if runner.runs_again(record, first_attempt) else record
-
-    def reason_to_skip(trial: Trial) -> str | None:
-        """Return why a trial is not needed, now that trials of this job and of others have ended."""
-        race.advance(read)
-        return race.reason_to_skip(trial)
-
-    runner = Runner(
+    return Runner(
         sweep=submission.sweep,
         profile=submission.profile,
         folder=sweep_folder,
@@ -401,9 +381,7 @@ def runner_of(
         retries=RETRIES,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
         stop_reason=stop.reason,
-        reason_to_skip=reason_to_skip,
     )
-    return runner
 
 
 def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]:
@@ -452,13 +430,10 @@ def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
 
     These are trials without a record of this submission, those that were interrupted, and those
     that run again because they were invalid, or were lost through no fault of their own. One whose
-    record can't be read is left out: the record may be of another version of the harness. So is one
-    that a race does not need.
+    record can't be read is left out: the record may be of another version of the harness.
     """
     pending = []
     for trial in trials:
-        if runner.reason_to_skip(trial) is not None:
-            continue
         try:
             record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
         except BadInput as error:
@@ -552,10 +527,6 @@ class JobListener(TrialListener):
         """Log which trial starts."""
         self.beat()
         log(f"{trial.id} starts: {trial.cell.label}")
-
-    def on_trial_skip(self, trial: Trial, reason: str) -> None:
-        """Log why a trial does not run."""
-        log(f"{trial.id} is not needed: {reason}")
 
     def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None:
         """Give a sign of life; `harness status` reads the trial's own report."""

@@ -20,10 +20,10 @@ from harness.records.record import Failure, Status
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
 # held: its job does not start until somebody does something; unreadable: nobody can say, as its
-# record is broken; skipped: a race does not need it.
+# record is broken.
 State = Literal[
     "queued", "held", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost",
-    "missing", "unreadable", "skipped",
+    "missing", "unreadable", 
 ]  # fmt: skip
 # The trial goes on if its job still exists.
 OPEN_STATES = {"queued", "held", "running", "interrupted"}

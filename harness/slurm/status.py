@@ -412,11 +412,6 @@ def _read_status(
         queue,
         local_run_since=local_run_since,
     )
-    if sweep.race is not None:
-        from harness.launch.race import SweepRace  # loads NumPy, which only a race needs
-
-        race = SweepRace.of_folder(sweep, sweep_folder)
-        rows = [_without_skipped(row, race.reason_to_skip(trials[row.trial])) for row in rows]
     headers = [entry.record for entry in files.values() if entry.record is not None]
     return SweepStatus(
         sweep=sweep,
@@ -428,13 +423,6 @@ def _read_status(
         ),
         slurm_error=None,
     )
-
-
-def _without_skipped(row: TrialState, reason: str | None) -> TrialState:
-    """Return the row of a trial, as a skipped one if it has not begun and a race does not need it."""
-    if reason is None or row.state not in NOT_BEGUN:
-        return row
-    return replace(row, state="skipped", detail=reason, is_live=False)
 
 
 def _without_earlier(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from harness.core.slurm_environment import (
 )
 from harness.core.text import counted
 from harness.launch import controller
-from harness.launch.race import SweepRace
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import CommonParts, read_record_if_exists
@@ -224,8 +223,6 @@ def prepare(
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
     check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
-    if sweep.race is not None:
-        profile = with_race(profile, sweep)
     # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():
@@ -353,16 +350,6 @@ def remark_on_outdated(
         f"jobs in Slurm's queue with trials that the sweep no longer has: {len(outdated)} ({job_ids});"
         f" harness status cancel {shlex.quote(sweep.name)} cancels all jobs of the sweep"
     ]
-
-
-def with_race(profile: Profile, sweep: Sweep) -> Profile:
-    """Return the profile for a race, with so few jobs at a time that blocks learn from earlier ones.
-
-    Blocks that run at the same time can't leave out what the others decide. The first ones have to
-    run in any case, as no cell can leave before them: so many may run at a time.
-    """
-    at_a_time = min(profile.slurm.array_parallelism, SweepRace(sweep).fewest_blocks())
-    return replace(profile, slurm=replace(profile.slurm, array_parallelism=at_a_time))
 
 
 def _nodes_to_exclude(

@@ -47,7 +47,6 @@ REFUSED_KEYS = {
     "checkpoint": "the script saves what it saves",
     "profile": "the harness takes no steps of its own in it",
     "fingerprints": "the harness does not see what a step computes",
-    "mllog": "its samples and evaluations are not known",
 }
 REPORT = "harness.report"
 REPORTED = ("loss", "samples")  # arguments of it that are no metric

@@ -12,7 +12,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from harness.core.errors import BadInput, did_you_mean, one_line, parse_percentage
+from harness.core.errors import did_you_mean, one_line
 from harness.core.synonyms import SWEEP_LINES, SYNONYMS, TRUE, WORKLOAD_LINES
 from harness.core.text import parse_duration
 from harness.core.validation import LONGEST_VALUE, Key, shown
@@ -49,8 +49,6 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     _expand(document, (), content)
     if "checkpoint" in content:
         content["checkpoint"] = _expand_checkpoint(document, content["checkpoint"])
-    if "race" in content:
-        content["race"] = _expand_race(document, content["race"])
     for name in ("axes", "matrix", "zip", "exclude", "include"):
         _rename_axis(document, (name,), content.get(name))
     workloads = content.get("workloads")
@@ -139,20 +137,6 @@ def _expand_checkpoint(document: Document, value: Any) -> Any:
         problem = f"found {every} without a unit; allowed: {every}m or {every} steps"
         raise document.error(("checkpoint", "every"), problem)
     return value
-
-
-def _expand_race(document: Document, value: Any) -> Any:
-    """Return {} for `true` and {"error_rate": 0.05} for `{error_rate: 5%}`; raises BadInput for other text."""
-    if value is True:
-        return {}
-    rate = value.get("error_rate") if isinstance(value, dict) else None
-    if not isinstance(rate, str):
-        return value
-    try:
-        return {**value, "error_rate": parse_percentage(rate, "")}
-    except BadInput:
-        problem = f"found {shown(rate)}; allowed: a percentage, as in 5%, or a fraction, as in 0.05"
-        raise document.error(("race", "error_rate"), problem) from None
 
 
 def _refuse_misplaced(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.text import counted
 from harness.core.validation import Key, dotted
 from harness.spec import matrix
 from harness.spec.axes import Axes
@@ -34,7 +33,6 @@ from harness.spec.custom import read_custom_axes
 from harness.spec.document import Document, read_document
 from harness.spec.environment import Variables
 from harness.spec.overrides import apply_data, apply_set
-from harness.spec.race import RaceRules
 from harness.spec.saving import CheckpointRules, SaveRules
 from harness.spec.script import plan_workload, read_arguments
 from harness.spec.shorthand import expand_shorthand
@@ -72,12 +70,10 @@ class SweepContent:
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     stop: StopRule | None = None  # None: every trial has its whole length
-    race: RaceRules | None = None  # None: every cell has all of its trials
     warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
     checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
-    mllog: bool = False  # whether trials leave a log in MLPerf's format, too
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     # The axes that the user has written: name -> file.py:Class or package.module:Class.
     custom: dict[str, str] = field(default_factory=dict)
@@ -113,10 +109,8 @@ class Sweep:
     saves: SaveRules = field(default_factory=SaveRules)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
-    mllog: bool = False  # whether trials leave a log in MLPerf's format, too
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # all that the file declares, by name
-    race: RaceRules | None = None  # None: every cell has all of its trials
     options: Sequence[
         str
     ] = ()  # --set and --data with their texts, which changed the file's content
@@ -248,18 +242,15 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         saves=SaveRules(every=file.checkpoint.every, keep=file.checkpoint.keep),
         profile=file.profile,
         fingerprints=file.fingerprints,
-        mllog=file.mllog,
         timeout=file.timeout,
         cells=_distinct(document, cells),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
         workload_seeds=workload_seeds,
         stacks=file.stacks,
-        race=file.race,
         options=options,
     )
     _check_trial_count(document, sweep)
-    _check_race(document, sweep)
     return sweep
 
 
@@ -272,21 +263,6 @@ def _check_trial_count(document: Document, sweep: Sweep) -> None:
             f" {MAX_TRIALS:,}"
         )
         raise document.error((), problem)
-
-
-def _check_race(document: Document, sweep: Sweep) -> None:
-    """Raise BadInput for a race of a workload that could end with none of its cells leaving."""
-    if sweep.race is None:
-        return
-    keep = sweep.race.keep
-    cells = Counter(cell.workload.label for cell in sweep.cells)
-    for label, count in cells.items():
-        if count <= keep:
-            problem = f"found {keep}, and {counted(count, 'cell')} of {label}"
-            allowed = f"fewer than the cells of a workload, {count}"
-            if count == 1:
-                problem, allowed = f"found one cell of {label}", "two cells or more of a workload"
-            raise document.error(("race", "keep"), f"{problem}; allowed: {allowed}")
 
 
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:

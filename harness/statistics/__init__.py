@@ -9,7 +9,6 @@
 - `equivalence`: whether a difference is too small to matter, and the pairs needed to show it.
 - `sequential`: verdicts while measuring, which may be checked after every value.
 - `attribution`: the effect of each axis of a sweep.
-- `racing`: which of many cells can be dropped, block by block.
 - `change`: where a series of nights changed its level, and for how long it has been so.
 - `nodes`: how fast each node is beside the others.
 - `quantile`: a quantile with its interval.

@@ -8,7 +8,6 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 `artifacts` collects the files that go with a run, `figures` draws the leader board.
 `contents`  decides what a run shows, as plain data; its numbers are those of `analysis.scalars`.
 `verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
-`trend`     writes the trend of a sweep that runs every night.
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
 `connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine, by `server_app`.
 `pace`      tells a running sweep when its next delivery is due.

@@ -70,9 +70,6 @@ def collect_files(
         text = json.dumps(asdict(record.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
     _collect_logs(record, trial_folder, target, clean)
-    if trial_folder.mllog_path.exists():
-        text = tail_of(trial_folder.mllog_path)
-        (target / trial_folder.mllog_path.name).write_text(clean(text), encoding="utf-8")
     _collect_classes(record, target, clean)
     _collect_profile(trial_folder, target, clean)
 

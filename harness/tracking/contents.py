@@ -23,8 +23,6 @@ from harness.analysis.result import (
     join,
     of_trial,
     rounded,
-    with_departures,
-    without_result,
 )
 from harness.analysis.scalars import (
     RATES,
@@ -37,7 +35,6 @@ from harness.analysis.scalars import (
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
 from harness.gate.explanation import Explanation
-from harness.launch.race import Departure, SweepRace
 from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Record, Status
 from harness.render.format import checkpoint_notes, nondeterminism_notes, stop_note
@@ -68,7 +65,6 @@ MLFLOW_STATUS: Mapping[Status, str] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
-RACE_TAG = "harness.race"  # on the run of a cell that has left a race
 LABEL_TAG = "harness.label"  # on runs of cells and trials, whose names are short
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
 TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's description shows
@@ -223,7 +219,6 @@ def cell_contents(
     search: RateSearch | None = None,
     error_bar: str | None = None,
     picture: str | None = None,
-    departure: Departure | None = None,
 ) -> RunContents:
     """Return what the run of a cell shows, from the outlines of all its trials so far.
 
@@ -232,13 +227,11 @@ def cell_contents(
     `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
     was not measured, and `search` where no learning rate was searched. `error_bar` is its line of
     `error_bars`, and `picture` the leader board of its workload in Markdown; both are shown with the
-    verdicts. A cell that has left a race, by its `departure`, has no means.
+    verdicts.
     """
     cell = outlines[-1].cell
     (cell_result,) = _join_results(outlines)
     done = [outline.scalars for outline in outlines if outline.status == "done"]
-    if departure is not None:
-        cell_result, done = without_result(cell_result), []
     numbers = over_trials(done)
     numbers |= mean_metrics(cell_result)
     metrics: dict[str, float] = {}
@@ -254,9 +247,6 @@ def cell_contents(
         tags["harness.interval"] = error_bar
         notes = [tags.get(DESCRIPTION_TAG), picture]
         tags[DESCRIPTION_TAG] = "\n\n".join(filter(None, notes)) or None
-    if departure is not None:
-        tags[RACE_TAG] = str(departure)
-        tags[DESCRIPTION_TAG] = f"This cell {departure}: {departure.cause}."
     metrics |= numbers
     for name, value in metrics.items():
         metrics[name] = rounded(value)
@@ -317,7 +307,6 @@ def result_of(
     name: str,
     spec: Mapping[str, Any],
     outlines: Sequence[TrialOutline],
-    race: SweepRace | None = None,
 ) -> SweepResult | None:
     """Return the result of a complete sweep, None before its last trial has ended.
 
@@ -336,9 +325,7 @@ def result_of(
         outlines = [outline for outline in outlines if outline.trial in order]
     ordered = sorted(outlines, key=lambda outline: (order.get(outline.trial, 0), outline.started))
     cells = _join_results(ordered)
-    if race is None:
-        return SweepResult(name=name, cells=cells)
-    return SweepResult(name=name, cells=with_departures(cells, race), races=race.races)
+    return SweepResult(name=name, cells=cells)
 
 
 def _group_contents(

@@ -54,7 +54,7 @@ def _draw(result: SweepResult, from_the_bottom: Sequence[CellResult]) -> Figure:
         color = chart.INK if row is None else OUTCOME_COLORS[row.verdict.outcome]
         heights_by_color.setdefault(color, []).append(height)
         axes.annotate(  # to the right of the plot
-            "" if result.races else verdict_label(row),
+            verdict_label(row),
             (1.01, height),
             xycoords=("axes fraction", "data"),
             va="center",

@@ -119,8 +119,6 @@ def leader_board(result: SweepResult, workload: str, max_rows: int) -> str:
         verdict = fmt.verdict_label(row)
         if row is not None:
             effect, interval = fmt.effect(row.verdict), fmt.effect_interval(row.verdict)
-        if workload in result.races:
-            effect, verdict = "", "still in the race"
         rows.append(
             [
                 escape_markdown(names[cell.id]),

@@ -7,7 +7,7 @@ runs do not use metrics: every trial's run has its record as a file, and that is
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.analysis.selection import Named
-from harness.analysis.trend import Night
 from harness.core.errors import BadInput, one_line
 from harness.core.scratch import ScratchFolder
-from harness.core.text import counted
 from harness.records.files import parse_record
 from harness.records.record import Record
 from harness.tracking.artifacts import RECORD_FILE
 from harness.tracking.connect import errors_in_one_line, quiet
-from harness.tracking.contents import RACE_TAG
 from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
 
 # Ids and digests, which `filter_string` takes between quotes.
@@ -63,10 +60,8 @@ def recall_run(client: MlflowClient, run_id: str) -> Named:
             " allowed: the runs of sweeps, cells and trials"
         )
     experiment_id = run.info.experiment_id
-    departed = _departed_cells(client, experiment_id)
     if kind == "trial":
-        records = [_read_record(client, run)]
-        return Named(records=records, departed=departed.get(_tag(run, "harness.origin"), ()))
+        return Named(records=[_read_record(client, run)])
     origin = _tag(run, "harness.origin")
     filter_string = f"tags.`harness.origin` = '{origin}' AND tags.`harness.kind` = 'trial'"
     if kind == "cell":
@@ -79,61 +74,7 @@ def recall_run(client: MlflowClient, run_id: str) -> Named:
     if SPEC_TAG in tags:
         trial_ids = _read_trial_ids(client, run)
     records = [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
-    return Named(records=records, departed=departed.get(origin, ()))
-
-
-def recall_by_origin(client: MlflowClient, experiment_id: str) -> list[Night]:
-    """Return the records of all trials in an experiment, a night for each results folder they are from.
-
-    Deliveries that were cut off are left out, and so are cells that have left a race, and records that
-    can't be read. Runs whose tags somebody changed are named in a night of their own.
-    """
-    newest: dict[tuple[str, str], Run] = {}  # by origin and trial; `search` begins with the newest
-    damaged = []
-    for run in search(client, experiment_id, "tags.`harness.kind` = 'trial'"):
-        if RECORD_TAG not in run.data.tags or not is_complete_run(run):
-            continue
-        try:
-            origin, trial, _ = (
-                _tag(run, f"harness.{name}") for name in ("origin", "trial", "cell")
-            )
-        except BadInput as error:
-            damaged.append(str(error))
-        else:
-            newest.setdefault((origin, trial), run)
-    runs_by_origin: dict[str, list[Run]] = {}
-    for (origin, _), run in newest.items():
-        runs_by_origin.setdefault(origin, []).append(run)
-    departed = _departed_cells(client, experiment_id)
-    nights = []
-    for origin, runs in runs_by_origin.items():
-        nights.append(_recall_night(client, runs, departed.get(origin, ())))
-    return [*nights, Night(records=[], left_out=damaged)] if damaged else nights
-
-
-def _recall_night(client: MlflowClient, runs: Sequence[Run], departed: Collection[str]) -> Night:
-    """Return the records of trials' runs from one results folder; `departed` are cells to leave out."""
-    in_race = [run for run in runs if _tag(run, "harness.cell") not in departed]
-    records, left_out = [], []
-    for run in in_race:
-        try:
-            records.append(_read_record(client, run))
-        except BadInput as error:
-            client.get_run(run.info.run_id)  # raises if MLflow no longer answers at all
-            left_out.append(str(error))
-    if len(in_race) < len(runs):
-        trials = counted(len(runs) - len(in_race), "trial")
-        left_out.append(f"{trials} of cells that have left a race")
-    return Night(records=records, left_out=left_out)
-
-
-def _departed_cells(client: MlflowClient, experiment_id: str) -> dict[str, set[str]]:
-    """Return the ids of the cells that have left a race, by the results folder they are from."""
-    departed: dict[str, set[str]] = {}
-    for run in search(client, experiment_id, "tags.`harness.kind` = 'cell'"):
-        if RACE_TAG in run.data.tags:
-            departed.setdefault(_tag(run, "harness.origin"), set()).add(_tag(run, "harness.cell"))
-    return departed
+    return Named(records=records)
 
 
 def _tag(run: Run, name: str) -> str:

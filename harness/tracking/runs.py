@@ -27,7 +27,6 @@ from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
 from harness.core.text import counted
 from harness.gate.explanation import read_explanation
-from harness.launch.race import SweepRace
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.seal import clean_text
@@ -40,7 +39,6 @@ from harness.serving.record import read_export
 from harness.spec.cell import Cell, WorkloadRef
 from harness.tracking.artifacts import collect_export, collect_files, export_metrics, staging
 from harness.tracking.contents import (
-    RACE_TAG,
     VALUE_LENGTH,
     RunContents,
     TrialOutline,
@@ -52,7 +50,7 @@ from harness.tracking.contents import (
     trials_csv,
 )
 from harness.tracking.figures import BOARD_FOLDER, MAX_CELLS, board_path, draw_board
-from harness.tracking.markdown import DESCRIPTION_TAG, headline, leader_board, picture
+from harness.tracking.markdown import headline, leader_board, picture
 from harness.tracking.pace import pace_of_cells
 from harness.tracking.verdicts import error_bars
 
@@ -150,7 +148,6 @@ class SweepRuns:
         self.sweep = sweep
         self.folder = folder
         self.spec: Mapping[str, Any] = {}  # the content of sweep.json, empty if there is none
-        self.race: SweepRace | None = None  # of a sweep that has one
         self.names: Mapping[str, str] = {}  # the short names of cells by their ids
         # The time, the size and the inode of the sweep.json that MLflow has, once that is known.
         self.stored_spec: tuple[int, int, int] | None = None
@@ -214,11 +211,7 @@ class SweepRuns:
         if spec != self.spec or not self.names:
             self.spec = spec
             self.names = _cell_names(self.folder, outlines)
-            self.race = SweepRace(read_spec(self.folder)) if spec.get("race") else None
-        if self.race is not None:
-            self.stale_cells |= self._advance_race(self.race)
-            spec = without_skipped(spec, self.race, outlines)
-        result = result_of(self.sweep, spec, outlines, self.race)
+        result = result_of(self.sweep, spec, outlines)
         contents = sweep_contents(self.sweep, spec, outlines, result, read_explanation(self.folder))
         sweep_run = self._update(contents, None)
         self._update_spec(sweep_run)
@@ -231,7 +224,6 @@ class SweepRuns:
         self.stale_cells |= changed_cells
         updates_cells = not in_passing or result is not None or self.pace_of_cells.is_due()
         by_cell = _by_cell(outlines, self.stale_cells if updates_cells else changed_cells)
-        # A race may have changed more cells than those of the chosen trials.
         self.find_existing(set(by_cell))
         self._update_cells(by_cell, outlines, result, sweep_run, spec, only_new=not updates_cells)
         chosen_trials = {outline.trial for outline in chosen}
@@ -287,7 +279,6 @@ class SweepRuns:
                 search=search,
                 error_bar=bars.get(cell_id),
                 picture=picture(cell.workload.label, sweep_run.id),
-                departure=None if self.race is None else self.race.departure(cell),
             )
             if only_new:
                 self._only_run(contents, self._tags(contents, sweep_run.id))
@@ -297,16 +288,6 @@ class SweepRuns:
             self.stale_cells.pop(cell_id, None)
         if not only_new:
             self.pace_of_cells.add(time.monotonic() - began)
-
-    def _advance_race(self, race: SweepRace) -> dict[str, None]:
-        """Judge the blocks that have ended, and return the cells that have left since the last time."""
-        before = {cell.id for cell in race.sweep.cells if race.departure(cell) is not None}
-        race.advance_by_folder(self.folder)
-        left: dict[str, None] = {}
-        for cell in race.sweep.cells:
-            if race.departure(cell) is not None and cell.id not in before:
-                left[cell.id] = None
-        return left
 
     def _update_boards(self, result: SweepResult, sweep_run: KnownRun) -> None:
         """Attach the picture of each workload's leader board to the sweep's run.
@@ -634,19 +615,12 @@ class SweepRuns:
 
 
 def _stale_tags(present: Collection[str], tags: Mapping[str, str]) -> list[str]:
-    """Return the names of our tags that a run has and should no longer have.
-
-    The description of a cell that has left a race goes with the tag that says so. Any other may be
-    somebody else's.
-    """
-    stale = [
+    """Return the names of our tags that a run has and should no longer have."""
+    return [
         name
         for name in present
         if name.startswith("harness.") and name not in tags and name not in STORED_TAGS
     ]
-    if RACE_TAG in stale and DESCRIPTION_TAG in present and DESCRIPTION_TAG not in tags:
-        stale.append(DESCRIPTION_TAG)
-    return stale
 
 
 def _cell_names(folder: SweepFolder, outlines: Sequence[TrialOutline]) -> dict[str, str]:
@@ -665,8 +639,7 @@ def _by_cell(
 ) -> Mapping[str, list[TrialOutline]]:
     """Return the outlines of each of some cells by the cell's id, the earliest trial first.
 
-    A cell without any is left out: a race is judged from the disk, where a trial that makes a cell
-    leave may have ended after the outlines were read. The delivery of that trial brings the cell.
+    A cell without any is left out.
     """
     by_cell: dict[str, list[TrialOutline]] = {cell_id: [] for cell_id in cell_ids}
     for outline in outlines:
@@ -675,18 +648,6 @@ def _by_cell(
     for of_cell in by_cell.values():
         of_cell.sort(key=lambda outline: outline.started)
     return {cell_id: of_cell for cell_id, of_cell in by_cell.items() if of_cell}
-
-
-def without_skipped(
-    spec: Mapping[str, Any], race: SweepRace, outlines: Sequence[TrialOutline]
-) -> dict[str, Any]:
-    """Return the content of sweep.json without the trials that a race does not need and that have none."""
-    recorded = {outline.trial for outline in outlines}
-    skipped = set()
-    for trial in race.sweep.trials():
-        if trial.id not in recorded and race.reason_to_skip(trial) is not None:
-            skipped.add(trial.id)
-    return {**spec, "trials": [trial for trial in spec["trials"] if trial not in skipped]}
 
 
 def _planned_by_cell(trials: Sequence[str]) -> defaultdict[str, list[str]]:

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import msgspec
 
 from harness.analysis.selection import Named
-from harness.analysis.trend import Night, Trend
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder, safe_folder_name
@@ -41,9 +40,8 @@ from harness.tracking.connect import (
 )
 from harness.tracking.contents import TrialOutline, digest_of, is_complete
 from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
-from harness.tracking.recall import recall_by_origin, recall_run
-from harness.tracking.runs import SweepRuns, search
-from harness.tracking.trend import write_trend
+from harness.tracking.recall import recall_run
+from harness.tracking.runs import SweepRuns
 
 # What a delivery imports sooner or later.
 LIBRARIES = (
@@ -290,67 +288,6 @@ class Tracker:
         check_exists(self.uri)
         with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
             return recall_run(self._connect(), run_id)
-
-    def recall_nights(self, sweep: str) -> list[Night]:
-        """Return the records of all runs of a sweep, a night for each results folder that delivered some.
-
-        Trials that ran again have replaced their older runs. Raises BadInput for a store that does not
-        exist or does not answer.
-        """
-        check_exists(self.uri)
-        with quiet(), errors_in_one_line(self.uri, f"does not give the runs of {sweep}", BadInput):
-            client = self._connect()
-            experiment = client.get_experiment_by_name(sweep)
-            if experiment is None:
-                return []
-            return recall_by_origin(client, experiment.experiment_id)
-
-    def deliver_trend(self, trend: Trend, files: Mapping[str, str]) -> str:
-        """Write the trend of a sweep into its experiment, with texts by name; return the run's id.
-
-        Raises TrackerDown if MLflow does not take it.
-        """
-        trouble = f"did not take the trend of {trend.name}"
-        with self._lock(), quiet(timeout=CONNECT_TIMEOUT), errors_in_one_line(self.uri, trouble):
-            client = self._connect()
-            experiment, _ = self._get_experiment(client, trend.name)
-            return write_trend(client, experiment.experiment_id, trend, files)
-
-    def rename(self, old: str, new: str) -> bool:
-        """Give a sweep's experiment and its runs another name; return whether there were any.
-
-        The experiment comes last, so that what was cut off is completed when it is asked for again. One
-        that somebody deleted stays as it is. Raises TrackerDown if MLflow does not take it, for a name
-        that another experiment has, and for an experiment that has runs of other results folders.
-        """
-        if self.uri == self._local_uri and not self.results.database.exists():
-            return False
-        collect = self._collect_command(new)
-        trouble = f"does not rename {old}; `{collect}` delivers it again"
-        with self._lock() as origin, quiet(), errors_in_one_line(self.uri, trouble):
-            client = self._connect()
-            experiment = client.get_experiment_by_name(old)
-            if experiment is None or experiment.lifecycle_stage == "deleted":
-                return False
-            if client.get_experiment_by_name(new) is not None:
-                raise TrackerDown(
-                    f"MLflow has an experiment {new} already; `{collect}` delivers into it, and the runs"
-                    f" of {old} stay"
-                )
-            runs = list(search(client, experiment.experiment_id, "tags.`harness.kind` LIKE '%'"))
-            # A trend is written by whoever asks for it, and belongs to no results folder.
-            sweep_runs = [run for run in runs if run.data.tags["harness.kind"] != "trend"]
-            if any(run.data.tags.get("harness.origin") != origin for run in sweep_runs):
-                raise TrackerDown(
-                    f"MLflow's experiment {old} has runs of other results folders;"
-                    f" `{collect}` delivers the sweep into a separate experiment"
-                )
-            for run in runs:
-                client.set_tag(run.info.run_id, "harness.sweep", new)
-                if run.data.tags["harness.kind"] == "sweep":
-                    client.update_run(run.info.run_id, name=new)
-            client.rename_experiment(experiment.experiment_id, new)
-        return True
 
     def _collect_command(self, sweep: str) -> str:
         """Return the command that delivers a sweep to this store."""

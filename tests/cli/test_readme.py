@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
-from harness.cli.pages import linked_topics, read_pages
 from harness.gate.limits import read_gate
 from harness.spec.sweep import load_sweep, ready_sweeps
 from tests.support.pages import documented_pages
@@ -75,13 +74,6 @@ def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
         r"^(\w+) .* \d+/\d+ done$", README.read_text(encoding="utf-8"), re.MULTILINE
     )
     assert printed == [cell.workload.label for cell in cells]
-
-
-def test_the_manual_shows_every_page_of_the_readmes_table() -> None:
-    linked = re.findall(r"\(harness/guide/([\w-]+)\.md\)", README.read_text(encoding="utf-8"))
-    assert set(linked) == {page.topic for page in read_pages()}
-    assert linked_topics() == list(dict.fromkeys(linked_topics()))
-    assert set(linked_topics()) == set(linked)
 
 
 def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from harness.core.paths import Results
 from harness.gate import bisect, paired
-from harness.records.store import write_spec
-from harness.spec.sweep import load_sweep
-from tests.factories import write_trial
 from tests.support.commands import harness
-from tests.support.nights import make_night, write_archives
 from tests.support.repository import Repository
 from tests.support.running import processes_below
 
@@ -94,39 +88,3 @@ def test_an_end_that_fails_says_what_its_rank_said(repository: Repository) -> No
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith("harness: BAD broken against GOOD words: ")
     assert "No module named 'a_module_that_nobody_has'" in ended.err
-
-
-@pytest.mark.nightly
-def test_a_trend_goes_on_with_the_commits_between_its_nights(
-    repository: Repository, tmp_path: Path
-) -> None:
-    """Nights as if they had measured the ends, whose commits are then measured for real."""
-    sweep = load_sweep(repository.sweep)
-    nights = []
-    for number in range(22):
-        is_slow = number >= 15
-        commit = repository.git("rev-parse", "last" if is_slow else "words")
-        factor = 0.25 if is_slow else 1.0
-        nights.append(
-            make_night(number, factor, cell=sweep.cells[0], commit=commit, sweep=sweep.name)
-        )
-    write_archives(tmp_path, nights)
-    archives = [str(path) for path in sorted(tmp_path.glob("*.tar.gz"))]
-    nowhere = ("--results", str(tmp_path / "nowhere"))
-    history = json.loads(harness("trend", "own", *archives, *nowhere, "--json").out)
-    (series,) = history["series"]
-    last = [point["started"] for point in series["points"]].index(series["changes"][0]["seen"])
-
-    results = Results(tmp_path / "results")
-    folder = results.sweep_folder(sweep.name)
-    folder.path.mkdir(parents=True)
-    for record in nights[last]:
-        write_trial(folder, record)
-    write_spec(sweep, folder)
-    ended = harness(
-        "trend", "own", *archives[:last], "--results", str(results.path), "--bisect", *LOUD
-    )
-    assert ended.code == 1, ended.err
-    assert f"{repository.git('rev-parse', 'slow')} is the first bad commit" in ended.out
-    assert repository.git("worktree", "list").count("\n") == 0
-    assert processes_below(repository.path) == []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from harness.core.paths import Results, TrialFolder
-from harness.mllog.log import log_lines
 from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 
@@ -75,13 +74,3 @@ def test_a_profile_changes_nothing_that_is_recorded(
     assert profiled.order_digest == plain.order_digest
     assert profiled.rank0.parameter_digest == plain.rank0.parameter_digest
     assert not trial_folder(tmp_path, plain).trace_folder.exists()
-    assert not trial_folder(tmp_path, plain).mllog_path.exists()
-
-
-@pytest.mark.parametrize("label", VARIANTS)
-def test_every_trial_leaves_a_log_in_the_format_of_mlperf(
-    folder: Path, records: dict[str, Record], label: str
-) -> None:
-    path = trial_folder(folder, records[label]).mllog_path
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines == [str(line) for line in log_lines(records[label])]

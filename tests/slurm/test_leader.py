@@ -35,7 +35,6 @@ from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep
 from harness.training.interruption import SIGNAL
 from tests.factories import make_record, write_trial
-from tests.support.races import race_sweep, speed_record
 from tests.support.slurm import FakeSlurm, install_fake_slurm
 from tests.support.sweeps import load
 
@@ -135,33 +134,6 @@ class TestPendingTrials:
             assert 0 in pending_seeds(runner)
             record = fail_again(runner, record, Failure(kind="Invalid", message="steal"))
         assert 0 not in pending_seeds(runner)
-
-
-def test_trials_that_a_race_does_not_need_are_not_pending(
-    tmp_path: Path, listener: JobListener
-) -> None:
-    sweep = race_sweep(tmp_path)
-    submitted = make_submission(sweep, {trial.id: 1 for trial in sweep.trials()})
-    folder, stop = SweepFolder(tmp_path / "sweep"), StopRequest(listener.stop_reason)
-    trials = sweep.trials()
-    runner = leader.runner_of(folder, submitted, submitted.arrays[0], trials, listener, stop)
-    assert leader.pending_trials(runner, trials) == trials
-    # Other jobs have run the first six blocks, all but one trial of which have ended.
-    first = [trial for trial in trials if trial.repeat < 6]
-    for trial in first[1:]:
-        write_trial(folder, speed_record(trial))
-    assert leader.pending_trials(runner, trials) == [first[0], *trials[len(first) :]]
-    # The last one was invalid, so that its job runs it again.
-    disturbed = make_record(first[0].cell, seed=first[0].seed, status="invalid", invalid=["steal"])
-    write_trial(folder, disturbed)
-    assert leader.pending_trials(runner, trials) == [first[0], *trials[len(first) :]]
-    write_trial(folder, speed_record(first[0]))
-    pending = leader.pending_trials(runner, trials)
-    assert {trial.cell.axes.batch_size for trial in pending} == {64, 256}
-    # Records that an earlier submission has left decide nothing of one that runs trials again.
-    again = make_submission(sweep, {trial.id: 2 for trial in trials})
-    runner = leader.runner_of(folder, again, again.arrays[0], trials, listener, stop)
-    assert leader.pending_trials(runner, trials) == trials
 
 
 def test_bad_nodes_are_those_of_all_attempts(runner: Runner) -> None:

@@ -92,17 +92,6 @@ def test_a_thousand_trials_are_one_call_of_sbatch(
     assert list(results.path.rglob("*.pkl")) == [], "the job needs nothing but its script"
 
 
-def test_blocks_of_a_race_wait_for_those_that_decide_first(
-    slurm: FakeSlurm, results: Results, tmp_path: Path
-) -> None:
-    sweep = write(tmp_path, repeats=8, matrix={"batch_size": [16, 64, 256]})
-    assert submit(sweep, results, "--race", array_parallelism=16).code == 0
-    (submission,) = submissions.read_all(results.sweep_folder("demo"))
-    assert submission.sweep.race is not None
-    assert submission.profile.slurm.array_parallelism == 3  # blocks before which no cell can leave
-    assert len(submission.arrays[0].trial_ids) == 8
-
-
 def test_submitting_twice_runs_nothing_twice(
     slurm: FakeSlurm, results: Results, tmp_path: Path
 ) -> None:

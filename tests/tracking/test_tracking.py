@@ -17,7 +17,6 @@ from mlflow.entities import Run
 
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
-from harness.housekeeping.sweeps import rename
 from harness.records.files import COLUMNS_SUFFIX
 from harness.records.record import Record
 from harness.records.seal import sealed_text
@@ -478,37 +477,6 @@ def test_a_delivery_cut_off_anywhere_is_completed(
         if finished:
             break
     assert made[0].calls == at > 15
-
-
-def test_runs_follow_a_renaming(results: Results, folder: SweepFolder) -> None:
-    small_sweep(folder)
-    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    tracker.deliver(folder)
-    runs_before = {run.info.run_id for run in by_label(uri, "demo").values()}
-    renamed = rename(results, "demo", "weekly")
-    assert tracker.rename("demo", "weekly")
-    assert not tracker.rename("demo", "weekly")
-    assert tracker.deliver(renamed).delivered == 0
-    shown = by_label(uri, "weekly")
-    assert {run.info.run_id for run in shown.values()} == runs_before
-    assert {run.data.tags["harness.sweep"] for run in shown.values()} == {"weekly"}
-    assert "weekly" in shown
-    assert "demo" not in shown
-
-
-def test_runs_of_somebody_else_hinder_no_renaming(results: Results, folder: SweepFolder) -> None:
-    small_sweep(folder)
-    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    experiment_id = tracker.deliver(folder).experiment_id
-    with quiet():
-        client = connect(uri)
-        foreign = client.create_run(experiment_id).info.run_id
-    assert tracker.rename("demo", "weekly")
-    with quiet():
-        assert client.get_experiment(experiment_id).name == "weekly"
-        assert "harness.sweep" not in client.get_run(foreign).data.tags
-        client.delete_experiment(experiment_id)
-    assert not tracker.rename("weekly", "monthly")
 
 
 def test_a_renaming_that_mlflow_refuses_has_renamed_the_folder_and_ends_with_1(

@@ -16,7 +16,7 @@ from harness.core.paths import Results
 from harness.tracking import Tracker
 from harness.tracking.connect import connect, quiet
 from tests.conftest import free_port
-from tests.factories import make_cell, make_record, write_sweep, write_trial
+from tests.factories import make_cell, make_record, write_sweep
 from tests.support.commands import harness
 from tests.support.mlflow import by_label
 
@@ -137,31 +137,6 @@ def test_a_run_whose_record_is_gone_is_refused(results: Results) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_replaced_record_stays_replaced_when_a_deleted_experiment_comes_back(
-    results: Results,
-) -> None:
-    folder, tracker = results.sweep_folder("demo"), Tracker(results)
-    other = make_record(seed=1)
-    write_sweep(folder, [make_record(status="failed"), other])
-    tracker.deliver(folder)
-    again = make_record(attempt=2, started=1_700_000_200.0)
-    write_trial(folder, again)
-    run_id = tracker.deliver(folder, [again.trial.id]).run_id
-    with quiet():
-        client = connect(tracker.uri)
-        client.delete_experiment(client.get_run(run_id).info.experiment_id)
-        client.restore_experiment(client.get_run(run_id).info.experiment_id)
-    newest = {again.trial.id: again.started, other.trial.id: other.started}
-    recalled = tracker.recall(run_id).records
-    assert {record.trial.id: record.started for record in recalled} == newest
-    (night,) = tracker.recall_nights("demo")
-    assert {record.trial.id: record.started for record in night.records} == newest
-    with quiet():
-        client.delete_experiment(client.get_run(run_id).info.experiment_id)
-    Tracker(results).deliver(folder, [other.trial.id])
-    assert len(by_label(tracker.uri, "demo")) == 4
-
-
 def test_only_runs_need_a_store(tmp_path: Path) -> None:
     """Sweeps are compared without one, and asking for a run creates no database."""
     results, missing = Results(tmp_path / "results"), "0" * 32
@@ -232,19 +207,3 @@ def test_columns_are_read_as_quietly_as_records(
     monkeypatch.setattr(MlflowClient, "download_artifacts", watched)
     assert next(iter(record.ranks)).step_seconds
     assert set(retries) == {"1"}
-
-
-@pytest.mark.parametrize("tag", ["harness.origin", "harness.trial", "harness.cell"])
-def test_a_trial_whose_tags_somebody_changed_is_left_out_of_the_nights(
-    results: Results, tag: str
-) -> None:
-    write_sweep(results.sweep_folder("demo"), [make_record(), make_record(seed=1)])
-    tracker = Tracker(results)
-    tracker.deliver(results.sweep_folder("demo"))
-    run_id = by_label(tracker.uri, "demo")[f"{make_cell().label} seed 0"].info.run_id
-    with quiet():
-        connect(tracker.uri).set_tag(run_id, tag, "x' OR '1")
-    nights = tracker.recall_nights("demo")
-    assert [record.trial.seed for night in nights for record in night.records] == [1]
-    (line,) = [line for night in nights for line in night.left_out]
-    assert line.startswith(f"MLflow run {run_id}: {tag}: found ")

@@ -23,7 +23,7 @@ from harness.hardware.roofline import machine_of
 from harness.preflight.report import WorkloadReport
 from harness.records.environment import Environment
 from harness.render import format as fmt
-from harness.render.findings import findings, race_sentences, too_few_notes
+from harness.render.findings import findings, too_few_notes
 from harness.render.html import intervals, origin, plots, sections
 from harness.render.html.report import FASTEST, Report, ReportCell
 from harness.render.html.template import fill
@@ -87,7 +87,6 @@ def _overview(report: Report) -> list[tuple[str, str]]:
     # A dict keeps the order in which the machines were used.
     hardware = dict.fromkeys(_describe_hardware(environment) for environment in environments)
     per_cell = [f"{seeds}, {repeats}", *too_few_notes(report.result.cells)]
-    race = race_sentences(report.result, report.sweep, report.records, report.name)
     cells = f"{len(report.cells):,} of {workloads}"
     if report.omitted_count:
         cells += (
@@ -98,7 +97,6 @@ def _overview(report: Report) -> list[tuple[str, str]]:
         ("cells", cells),
         ("trials", _trial_counts(report)),
         ("per cell", "; ".join(per_cell)),
-        *([("race", " ".join(race))] if race else []),
         ("measured", f"{moment}, in {fmt.duration(ended - started)}"),
         ("on", "; ".join(hardware) or "unknown hardware"),
     ]

@@ -18,7 +18,6 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.gate.explanation import Explanation, read_explanation
 from harness.hardware.machine import Machine
-from harness.launch.race import Departure
 from harness.preflight.rates import RateSearch, read_search
 from harness.preflight.report import Preflight, read_preflight
 from harness.records.record import Record, Summary
@@ -45,7 +44,6 @@ class ReportCell:
     name: str  # distinguishes it from the other cells of its workload
     number: int  # counts the cells of its workload, from 0
     done: Sequence[Record]  # those of its trials that are done
-    departure: Departure | None = None  # from its race
 
     @property
     def cell(self) -> Cell:
@@ -62,8 +60,6 @@ class ReportCell:
         """Why the cell has no throughput, in one or two words for a field of the matrix."""
         if not self.result.is_recorded:
             return "not run"
-        if self.departure is not None:
-            return str(self.departure)
         for status in REASONS:
             if self.result.left_out.get(status):
                 return status
@@ -185,7 +181,6 @@ def _report_cells(result: SweepResult, workload: str) -> list[ReportCell]:
                 name=names[cell.id],
                 number=number,
                 done=result.done_records(cell),
-                departure=result.departure(cell),
             )
         )
     return cells

@@ -139,16 +139,11 @@ def _ratios_to_reference(report: Report, workload: str) -> dict[str, float]:
     """Return each measured cell's ratio to the reference, by cell id.
 
     It is the one that the verdict is on, which compares pairs of trials where there are any. The
-    ratio of the means differs from it where a trial of one cell failed. A race has no verdicts, and
-    the ratio is that of the means.
+    ratio of the means differs from it where a trial of one cell failed.
     """
     ratios = {}
-    reference = report.result.reference(workload)
     for cell in report.shown[workload]:
         if cell.result.throughput is None:
-            continue
-        if report.result.races and reference is not None and reference.throughput is not None:
-            ratios[cell.cell.id] = cell.result.throughput.mean / reference.throughput.mean
             continue
         row = report.result.throughput_row(cell.cell)
         ratios[cell.cell.id] = 1.0 if row is None else row.verdict.effect

@@ -4,8 +4,7 @@
     python -m tests.programs.perf.bench --quick    a minute: whether all of it runs
 
 Each part is a process of its own. The table of all ratios, with hardware, versions, load and what
-other programs used, is left in results/bench as JSON and as Markdown, which the guide shows
-(`python -m tests.programs.perf.guide --tables measurement`). A quick run leaves it in build/bench.
+other programs used, is left in results/bench as JSON and as Markdown. A quick run leaves it in build/bench.
 """
 
 from __future__ import annotations
@@ -65,34 +64,15 @@ PARTS = (
         ranks=2,
     ),
     Part(
-        title="A trial beside a plain loop, each in processes of its own",
-        arguments=["-m", "tests.programs.perf.trial_race"],
-        quick=["--pairs", "2", "--epochs", "3"],
-    ),
-    Part(
         title="A sweep of short trials beside a bare script under torchrun for each of them",
         arguments=["-m", "tests.programs.perf.launcher"],
         quick=["--cells", "4", "--runs", "1", "--scripts", "1"],
-    ),
-    Part(
-        title="Trials in MLflow beside a script that logs them one call at a time",
-        arguments=["-m", "tests.programs.perf.one_by_one"],
-        quick=["--rounds", "2"],
-    ),
-    Part(
-        title="The loop with the telemetry's thread beside the loop without",
-        arguments=["-m", "tests.programs.perf.telemetry", "20", "0.05"],
-    ),
-    Part(
-        title="Fingerprints beside the speed of memory and a step of DistilBERT",
-        arguments=["-m", "tests.programs.perf.fingerprints"],
     ),
     Part(
         title="How long training stands still for a save",
         arguments=["-m", "tests.programs.perf.saves"],
         quick=["--size", "tiny", "--rounds", "1"],
     ),
-    Part(title="The start of the command line", arguments=["-m", "tests.programs.perf.startup"]),
 )
 
 

@@ -4,8 +4,7 @@
     python -m tests.programs.perf.error_rates --quick    a tenth of all traces: whether all of it runs
 
 Every share has its 95% interval (Clopper and Pearson), and the random numbers are seeded. Figures and
-tables are left in results/bench, for the guide's page on measurement
-(`python -m tests.programs.perf.guide --tables measurement`). A quick run leaves them in build/bench.
+tables are left in results/bench. A quick run leaves them in build/bench.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 from harness.core.paths import write_atomically
 from harness.statistics.doubt import FEWEST_STEPS, doubt_about_mean
 from harness.statistics.interval import share_interval
-from harness.statistics.racing import Race
 from harness.statistics.sequential import (
     confidence_sequence,
     normal_half_width,
@@ -133,72 +131,6 @@ def power(noise: float, rows: int) -> Power:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EqualRaces:
-    """How often a cell leaves a race of equal ones, by the noise of every other cell."""
-
-    noise: str
-    any_left: Share
-    any_left_of_two: Share  # the same of races of two cells
-
-
-def equal_races(kind: str, tries: int) -> EqualRaces:
-    """Simulate races of cells with the same mean, every other one with normal noise."""
-    shares = []
-    for cells in (RACE_CELLS, 2):
-        rng = np.random.default_rng([SEED, 3, cells])
-        lefts = []
-        for _ in range(tries):
-            values = rng.standard_normal((cells, RACE_BLOCKS))
-            noise = DIFFERENCES[kind](rng, cells // 2, RACE_BLOCKS)
-            values[::2] = noise / noise.std()
-            race, _ = run_race(values)
-            lefts.append(not race.is_in.all())
-        shares.append(share(lefts))
-    return EqualRaces(noise=kind, any_left=shares[0], any_left_of_two=shares[1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Savings:
-    """What a race saves of a matrix whose axes change the logarithm of throughput by 0.35."""
-
-    noise: float  # of a trial, the deviation of its logarithm
-    best_stays: Share
-    decided: Share
-    trials: float  # the median share of the trials that run
-
-
-def savings(noise: float, tries: int) -> Savings:
-    """Simulate races of 48 cells, those of a matrix of 2, 2, 3 and 4 levels."""
-    rng = np.random.default_rng([SEED, 4])
-    stays, decided, trials = [], [], []
-    for _ in range(tries):
-        effects = [AXIS_EFFECT * rng.standard_normal(levels) for levels in (2, 2, 3, 4)]
-        means = np.add.reduce(np.meshgrid(*effects, indexing="ij")).ravel()
-        values = means[:, None] + noise * rng.standard_normal((len(means), RACE_BLOCKS))
-        race, spent = run_race(values)
-        stays.append(race.is_in[means.argmax()])
-        decided.append(race.is_over)
-        trials.append(spent / values.size)
-    return Savings(
-        noise=noise,
-        best_stays=share(stays),
-        decided=share(decided),
-        trials=float(np.median(trials)),
-    )
-
-
-def run_race(values: Numbers) -> tuple[Race, int]:
-    """Return a race of (cells, blocks) that has ended, and how many trials it took."""
-    race, trials = Race(len(values), keep=1, error_rate=ALPHA), 0
-    for blocks in range(1, values.shape[1] + 1):
-        trials += int(race.is_in.sum())
-        race.look(values[:, :blocks])
-        if race.is_over:
-            break
-    return race, trials
-
-
-@dataclass(frozen=True, kw_only=True)
 class Coverage:
     """How often the interval of a trial's mean covers it, or its steps say that it may not.
 
@@ -235,11 +167,9 @@ def tables(
     alarms: Sequence[FalseAlarms],
     powers: Sequence[Power],
     coverages: Sequence[Coverage],
-    races: Sequence[EqualRaces],
-    saved: Sequence[Savings],
     conditions: Conditions,
 ) -> str:
-    """Return the five tables as Markdown, with what they were made with."""
+    """Return the three tables as Markdown, with what they were made with."""
     lines = [
         f"Equal arms told apart within {LOOKS} looks at {ALPHA:.0%}, of {alarms[0].ever_excluded.tries:,}"
         " sequences each:",
@@ -278,28 +208,6 @@ def tables(
             f"| {entry.disturbance} | {entry.steps:,} | {entry.covers} | {entry.says} | {entry.either}"
             f" | {entry.is_seen} | {entry.either_if_seen} |"
         )
-    lines += [
-        "",
-        f"Races of equal cells in which any cell leaves within {RACE_BLOCKS} blocks at {ALPHA:.0%}, of"
-        f" {races[0].any_left.tries:,} each; every other cell has normal noise:",
-        "",
-        f"| noise of the others | {RACE_CELLS} cells | 2 cells |",
-        "| --- | ---: | ---: |",
-    ]
-    for race in races:
-        lines.append(f"| {race.noise} | {race.any_left} | {race.any_left_of_two} |")
-    lines += [
-        "",
-        f"Races of 48 cells in {RACE_BLOCKS} blocks, whose four axes change throughput by about"
-        f" {AXIS_EFFECT:.0%} each, of {saved[0].decided.tries:,} each:",
-        "",
-        "| noise of a trial | the best cell stays | decided | trials that run, median |",
-        "| ---: | ---: | ---: | ---: |",
-    ]
-    for saving in saved:
-        lines.append(
-            f"| {saving.noise:.0%} | {saving.best_stays} | {saving.decided} | {saving.trials:.0%} |"
-        )
     packages = conditions.packages
     lines += [
         "",
@@ -323,19 +231,15 @@ def main() -> None:
         for kind in DISTURBANCES:
             for steps in LENGTHS:
                 coverages.append(coverage(kind, steps, TRACES // part))
-        races = [equal_races(kind, RACES // part) for kind in DIFFERENCES]
-        saved = [savings(noise, RACES // 5 // part) for noise in RACE_NOISES]
     conditions = watch.conditions()
     figures = {
         "false_alarms": [asdict(alarm) for alarm in alarms],
         "power": [asdict(row) for row in powers],
         "coverage": [asdict(entry) for entry in coverages],
-        "equal_races": [asdict(entry) for entry in races],
-        "savings": [asdict(row) for row in saved],
     }
     folder = QUICK_FOLDER if is_quick else FOLDER
     path = write_results("statistics", figures, conditions, folder=folder)
-    text = tables(alarms, powers, coverages, races, saved, conditions)
+    text = tables(alarms, powers, coverages, conditions)
     write_atomically(path.with_suffix(".md"), text)
     print(text)
 

@@ -7,7 +7,7 @@
 The loops train in one process in turn, forth and back, in turns of some hundredths of a second
 (`tests.programs.perf.turns`), so that drift of the machine affects all alike. Each block gives one ratio.
 Harness and bare loop must compute the same losses to the bit, which proves that they did the same
-work. The telemetry's thread is not among what is measured; see `tests.programs.perf.telemetry`.
+work.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ resident memory are reported.
     python -m tests.programs.perf.scale            four minutes, while nothing else should run
     python -m tests.programs.perf.scale --quick    a tenth of all sizes: whether all of it runs
 
-Figures, tables and the plot are left in results/bench, for the guide's page on records
-(`python -m tests.programs.perf.guide --tables records`). A quick run leaves them in build/bench.
+Figures, tables and the plot are left in results/bench. A quick run leaves them in build/bench.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Trials in MLPerf's log format, and MLCommons' checker of such logs."""
