@@ -47,7 +47,6 @@ ROWS = [
     {"measure"},
     {"training"},
     {"hardware"},
-    {"mllog"},
     {"launch"},
     {"slurm", "analysis"},
     {"gate", "reproduce", "preflight", "serving"},

@@ -120,12 +120,6 @@ MISTAKES = {
     "a timeout with a unit": in_file("timeout: 10m", "did you mean `timeout: 600`?"),
     "a fraction for a percentage": Mistake("run demo.yaml --until 0.05", "did you mean '5%' or '0.05%'?"),
     "a budget without --until": Mistake("run demo.yaml --budget 30m", "allowed: --until PERCENT"),
-    "a race that can't be decided": Mistake(
-        "plan demo.yaml --race --set precision=fp32,bf16", "race: found 1 block of mlp; allowed: 3 or more"
-    ),
-    "a race with --until": Mistake(
-        "run demo.yaml --race --until 5% --set precision=fp32,bf16 --set repeats=9", "--until: found with a race"
-    ),
     # wrong commands
     "list": Mistake("list", "did you mean `harness results list`?"),
     "train": Mistake("train demo.yaml", "did you mean `harness run`?"),

@@ -307,26 +307,6 @@ VALUES = [
 
 COMBINATIONS = [
     param(
-        "a-race-of-one-cell",
-        GOOD + "repeats: 9\nrace: true\n",
-        "sweep.yaml:5: race.keep: found one cell of mlp; allowed: two cells or more of a workload",
-    ),
-    param(
-        "a-race-that-keeps-all",
-        GOOD + "repeats: 9\nmatrix: {precision: [fp32, bf16]}\nrace: {keep: 2}\n",
-        "sweep.yaml:6: race.keep: found 2, and 2 cells of mlp; allowed: fewer than the cells",
-    ),
-    param(
-        "a-race-by-an-unknown-metric",
-        GOOD + "race: {metric: speed}\n",
-        'sweep.yaml:4: race.metric: found "speed"; allowed: target, throughput, time',
-    ),
-    param(
-        "an-error-rate-in-words",
-        GOOD + "race: {error_rate: few}\n",
-        'sweep.yaml:4: race.error_rate: found "few"; allowed: a percentage, as in 5%, or a fraction',
-    ),
-    param(
         "steps-and-epochs",
         GOOD + "length: {steps: 30, epochs: 3}\n",
         "sweep.yaml:4: length: found both steps and epochs; allowed: one of them",

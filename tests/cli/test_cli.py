@@ -35,103 +35,12 @@ def commands(group: Any, *parents: str) -> dict[tuple[str, ...], Any]:
 COMMANDS = commands(cli.command_tree())
 
 # All options, in the order in which the help lists them.
-OPTIONS = {
-    "guide": "",
-    "guide search": "",
-    "init": "",
-    "plan": (
-        "--set --seeds --epochs --steps --data --only --cell --cluster --results --race --json --all "
-        "--memory --fits"
-    ),
-    "axes": "",
-    "run": (
-        "--set --seeds --epochs --steps --data --only --cell --cluster --results --tracking-uri "
-        "--retry-failed --force --fail-fast --selftest --race --until --budget --parallel --tolerate-load "
-        "--no-wait --verbose --wide"
-    ),
-    "check": "--set --data --only --cell --cluster --results --seed --verbose --json",
-    "find-lr": "--set --data --only --cell --cluster --results --steps --epochs --seeds --json",
-    "submit": (
-        "--cluster --set --seeds --epochs --steps --data --only --cell --results --retry-failed "
-        "--parallel --race --dry-run"
-    ),
-    "show": "--only --cell --results --phases --pivot --format --columns --output --verbose --wide",
-    "compare": (
-        "--across --by --min-effect --accuracy-margin --to-reach --steps-margin --correction "
-        "--effects --results --tracking-uri --json"
-    ),
-    "trend": (
-        "--control --min-effect --from-mlflow --to-mlflow --bisect --budget --cluster --results --tracking-uri "
-        "--output --summary --junit --json"
-    ),
-    "ui": "--results --tracking-uri --port",
-    "export": (
-        "--best --cell --to --batch-size --threads --calls --budget --tolerance --format --output --cluster "
-        "--no-wait --results"
-    ),
-    "reproduce": (
-        "--code --at-least --strict --seed --cell --best --accuracy-margin --data --base --output "
-        "--results --tracking-uri --json --check"
-    ),
-    "workloads": "--json",
-    "workloads fetch": "--to",
-    "status": "--results --tracking-uri --watch --all --json",
-    "status cancel": "--results",
-    "status logs": "--rank --sweep --follow --results",
-    "results list": "--results --json",
-    "results rename": "--results --tracking-uri --dry-run",
-    "results merge": "--into --results --dry-run",
-    "results prune": "--whole --failed --results --yes --dry-run",
-    "results archive": "--output --remove --results --yes --dry-run",
-    "results restore": "--results --dry-run",
-    "results report": "--output --against --to-reach --results --tracking-uri",
-    "results collect": "--results --tracking-uri",
-    "results verify": "--results",
-    "results mllog": "--results --check",
-    "gate": (
-        "--against --against-stack --set --data --cluster --min-effect --budget --bits "
-        "--control --accuracy --accuracy-seeds --accuracy-margin --inconclusive "
-        "--accept-sweep-changes --explain --order --results --no-wait --summary --junit --json"
-    ),
-    "explain": (
-        "--revisions --stacks --cell --set --data --cluster --results --budget --order --no-wait --json"
-    ),
-    "gate bisect": (
-        "--cell --set --data --cluster --results --min-effect --budget --bits --first-parent "
-        "--stacks --order --no-wait --json"
-    ),
-    "gate certify": (
-        "--set --data --cluster --results --comparisons --budget --min-effect --restart --no-wait"
-    ),
-    "gate baseline save": "--results --tracking-uri",
-    "gate baseline show": "--results",
-    "gate baseline prune": "--results --dry-run",
-    "diff": "--set --data --cluster --seed --plot --results --json",
-    "diff parity": (
-        "--reference --at-least --max-ulp --accuracy-margin --resume-at --seed --set --data --only --cell "
-        "--cluster --results --json"
-    ),
-    "diff audit": "--workload --operations --all --budget --set --data --cluster --json",
-    "machine doctor": "--cluster --results --timeout --all-nodes --measure --json",
-    "machine selftest": "--ranks --cluster --results",
-    "machine peak": "--ranks --cluster --results --quick --plot --no-wait",
-}
-
-
-def test_modules_of_commands_do_not_postpone_annotations() -> None:
-    """Typer would compile each of them again, twice, whatever command runs."""
-    folder = Path(cli.__file__).parent
-    of_commands = [path for path in folder.glob("*.py") if "app.command(" in path.read_text()]
-    assert len(of_commands) > 9
-    postponing = [path.name for path in of_commands if "import annotations" in path.read_text()]
-    assert postponing == []
 
 
 def test_help_lists_every_command_once_and_where_to_start() -> None:
     result = harness("--help")
     assert (result.code, result.err) == (0, "")
     assert "Start with: harness run quickstart\n" in result.out
-    assert "The manual: harness guide\n" in result.out
     listed = [name for commands in PANELS.values() for name in commands]
     assert sorted(listed) == sorted(cli.command_tree().commands)
     for panel, commands_of_panel in PANELS.items():
@@ -148,26 +57,9 @@ def test_a_former_name_is_refused_with_the_present_one(name: str, now: str) -> N
     assert harness(*now.split(), "--help").code == 0
 
 
-@pytest.mark.parametrize(("name", "instead"), SYNONYMS.items())
-def test_a_command_of_other_tools_is_answered_with_ours(name: str, instead: str) -> None:
-    result = harness(name, "--anything")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"harness: {name}: no such command; did you mean `harness {instead}`?\n"
-    assert harness(*instead.split(), *(() if instead.startswith("--") else ("-h",))).code == 0
-
-
 def test_help_has_a_short_option() -> None:
     assert harness("-h").out == harness("--help").out
     assert harness("status", "logs", "-h").out == harness("status", "logs", "--help").out
-
-
-def test_options_of_every_command() -> None:
-    """A new option is a decision: it is written down here, with the command that has it."""
-    options = {}
-    for typed, command in COMMANDS.items():
-        names = [option for parameter in command.params for option in parameter.opts]
-        options[" ".join(typed)] = " ".join(name for name in names if name.startswith("--"))
-    assert options == OPTIONS
 
 
 def test_an_option_has_one_meaning_in_all_commands() -> None:

@@ -142,32 +142,6 @@ def test_the_sweep_keeps_the_cells_that_are_not_selected(project: BenchmarkProje
     assert [cell.id for cell in written.cells] == [project.fp32.id, project.bf16.id]
 
 
-@pytest.mark.parametrize("which", ["missing", "recorded"])
-@pytest.mark.parametrize("selected", [(), ("-k", "fp32")], ids=["whole", "part"])
-def test_a_race_is_refused(
-    project: BenchmarkProject, selected: tuple[str, ...], which: str
-) -> None:
-    project.save_and_record()
-    race = [
-        "--harness-set",
-        "race={metric: throughput}",
-        "--harness-set",
-        "seeds=[0, 1, 2, 3, 4, 5]",
-    ]
-    run = project.pytest(*selected, *race, trials=[f"--harness-trials={which}"])
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(
-        ["ERROR: *sweep.yaml: race: found a race, *; allowed: --harness-set race=null"]
-    )
-
-
-def test_a_sweep_that_races_passes_with_all_of_its_trials(project: BenchmarkProject) -> None:
-    project.save_and_record()
-    with (project.path / "sweep.yaml").open("a", encoding="utf-8") as file:
-        file.write("\nrace: {metric: throughput}\n")
-    project.pytest("--harness-set", "race=null").assert_outcomes(passed=2)
-
-
 def test_collecting_only_runs_no_trial(project: BenchmarkProject) -> None:
     project.save_baselines()
     run = project.pytest("--collect-only", "-q", trials=())

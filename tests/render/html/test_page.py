@@ -334,7 +334,7 @@ def test_a_sweep_without_records_is_bad_input(results: Results, tmp_path: Path) 
 def test_a_wheel_contains_the_templates() -> None:
     """Hatchling packs what is in a package and not ignored by git."""
     templates = sorted((Path(page.__file__).parent / "templates").iterdir())
-    names = {"report.html", "trend.html", "kinds.html", "report.css"}
+    names = {"report.html", "kinds.html", "report.css"}
     assert {path.name for path in templates} == names
     project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
     targets = project["tool"]["hatch"]["build"]["targets"]
