@@ -12,7 +12,6 @@ import harness as package
 from harness.cli import main as cli
 from harness.cli.completion import complete_only, complete_set
 from harness.cli.groups import PANELS, RENAMED
-from harness.core.synonyms import COMMANDS as SYNONYMS
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
