@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.analysis.result import UNKNOWN, CellResult, rounded
+from harness.analysis.result import UNKNOWN, CellResult
 from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
 from harness.core.validation import decode_value
@@ -94,9 +94,8 @@ def dump(cell: CellResult) -> str:
     workload = replace(cell.cell.workload, data=identity_data, file_states={})
     trials = []
     for trial in cell.trials:
-        batch_seconds = [rounded(seconds) for seconds in trial.batch_seconds]
         # Of the evaluations there may be many, and the names of nodes belong to one cluster.
-        kept = replace(trial, improvements=(), batch_seconds=batch_seconds, nodes=())
+        kept = replace(trial, improvements=(), nodes=())
         trials.append(kept)
     portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
     header = {

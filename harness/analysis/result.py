@@ -69,11 +69,8 @@ class TrialResult:
     started: Moment  # seconds since the epoch
     ended: Moment  # seconds since the epoch
     throughput: Amount | None  # samples/s in the measured window; None if it was not measured
-    relative_error: Amount | None  # standard error over mean, from the steps of this trial only
     settled: bool | None  # whether steady state was reached; None if there were too few steps
     window_steps: Number  # steps of the measured window
-    # Seconds a step, of consecutive equal batches of the window. A baseline has rounded ones.
-    batch_seconds: Sequence[Amount] = field(compare=False)
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
@@ -307,8 +304,6 @@ def without_trials(cell: Cell, status: str, trials: int) -> CellResult:
 def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
     """Return the numbers of a trial that is done."""
     assert record.summary is not None
-    error = record.summary.relative_error
-    relative_error = None if error is None else rounded(error)
     company, lanes = ALONE, 1
     if record.company is not None:
         company, lanes = record.company.description, record.company.lane.count
@@ -320,10 +315,8 @@ def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
         ended=record.ended,
         throughput=record.summary.throughput,
         throughput_unit=record.summary.throughput_unit,
-        relative_error=relative_error,
         settled=record.summary.settled,
         window_steps=record.summary.window_steps,
-        batch_seconds=record.summary.batch_seconds or (),
         metric=record.summary.final_metric,
         parameter_digest=report.parameter_digest,
         order_digest=record.order_digest,

@@ -21,8 +21,7 @@ from harness.gate.explanation import read_explanation
 from harness.hardware import certificate, machine
 from harness.preflight.rates import read_search
 from harness.preflight.report import read_preflight
-from harness.records.consistency import figures_problem
-from harness.records.files import RECORD_FORMAT, read_record
+from harness.records.files import read_record
 from harness.records.store import read_spec_content
 from harness.serving.exporting import check_files
 from harness.serving.record import read_export
@@ -92,9 +91,8 @@ def verify_record(path: Path) -> Verified:
     try:
         record = read_record(path)
         ranks = list(record.ranks)
-        problem = figures_problem(record)
-        if problem is not None:
-            raise RECORD_FORMAT.invalid(path, problem)
+        if record.loss is not None:
+            record.loss.unpack()
         for result in ranks:
             if result.fingerprints is not None:
                 _check_digest(

@@ -19,8 +19,6 @@ from harness.records.record import (
 )
 from harness.records.series import Numbers, Series, mean_over_ranks
 from harness.spec.cell import ThroughputUnit
-from harness.statistics.doubt import doubt_about_mean
-from harness.statistics.trace import relative_error, trial_batches
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
 MAX_NODES = 64  # of which a summary has the time of a step, so that it stays small
@@ -67,7 +65,6 @@ def summarize(
         step_p99=None,
         shares={},
         slowest=None,
-        batch_seconds=(),
         throughput_unit=unit,
         samples_per_step=reported_samples(ranks),
         final_loss=final_loss,
@@ -95,7 +92,6 @@ def _with_window(
     p50, p90, p99 = np.percentile(in_window.max(axis=0), (50, 90, 99)).tolist()
     phases = {name: phase_seconds(ranks, name, mask) for name in ranks[0].step_phases}
     shares = {name: float(phase.sum() / rank_seconds.sum()) for name, phase in phases.items()}
-    slowest_seconds = in_window[rank_seconds.argmax()].astype(np.float64)
     return replace(
         summary,
         throughput=float(mask.sum() * batch_size / rank_seconds.max()),
@@ -108,9 +104,6 @@ def _with_window(
         node_seconds=_node_seconds(
             ranks, rank_seconds, phases.get("communication"), int(mask.sum())
         ),
-        relative_error=relative_error(slowest_seconds),
-        batch_seconds=tuple(trial_batches(slowest_seconds)),
-        mean_doubt=doubt_about_mean(slowest_seconds),
     )
 
 

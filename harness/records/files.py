@@ -35,7 +35,6 @@ from harness.core.paths import TRIAL_ID, TrialFolder, write_atomically, write_at
 from harness.core.validation import decode_json, decode_value
 from harness.records import seal
 from harness.records.across import in_memory_ranks
-from harness.records.consistency import header_problem, rank_problem, ranks_problem
 from harness.records.decode import (
     FileFormat,
     decode_text,
@@ -439,7 +438,7 @@ def _record_of(
         settings = common.decode_optional(RunSettings, texts.settings, "settings")
     except (msgspec.DecodeError, ValueError) as error:
         raise RECORD_FORMAT.invalid(source, error) from None
-    columns = _Columns(stored, cell.axes.world_size, source, open_file)
+    columns = _Columns(stored, source, open_file)
     record = Record(
         **{name: getattr(stored, name) for name in OUTCOME_FIELDS},
         trial=Trial(cell=cell, seed=stored.trial.seed, repeat=stored.trial.repeat),
@@ -448,16 +447,14 @@ def _record_of(
         ranks=RankResults(columns.ranks, stored.ranks),
         loss=columns.mean_loss(),
     )
-    problem = header_problem(record)
     # A record may be anywhere, as in a folder of records that somebody has collected, except in the
     # folder of another trial.
-    if problem is None and isinstance(source, Path) and source.name == RECORD_FILE:
+    if isinstance(source, Path) and source.name == RECORD_FILE:
         folder = source.parent.name or source.absolute().parent.name
         trial_id = record.trial.id
         if folder != trial_id and TRIAL_ID.fullmatch(folder):
             problem = f"trial: found {trial_id}; allowed: {folder}, whose folder it is in"
-    if problem is not None:
-        raise RECORD_FORMAT.invalid(source, problem)
+            raise RECORD_FORMAT.invalid(source, problem)
     return record
 
 
@@ -474,18 +471,15 @@ class _Columns:
     garbage collector.
     """
 
-    __slots__ = ("_described", "_open_file", "_rank_count", "_world_size", "source")
+    __slots__ = ("_described", "_open_file", "source")
 
     def __init__(
         self,
         stored: StoredRecord,
-        world_size: int,
         source: Path | str,
         open_file: Opener,
     ) -> None:
         self._described = stored.columns  # None where there are none
-        self._rank_count = stored.ranks.count
-        self._world_size = world_size
         self.source = source
         self._open_file = open_file
 
@@ -529,15 +523,6 @@ class _Columns:
                 results = decode_value(list[RankResult], contents)
             except ValueError as error:
                 raise RECORD_FORMAT.invalid(self.source, f"ranks{one_line(error)}") from None
-        steps = described[MEAN_LOSS].count if MEAN_LOSS in described else None
-        problem = ranks_problem(
-            results,
-            world_size=self._world_size,
-            count=self._rank_count,
-            steps=steps,
-        )
-        if problem is not None:
-            raise RECORD_FORMAT.invalid(self.source, problem)
         return results
 
 
@@ -562,13 +547,10 @@ def read_rank_result(path: Path) -> RankResult:
             open_file = next_to(path, buffer_bytes=RANK_BUFFER_BYTES)
             put_series([content], read_columns(open_file, described, described.columns))
         result: RankResult = decode_value(RankResult, content)
-        problem = rank_problem(result)
     except OSError as error:
         raise RANK_RESULT_FORMAT.unavailable(path, error) from None
     except ValueError as error:
-        problem = one_line(error)
-    if problem is not None:
-        raise RANK_RESULT_FORMAT.invalid(path, problem)
+        raise RANK_RESULT_FORMAT.invalid(path, one_line(error)) from None
     return result
 
 

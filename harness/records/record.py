@@ -6,9 +6,8 @@ samples of every step are kept, as Series, so that every figure can be computed 
 
 A record on disk is a JSON header of some kilobytes, which commands read, and a file of columns
 next to it, which has what grows with ranks and steps (`harness.records.files`). The seal of the
-header covers the digests of all columns. What the header says of its columns is checked where they
-are read, and by `harness results verify`; what it says of itself wherever it is read
-(`harness.records.consistency`). Its classes have slots, because commands hold thousands of headers.
+header covers the digests of all columns. Its classes have slots, because commands hold thousands of
+headers.
 
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
 measured is None, or absent, and never 0.
@@ -567,13 +566,6 @@ class Summary:
     # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
     mfu: Amount | None = None
     mfu_measured: Amount | None = None  # the same of the peak that `harness machine peak` measured
-    # Of the measured steps of the rank that took longest: the standard error of their mean over that
-    # mean, and the means of consecutive equal batches of them, seconds.
-    relative_error: Amount | None = None
-    batch_seconds: tuple[Amount, ...]
-    # Why the mean of those steps can't be known from them, as in `4 stragglers carry 30% of the time`;
-    # None if nothing in them says so.
-    mean_doubt: str | None = None
     throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
     # Of all ranks, as a script reports them; None where they are the cell's batch size.
     samples_per_step: Amount | None = None

@@ -25,9 +25,7 @@ from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Content, Table
 from harness.spec.cell import axis_value
 from harness.statistics.attribution import Attribution
-from harness.statistics.doubt import FEWEST_STEPS
 from harness.statistics.estimate import POWER
-from harness.statistics.trials import spread_of_trials
 from harness.statistics.verdict import ALPHA, Correction
 
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
@@ -187,25 +185,14 @@ def print_comparison_json(comparison: CellComparison, a_name: str, b_names: Sequ
 
 
 def _json_cell(result: CellResult) -> dict[str, Any]:
-    """Return a cell with the spread of its trials' log throughputs, None where it is unknown.
-
-    The spread is given as standard deviations: within trials and between them.
-    """
-    content: dict[str, Any] = {
+    """Return a cell, its conditions and how many trials it has."""
+    return {
         "cell": result.cell.id,
         "label": result.cell.label,
         "conditions": result.conditions,
         "trials": len(result.trials),
         "left_out": result.left_out,
-        "deviation_within_trials": None,
-        "deviation_between_trials": None,
     }
-    if result.log_throughputs:
-        errors = [trial.relative_error for trial in result.measured_trials]
-        spread = spread_of_trials(result.log_throughputs, errors)
-        content["deviation_within_trials"] = spread.within
-        content["deviation_between_trials"] = spread.between
-    return content
 
 
 def row_fields(row: MetricRow) -> dict[str, Any]:
@@ -267,32 +254,23 @@ def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
 
 
 def show_baseline(path: Path, result: CellResult) -> None:
-    """Print a baseline's conditions, and a row for each trial.
-
-    The standard error is that of a trial's throughput, as a share of it.
-    """
+    """Print a baseline's conditions, and a row for each trial."""
     console = TerminalConsole()
     console.print_markup(f"[bold]{escape(result.cell.label)}[/]  {escape(str(path))}")
     for kind, values in result.conditions.items():
         console.print_text(f"{kind:9}{' and '.join(values)}")
     metric = result.target.name if result.target else "metric"
-    numbers = ["seed", "repeat", result.throughput_unit, "standard error", metric]
+    numbers = ["seed", "repeat", result.throughput_unit, metric]
     table = Table([*numbers, "parameters"], numbers)
     for trial in result.trials:
         table.add_row(
             str(trial.seed),
             str(trial.repeat),
             fmt.samples_per_second(trial.throughput),
-            fmt.share(trial.relative_error, digits=2),
             fmt.metric_value(trial.metric),
             trial.parameter_digest[:SHORT_DIGEST],
         )
     show_table(console, table)
-    if any(trial.window_steps < FEWEST_STEPS for trial in result.trials):
-        console.print_prose(
-            f"The standard error of a trial of fewer than {FEWEST_STEPS:,} steps is too small where"
-            " its speed drifts; several trials show that."
-        )
 
 
 LEGEND = (

@@ -31,7 +31,6 @@ from harness.render.roofline import roofline_lines, sweep_roofline, with_measure
 from harness.render.table import Content, Styled, Table
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep
-from harness.statistics.doubt import doubt_about_length
 from harness.statistics.verdict import ALPHA
 
 MORE_SEEDS = 2  # that are suggested, or more where that makes ENOUGH_SEEDS
@@ -320,7 +319,6 @@ def show_results(
     remarks = _status_lines(records)
     remarks += [f"[yellow]{escape(text)}[/]" for text in mixture_sentences(result.cells)]
     remarks += _steady_state_lines(records, verbose=verbose)
-    remarks += _doubt_lines(records, verbose=verbose)
     remarks += _clock_lines(records)
     if trouble:
         command = escape(results.collect_command(sweep.name, tracking_uri))
@@ -437,42 +435,6 @@ def _steady_state_lines(records: Sequence[Record], *, verbose: bool) -> list[str
             f" fewer than {MIN_STEPS_TO_SETTLE} steps after the warm-up"
         )
         lines += _label_lines(short)
-    return lines
-
-
-def _doubt_lines(records: Sequence[Record], *, verbose: bool) -> list[str]:
-    """Return for how many trials the mean of their steps can't be known yet, and why.
-
-    The reason is that of the first of them; `verbose` adds every trial with its own. That a trial is
-    short counts where its cell has no other, since the interval over several trials holds, or with
-    `verbose`.
-    """
-    done = [record for record in records if record.status == "done"]
-    trials_of_cell = Counter(record.trial.cell.id for record in done)
-    seen: list[tuple[Record, str]] = []
-    short: list[tuple[Record, str]] = []
-    for record in done:
-        if record.summary is None or not record.summary.throughput:
-            continue
-        too_short = doubt_about_length(record.summary.window_steps)
-        if record.summary.mean_doubt:
-            seen.append((record, record.summary.mean_doubt))
-        elif too_short and (verbose or trials_of_cell[record.trial.cell.id] == 1):
-            short.append((record, too_short))
-    doubts = seen + short
-    if not doubts:
-        return []
-    reason = f"of one, {doubts[0][1]}" if len(doubts) > 1 else doubts[0][1]
-    lines = [
-        f"{len(doubts)} of {counted(len(done), 'trial')}: the mean step time can't be known yet:"
-        f" {reason}; longer trials, more seeds or repeats show it"
-    ]
-    if verbose:
-        for record, doubt in doubts:
-            trial = record.trial
-            lines.append(
-                f"    {escape(trial.cell.label)} seed {trial.seed} repeat {trial.repeat}: {doubt}"
-            )
     return lines
 
 

@@ -1,8 +1,6 @@
 """Computes statistics as pure functions: they read no file and know no record.
 
 - `interval`: the mean of independent values, and a probability, each with its interval.
-- `trace`: the mean of a trial's correlated steps.
-- `doubt`: why that mean can't be known from the trial.
 - `trials`: the mean of a cell over its trials; seeds are the unit, not repeats.
 - `estimate`: the difference between two sides, paired or not.
 - `verdict`: whether differences are there and large enough to matter, over many questions.

@@ -40,7 +40,6 @@ from harness.records.record import Evaluation, Record, Status
 from harness.render.format import checkpoint_notes, nondeterminism_notes, stop_note
 from harness.render.trial_table import as_csv
 from harness.spec.cell import Cell
-from harness.statistics.doubt import doubt_about_length
 from harness.tracking.markdown import DESCRIPTION_TAG, describe
 from harness.tracking.verdicts import (
     interval_metrics,
@@ -196,8 +195,6 @@ def _trial_tags(record: Record) -> dict[str, Any]:
         tags["harness.error"] = str(record.failure)
     if record.summary:
         tags["harness.settled"] = record.summary.settled
-        too_short = doubt_about_length(record.summary.window_steps)
-        tags["harness.mean_doubt"] = record.summary.mean_doubt or too_short
         if record.summary.slowest:
             slowest = record.summary.slowest
             tags["harness.slowest_rank"] = f"rank {slowest.rank} on {slowest.host}"

@@ -50,8 +50,7 @@ def interval_metrics(result: CellResult) -> dict[str, float]:
     """Return the 95% interval of the mean throughput, and how many independent values it rests on.
 
     `harness.ci_low` and `harness.ci_high` are in the unit of the throughput; `harness.ci_count` is that
-    of seeds, or of trials where there are too few seeds (`independent_values`). A single trial has no interval,
-    and a cell that was not measured has no metrics.
+    of seeds. A single seed has no interval, and a cell that was not measured has no metrics.
     """
     if result.throughput is None:
         return {}

@@ -12,7 +12,6 @@ from harness.analysis.cost import cost_to_goal, currency, epoch_cost
 from harness.analysis.result import CellResult, aggregate
 from harness.analysis.scalars import scalars
 from harness.analysis.sweep_result import SweepResult
-from harness.records.consistency import header_problem
 from harness.records.record import Interruption, Record, StopOutcome, TargetMetric
 from harness.records.settings import run_settings
 from harness.render.results import result_table
@@ -150,14 +149,3 @@ def test_costs_in_two_currencies_are_not_compared(tmp_path: Path) -> None:
     side = Side(name="demo", cells=aggregate(records))
     (match,) = compare_by(side, ["strategy", "world_size"], Rules()).matches
     assert match.costs == []
-
-
-def test_a_record_with_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
-    record = priced(tmp_path)
-    assert record.settings is not None
-    assert header_problem(record) is None
-    for price in (2.49, "2.49", "free"):
-        settings = replace(record.settings, profile={"price_per_hour": price})
-        problem = header_problem(replace(record, settings=settings))
-        assert problem is not None
-        assert problem.startswith(f"settings.profile.price_per_hour: found {price!r}; allowed: ")

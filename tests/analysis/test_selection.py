@@ -15,10 +15,6 @@ from harness.analysis.baseline import SCHEMA
 from harness.analysis.selection import best_record, find_trial, select
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.measure.summary import summarize
-from harness.records.across import in_memory_ranks
-from harness.records.record import Record
-from harness.records.series import Series
 from harness.records.store import write_spec
 from harness.spec.sweep import Sweep
 from tests.factories import ENVIRONMENT, make_cell, make_record, write_trial
@@ -338,7 +334,6 @@ def test_json_output(results: Results) -> None:
     speed, accuracy = content["cells"][0]["metrics"]
     assert (speed["verdict"], speed["paired"], accuracy["verdict"]) == ("slower", False, "same")
     assert speed["low"] < speed["value"] < speed["high"] < 1
-    assert content["cells"][0]["a"]["deviation_within_trials"] > 0
 
 
 def test_a_single_trial_has_no_interval_and_no_verdict(results: Results) -> None:
@@ -395,7 +390,6 @@ def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
     assert fp32.settings_id in listed  # whatever code comes later
     assert bf16.label in listed
     shown = harness("gate", "baseline", "show", fp32.id).out
-    assert "fewer than 1,500 steps is too small where its speed drifts" in " ".join(shown.split())
     assert fp32.label in shown
     assert len([line for line in shown.splitlines() if line.split()[:2] == ["2", "0"]]) == 1
     assert "no such baseline" in harness("gate", "baseline", "show", "mlp-0").err
@@ -412,31 +406,6 @@ def test_a_baseline_of_one_trial_warns(results: Results) -> None:
     sweep = write_run(results, "one")
     command = harness("gate", "baseline", "save", f"one/{sweep.trials()[0].id}")
     assert "no later run can be shown to be faster or slower" in command.out
-
-
-def test_a_trials_error_follows_the_spread_of_its_steps(results: Results) -> None:
-    """Ten times the spread of steps is ten times the error of their mean."""
-
-    def error(record: Record) -> float:
-        write_trial(results.sweep_folder("one"), record)
-        (side,) = select(
-            results, [str(results.sweep_folder("one").trial_folder(record.trial.id).record_path)]
-        )
-        return side.cells[0].trials[0].relative_error or 0.0
-
-    record = make_record(load(Path(), length={"steps": 400}, warmup=2).cells[0])
-    calm = record.ranks[0].step_seconds
-    assert calm is not None
-    seconds = calm.unpack()
-    wild = replace(
-        record.ranks[0],
-        step_seconds=Series.pack(seconds.mean() + 0.1 * (seconds - seconds.mean())),
-        step_phases={},
-    )
-    assert record.rank0 is not None
-    summary = summarize([wild], record.rank0, record.trial.cell.axes.batch_size, warmup=2)
-    changed = replace(record, ranks=in_memory_ranks([wild]), summary=summary)
-    assert error(record) == pytest.approx(10 * error(changed), rel=0.01)
 
 
 def test_the_best_trial_of_a_sweep_or_of_a_cell_needs_no_id(results: Results) -> None:

@@ -60,27 +60,6 @@ def test_unsettled_trials_are_counted_once_at_the_end(
     assert "warmup" in line
 
 
-def test_means_that_cant_be_known_are_counted_with_a_reason(
-    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known, doubtful = records(sweep.cells[0]), []
-    for record in records(sweep.cells[1]):
-        assert record.summary is not None
-        summary = replace(record.summary, mean_doubt="4 stragglers carry 30% of the time")
-        doubtful.append(replace(record, summary=summary))
-    show_results(sweep, [*known, *doubtful], results)
-    out = " ".join(capsys.readouterr().out.split())
-    assert (
-        "5 of 10 trials: the mean step time can't be known yet: of one, 4 stragglers carry 30% of the"
-        " time;" in out
-    )
-    show_results(sweep, [*known, doubtful[0]], results, verbose=True)
-    out = " ".join(capsys.readouterr().out.split())
-    assert "6 of 6 trials: the mean step time can't be known yet: of one, 4 stragglers carry" in out
-    assert "seed 0 repeat 0: 4 stragglers carry 30% of the time" in out
-    assert "seed 1 repeat 0: 55 steps are too few to tell a drift from jitter" in out
-
-
 def test_a_clock_that_moved_is_named_with_what_holds_it(
     sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,17 +83,6 @@ def test_a_clock_that_moved_is_named_with_what_holds_it(
     )
     show_results(sweep, [trials[0]], results)
     assert "the clock of a GPU" not in capsys.readouterr().out
-
-
-def test_a_short_trial_that_is_alone_in_its_cell_says_that_its_mean_cant_be_known(
-    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    several, (alone, *_) = records(sweep.cells[0]), records(sweep.cells[1])
-    show_results(sweep, several, results)
-    assert "can't be known" not in capsys.readouterr().out
-    show_results(sweep, [*several, alone], results)
-    out = " ".join(capsys.readouterr().out.split())
-    assert "1 of 6 trials: the mean step time can't be known yet: 55 steps are too few" in out
 
 
 def test_a_trials_line_says_nothing_of_steady_states(sweep: Sweep, results: Results) -> None:

@@ -1,18 +1,14 @@
-"""Traces and differences with a known mean, and how often an interval covers it."""
+"""Traces and differences with a known mean."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
-Interval = Callable[
-    [Numbers], tuple[Numbers, Numbers]
-]  # from traces (rows, n): means and half widths
 
 TRUTH = 10.0
 # Makes differences of log throughput with a mean of 0, of shape (rows, pairs).
@@ -78,70 +74,3 @@ DIFFERENCES: dict[str, Differences] = {
     "skewed by 3.3": _most_skewed,
     "neighbors correlated, AR(1) 0.3": correlated(0.3),
 }
-
-
-@dataclass(frozen=True)
-class Disturbed:
-    """Traces of steps that usually take 1, with a deviation of 5%, and are disturbed."""
-
-    values: Numbers  # (rows, n)
-    truth: float  # the mean of the process that they are a part of
-    is_seen: NDArray[np.bool_]  # (rows,): whether the disturbance happened in the trace at all
-
-
-Disturbance = Callable[[np.random.Generator, int, int], Disturbed]
-JITTER = 0.05
-
-
-def stragglers(chance: float, size: float, *, are_alike: bool) -> Disturbance:
-    """Return steps of which some take longer, by `size` steps or exponentially distributed."""
-
-    def disturb(rng: np.random.Generator, rows: int, n: int) -> Disturbed:
-        is_slow = rng.random((rows, n)) < chance
-        sizes = np.full((rows, n), size) if are_alike else rng.exponential(size, (rows, n))
-        values = 1 + JITTER * rng.standard_normal((rows, n)) + is_slow * sizes
-        return Disturbed(values, 1 + chance * size, np.asarray(is_slow.any(axis=1)))
-
-    return disturb
-
-
-def two_speeds(dwell: float) -> Disturbance:
-    """Return steps under a clock that is 30% slower or not, for `dwell` steps in the mean."""
-
-    def disturb(rng: np.random.Generator, rows: int, n: int) -> Disturbed:
-        changes = rng.random((rows, n)) < 1 / dwell
-        changes[:, 0] = rng.random(rows) < 0.5
-        is_slow = np.cumsum(changes, axis=1) % 2
-        values = 1 + 0.3 * is_slow + JITTER * rng.standard_normal((rows, n))
-        return Disturbed(values, 1.15, np.asarray(changes[:, 1:].any(axis=1)))
-
-    return disturb
-
-
-def drift(phi: float, share: float) -> Disturbance:
-    """Return steps of which a share of the variance is a slow AR(1) process, the rest jitter."""
-
-    def disturb(rng: np.random.Generator, rows: int, n: int) -> Disturbed:
-        slow = np.sqrt(share) * (ar1(rng, rows, n, phi) - TRUTH)
-        jitter = np.sqrt(1 - share) * rng.standard_normal((rows, n))
-        return Disturbed(1 + JITTER * (slow + jitter), 1.0, np.ones(rows, dtype=bool))
-
-    return disturb
-
-
-DISTURBANCES: dict[str, Disturbance] = {
-    "none": drift(0.0, 0.0),
-    "correlated steps, AR(1) 0.8": drift(0.8, 1.0),
-    "0.2% stragglers of 11 steps' time": stragglers(0.002, 10.0, are_alike=True),
-    "1% stragglers, exponential": stragglers(0.01, 1.0, are_alike=False),
-    "two speeds, 50 steps each": two_speeds(50),
-    "two speeds, 200 steps each": two_speeds(200),
-    "drift, AR(1) 0.99, half the variance": drift(0.99, 0.5),
-    "drift, AR(1) 0.995, a fifth of it": drift(0.995, 0.2),
-}
-
-
-def coverage(interval: Interval, traces: Numbers) -> float:
-    """Return the share of traces whose interval holds the true mean."""
-    mean, half = interval(traces)
-    return float(np.mean(np.abs(mean - TRUTH) <= half))

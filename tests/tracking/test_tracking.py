@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -284,9 +284,6 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     tracker.deliver(folder)
     again = make_record(seed=1, attempt=2, started=1_700_000_200.0)
-    assert again.summary is not None
-    doubt = "4 stragglers carry 30% of the time"
-    again = replace(again, summary=replace(again.summary, mean_doubt=doubt))
     write_trial(folder, again)
     delivery = tracker.deliver(folder, [again.trial.id])
     runs = by_label(uri, "demo")
@@ -294,9 +291,6 @@ def test_a_trial_that_ran_again_replaces_its_older_run(
     assert len(runs) == 6
     trial_run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
     assert trial_run.data.tags["harness.attempt"] == "2"
-    assert trial_run.data.tags["harness.mean_doubt"] == doubt
-    short_run = runs["mlp eager fp32 single w0 b64 t1 seed 0"]
-    assert "steps are too few" in short_run.data.tags["harness.mean_doubt"]
     command = f"harness reproduce mlflow:{trial_run.info.run_id}"
     assert trial_run.data.tags["harness.reproduce"] == command
     assert runs["mlp eager fp32 single w0 b64 t1"].data.metrics["trials_failed"] == 0

@@ -27,7 +27,6 @@ from harness.render import chart
 from harness.render.format import clock_movement_text, rate_spread, three_digits
 from harness.render.html.report import Report, ReportCell
 from harness.render.preflight import draw_rates
-from harness.statistics.doubt import doubt_about_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -274,8 +273,7 @@ def step_times(cell: ReportCell) -> StepTimeDrawing | None:
         steady=_segments(traces[0].is_measured),
         distribution=_outline(measured, low, high),
         range=(three_digits(low), f"{three_digits(high)} ms"),
-        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_doubt(cell.summaries)}"
-        f"{_clock(cell.done)}",
+        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_clock(cell.done)}",
     )
 
 
@@ -287,19 +285,6 @@ def _steadiness(summaries: Sequence[Summary]) -> str:
     if None in settled:
         return "measured"
     return "steady"
-
-
-def _doubt(summaries: Sequence[Summary]) -> str:
-    """Return why the mean of a trial's steps can't be known yet, of the first for which that is so.
-
-    That it is short counts where it is the only trial.
-    """
-    doubts = [summary.mean_doubt for summary in summaries]
-    if len(summaries) == 1:
-        doubts.append(doubt_about_length(summaries[0].window_steps))
-    for doubt in filter(None, doubts):
-        return f"; mean not known yet: {doubt}"
-    return ""
 
 
 def _clock(records: Sequence[Record]) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from harness.core.paths import write_atomically
-from harness.statistics.doubt import FEWEST_STEPS, doubt_about_mean
 from harness.statistics.interval import share_interval
 from harness.statistics.sequential import (
     confidence_sequence,
@@ -26,9 +25,8 @@ from harness.statistics.sequential import (
     running_moments,
     stop,
 )
-from harness.statistics.trace import trace_mean
 from tests.programs.perf.results import FOLDER, Conditions, Watch, write_results
-from tests.statistics.traces import DIFFERENCES, DISTURBANCES, Numbers
+from tests.statistics.traces import DIFFERENCES, Numbers
 from tests.support.tree import TOP
 
 QUICK_FOLDER = TOP / "build" / "bench"
@@ -38,10 +36,8 @@ ALPHA = 0.05
 MIN_EFFECT = 0.01
 SLOWDOWN = 0.02
 SEQUENCES = 20_000  # of differences, for each kind
-TRACES = 2_000  # of steps, for each kind and length
 NOISES = (0.005, 0.01, 0.015, 0.02, 0.03)  # of a pair's log ratio, standard deviations
 GATE_PAIRS = 30  # that a gate's budget has room for
-LENGTHS = (20, 50, 100, 150, 300, 1000, FEWEST_STEPS)
 RACES = 500  # of equal cells, for each kind of noise
 RACE_CELLS, RACE_BLOCKS = 8, 20
 AXIS_EFFECT = 0.35  # of a level on the logarithm of throughput, standard deviation
@@ -130,46 +126,12 @@ def power(noise: float, rows: int) -> Power:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """How often the interval of a trial's mean covers it, or its steps say that it may not.
-
-    A trial of fewer than `FEWEST_STEPS` steps says it whatever its steps are; that is not counted here.
-    """
-
-    disturbance: str
-    steps: int
-    covers: Share
-    says: Share
-    either: Share
-    is_seen: Share  # the trials in which it happened at all
-    either_if_seen: Share  # `either` among these
-
-
-def coverage(kind: str, steps: int, rows: int) -> Coverage:
-    """Simulate trials that are disturbed."""
-    disturbed = DISTURBANCES[kind](np.random.default_rng([SEED, steps]), rows, steps)
-    means = trace_mean(disturbed.values)
-    covers = np.abs(means.mean - disturbed.truth) <= means.half_width()
-    says = np.array([doubt_about_mean(values) is not None for values in disturbed.values])
-    return Coverage(
-        disturbance=kind,
-        steps=steps,
-        covers=share(covers),
-        says=share(says),
-        either=share(covers | says),
-        is_seen=share(disturbed.is_seen),
-        either_if_seen=share((covers | says)[disturbed.is_seen]),
-    )
-
-
 def tables(
     alarms: Sequence[FalseAlarms],
     powers: Sequence[Power],
-    coverages: Sequence[Coverage],
     conditions: Conditions,
 ) -> str:
-    """Return the three tables as Markdown, with what they were made with."""
+    """Return the tables as Markdown, with what they were made with."""
     lines = [
         f"Equal arms told apart within {LOOKS} looks at {ALPHA:.0%}, of {alarms[0].ever_excluded.tries:,}"
         " sequences each:",
@@ -195,19 +157,6 @@ def tables(
             f"| {row.noise:.1%} | {row.found} | {row.pairs:g} | {row.pairs_of_normal_bounds:g}"
             f" | {row.passed} | {row.pairs_to_pass:g} |"
         )
-    lines += [
-        "",
-        f"The 95% interval of a trial's mean step time, of {coverages[0].covers.tries:,} trials each:",
-        "",
-        "| disturbance | steps | covers | its steps say it may not | either | happened in the trial |"
-        " either, where it happened |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for entry in coverages:
-        lines.append(
-            f"| {entry.disturbance} | {entry.steps:,} | {entry.covers} | {entry.says} | {entry.either}"
-            f" | {entry.is_seen} | {entry.either_if_seen} |"
-        )
     packages = conditions.packages
     lines += [
         "",
@@ -227,19 +176,14 @@ def main() -> None:
     with Watch() as watch:
         alarms = [false_alarms(kind, SEQUENCES // part) for kind in DIFFERENCES]
         powers = [power(noise, SEQUENCES // part) for noise in NOISES]
-        coverages = []
-        for kind in DISTURBANCES:
-            for steps in LENGTHS:
-                coverages.append(coverage(kind, steps, TRACES // part))
     conditions = watch.conditions()
     figures = {
         "false_alarms": [asdict(alarm) for alarm in alarms],
         "power": [asdict(row) for row in powers],
-        "coverage": [asdict(entry) for entry in coverages],
     }
     folder = QUICK_FOLDER if is_quick else FOLDER
     path = write_results("statistics", figures, conditions, folder=folder)
-    text = tables(alarms, powers, coverages, conditions)
+    text = tables(alarms, powers, conditions)
     write_atomically(path.with_suffix(".md"), text)
     print(text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -55,19 +54,6 @@ def test_a_straggling_step_is_visible_and_cut_off() -> None:
     heights = [float(point.partition(",")[2]) for point in steps.course.split()]
     assert min(heights) == 0.0
     assert sorted(heights)[1] > 60
-
-
-def test_a_mean_that_cant_be_known_is_said_with_the_reason() -> None:
-    steps = step_times(report_cell(record_of([0.01] * 500 + [1.0] + [0.01] * 499)))
-    assert steps is not None
-    assert steps.text.endswith("; mean not known yet: 1 straggler carries 9.1% of the time")
-
-
-def test_a_short_trial_that_is_alone_says_that_its_mean_cant_be_known() -> None:
-    seconds = np.random.default_rng(0).normal(0.01, 0.0001, 200)
-    steps = step_times(report_cell(record_of(seconds.tolist())))
-    assert steps is not None
-    assert re.search("mean not known yet: 1.. steps are too few", steps.text)
 
 
 def test_too_few_steps_are_not_drawn() -> None:
