@@ -12,94 +12,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workloads.averaging import WeightAverage
-    from workloads.axis import CustomAxis
-    from workloads.base import (
-        Batch,
-        Classifier,
-        Samples,
-        Splits,
-        StreamSamples,
-        Target,
-        TensorSamples,
-        Turn,
-        Workload,
-    )
-    from workloads.catalog import BUILT_IN, Declaration, load_class
-    from workloads.mapped import MappedArray, MappedSamples, map_arrow, map_idx, map_npy
-    from workloads.options import Between, Count, Fraction, Rate, Settings
-    from workloads.schedules import one_cycle
-    from workloads.shards import ShardSamples
-    from workloads.sources import Csv, Digits, Idx, ImageData, Mapped, TextData, Tickets
+    from workloads.axis import CustomAxis as CustomAxis
+    from workloads.base import Batch as Batch
+    from workloads.base import Classifier as Classifier
+    from workloads.base import Samples as Samples
+    from workloads.base import Splits as Splits
+    from workloads.base import StreamSamples as StreamSamples
+    from workloads.base import Target as Target
+    from workloads.base import TensorSamples as TensorSamples
+    from workloads.base import Turn as Turn
+    from workloads.base import Workload as Workload
+    from workloads.options import Between as Between
+    from workloads.options import Count as Count
+    from workloads.options import Fraction as Fraction
+    from workloads.options import Rate as Rate
+    from workloads.options import Settings as Settings
+    from workloads.schedules import one_cycle as one_cycle
 
-# The module in which each public name is defined.
-_NAMES_BY_MODULE = {
-    "averaging": ("WeightAverage",),
-    "axis": ("CustomAxis",),
-    "base": (
-        "Batch",
-        "Classifier",
-        "Samples",
-        "Splits",
-        "StreamSamples",
-        "Target",
-        "TensorSamples",
-        "Turn",
-        "Workload",
-    ),
-    "catalog": ("BUILT_IN", "Declaration", "load_class"),
-    "mapped": ("MappedArray", "MappedSamples", "map_arrow", "map_idx", "map_npy"),
-    "options": ("Between", "Count", "Fraction", "Rate", "Settings"),
-    "schedules": ("one_cycle",),
-    "shards": ("ShardSamples",),
-    "sources": ("Csv", "Digits", "Idx", "ImageData", "Mapped", "TextData", "Tickets"),
+# The public names by the module that defines them.
+_NAMES = {
+    "axis": "CustomAxis",
+    "base": "Batch Classifier Samples Splits StreamSamples Target TensorSamples Turn Workload",
+    "options": "Between Count Fraction Rate Settings",
+    "schedules": "one_cycle",
 }
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-__all__ = [
-    "BUILT_IN",
-    "Batch",
-    "Between",
-    "Classifier",
-    "Count",
-    "Csv",
-    "CustomAxis",
-    "Declaration",
-    "Digits",
-    "Fraction",
-    "Idx",
-    "ImageData",
-    "Mapped",
-    "MappedArray",
-    "MappedSamples",
-    "Rate",
-    "Samples",
-    "Settings",
-    "ShardSamples",
-    "Splits",
-    "StreamSamples",
-    "Target",
-    "TensorSamples",
-    "TextData",
-    "Tickets",
-    "Turn",
-    "WeightAverage",
-    "Workload",
-    "load_class",
-    "map_arrow",
-    "map_idx",
-    "map_npy",
-    "one_cycle",
-]
 
 
 def __getattr__(name: str) -> Any:
     """Import the module that defines `name`, and return what the name stands for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'workloads' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"workloads.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """List the public names, also those that are not loaded yet."""
-    return __all__
+    for module, names in _NAMES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"workloads.{module}"), name)
+    raise AttributeError(f"module 'workloads' has no attribute {name!r}")

@@ -6,7 +6,6 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,18 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from workloads.base import Batch, Samples, Splits, TensorSamples
+from workloads.base import Splits, TensorSamples
 from workloads.files import read_idx
-from workloads.mapped import MappedSamples, map_arrow, map_idx, map_npy
-from workloads.shards import ShardSamples
 from workloads.shared import shared_tensors
 from workloads.sources import (
     Csv,
     Digits,
     Idx,
     ImageData,
-    ImageFiles,
-    Mapped,
     Row,
     TextData,
     held_out_count,
@@ -39,8 +34,6 @@ from workloads.tickets import tickets
 DIGIT_SIDE = 8  # pixels of a side of scikit-learn's digits
 DIGIT_LEVELS = 16  # their brightest grey level
 ENLARGED_SIDE = 28  # pixels of a side that they are enlarged to, as MNIST has
-# Pixels that the normalization of mapped data is computed of, which would take long for all.
-NORMALIZED_BY = 2**22
 
 Pixels = NDArray[np.uint8]  # grey levels 0 to 255, shape (samples, 1, height, width)
 
@@ -87,8 +80,6 @@ def load_images(data: ImageData) -> Images:
 
     Raises ValueError if its files are not what `data.check()` accepts.
     """
-    if isinstance(data, Mapped):
-        return _map_images(data)
     tensors = shared_tensors(data, data.files(), lambda: _decode_images(data))
     validation = None
     if "validation_images" in tensors:
@@ -101,80 +92,6 @@ def load_images(data: ImageData) -> Images:
         size=(height, width),
         classes=10 if isinstance(data, Digits) else data.classes,
     )
-
-
-def _map_images(data: Mapped) -> Images:
-    """Return images that stay in their files."""
-    files = data.splits()
-    size = files["train"].check()
-    table = torch.from_numpy(_normalization_table(_some_pixels(files["train"])))
-    transform = partial(_normalize, table, size, data.classes)
-    splits: dict[str, Samples] = {}
-    for name, split in files.items():
-        splits[name] = _open_files(split, transform, data.window, at_random=name == "train")
-    return Images(
-        splits=Splits(
-            train=splits["train"], test=splits["test"], validation=splits.get("validation")
-        ),
-        size=size,
-        classes=data.classes,
-    )
-
-
-def _open_files(
-    files: ImageFiles,
-    transform: Callable[[Batch], Batch] | None = None,
-    window: int = 1,
-    *,
-    at_random: bool = True,
-) -> MappedSamples | ShardSamples:
-    """Return the samples of a split: grey levels and labels, or what `transform` makes of them."""
-    if files.format == "shards":
-        return ShardSamples(files.paths, files.sizes, _read_npz, window, transform)
-    if files.format == "arrow":
-        (path,) = files.paths
-        arrays = [map_arrow(path, name, at_random=at_random) for name in ("image", "label")]
-    else:
-        map_file = map_npy if files.format == "npy" else map_idx
-        arrays = [map_file(path, at_random=at_random) for path in files.paths]
-    return MappedSamples(arrays, transform)
-
-
-def _read_npz(path: Path) -> Batch:
-    """Return the images and labels of a shard, whole."""
-    with np.load(path) as arrays:
-        return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
-
-
-def _some_pixels(files: ImageFiles) -> NDArray[np.uint8]:
-    """Return the images that the normalization is computed of: few, but the same in every process.
-
-    They are spread evenly over a mapped file, or taken from the start of the first shard.
-    """
-    first_size = files.sizes[0]
-    height, width = files.check()
-    count = min(first_size, max(1, NORMALIZED_BY // (height * width)))
-    step = first_size // count
-    if files.format == "shards":
-        step = 1
-    images, _ = _open_files(files).batch(range(0, first_size, step)[:count])
-    pixels: NDArray[np.uint8] = images.numpy()
-    return pixels
-
-
-def _normalize(table: Tensor, size: tuple[int, int], classes: int, batch: Batch) -> Batch:
-    """Return images float32 (samples, 1, height, width) and labels int64 (samples,).
-
-    Raises ValueError for a label that is no class: the files are too large to look for it before.
-    """
-    pixels, labels = batch
-    labels = labels.long()
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise ValueError(
-            f"classes: found label {int(wrong[0])}; allowed: 0 to {classes - 1}, by classes"
-        )
-    return table[pixels.long()].view(-1, 1, *size), labels
 
 
 def _samples(tensors: Mapping[str, Tensor], split: str) -> TensorSamples:

@@ -83,7 +83,7 @@ def _check_dataset(workload: Workload, name: str, found: Any) -> None:
         if isinstance(found, IterableDataset | list | tuple | dict) or not has_samples:
             raise TypeError(
                 f"{where}; allowed: Splits(train, test) of Datasets with a length, or of samples such"
-                " as TensorSamples, MappedSamples or StreamSamples"
+                " as TensorSamples or StreamSamples"
             )
     if not hasattr(found, "__len__"):
         raise TypeError(f"{where} without a length; allowed: one with __len__")

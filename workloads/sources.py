@@ -12,19 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from math import isqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from workloads.arrays import (
-    ArrayHeader,
-    read_arrow_header,
-    read_idx_header,
-    read_npy_header,
-    read_npz_header,
-)
 from workloads.files import errors_naming, find_idx, read_idx, read_labeled
-from workloads.options import Between, Count, Fraction, Settings
+from workloads.options import Between, Fraction, Settings
 from workloads.tickets import tickets
 
 Seed = Annotated[int, Between(0, 2**32 - 1)]
@@ -183,142 +175,6 @@ class Idx(Source):
                 " classes"
             )
         return tuple(size), labels
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """The files with the images and labels of one split."""
-
-    format: Literal["npy", "idx", "arrow", "shards"]
-    paths: tuple[Path, ...]  # of images and of labels; one with both; or all shards
-
-    def headers(self) -> list[tuple[ArrayHeader, ArrayHeader]]:
-        """Return what the images and the labels are, one pair for each shard; raises ValueError."""
-        if self.format == "shards":
-            return [
-                (read_npz_header(path, "images"), read_npz_header(path, "labels"))
-                for path in self.paths
-            ]
-        if self.format == "arrow":
-            (path,) = self.paths
-            return [(read_arrow_header(path, "image"), read_arrow_header(path, "label"))]
-        read = read_npy_header if self.format == "npy" else read_idx_header
-        images_path, labels_path = self.paths
-        return [(read(images_path), read(labels_path))]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return how many samples each shard has, or the one file."""
-        return [labels.shape[0] for _, labels in self.headers()]
-
-    def check(self) -> tuple[int, int]:
-        """Return the height and width of the images.
-
-        Raises ValueError unless they are grey levels of equal size, with a label for each.
-        """
-        sizes = set()
-        for number, (images, labels) in enumerate(self.headers()):
-            path = self.paths[number]
-            size = _image_size(path, images)
-            if labels.dtype[-2] not in "iu" or labels.shape != images.shape[:1]:
-                raise ValueError(
-                    f"{self.paths[-1] if self.format in ('npy', 'idx') else path}: found labels"
-                    f" {labels.dtype} of shape {labels.shape}; allowed: whole numbers of shape"
-                    f" {images.shape[:1]}, one for each image"
-                )
-            sizes.add(size)
-            if len(sizes) > 1:
-                raise ValueError(
-                    f"{path}: found images of {_format_size(size)}; allowed: the size of those in"
-                    f" {self.paths[0]}"
-                )
-        return sizes.pop()
-
-
-def _image_size(path: Path, images: ArrayHeader) -> tuple[int, int]:
-    """Return height and width of images; those of an Arrow file are flat, and so must be square."""
-    sides = images.shape[1:]
-    if len(sides) == 1 and isqrt(sides[0]) ** 2 == sides[0]:
-        sides = (isqrt(sides[0]),) * 2
-    if images.dtype[1:] != "u1" or len(sides) != 2:
-        raise ValueError(
-            f"{path}: found images {images.dtype} of shape {images.shape}; allowed: unsigned bytes"
-            " of shape (samples, height, width), in Arrow lists of height x height"
-        )
-    height, width = sides
-    return height, width
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mapped(Settings):
-    """A folder of grey images that stay in their files, which may be larger than memory.
-
-    For each of the splits train and test, and validation if there is one, it holds
-    `{split}-images.npy` and `{split}-labels.npy`; or `{split}.arrow`, an Arrow IPC file with columns
-    image and label; or shards `{split}-*.npz` with arrays images and labels; or MNIST's IDX files,
-    not gzipped. Shards are read whole, in a shuffled order; all others are mapped into memory.
-    """
-
-    source: Literal["mapped"] = "mapped"
-    path: Path
-    classes: Annotated[int, Between(2)] = 10  # labels are 0 to classes - 1
-    window: Count = 2  # shards that each process has in memory and shuffles at a time
-
-    def split(self, name: Literal["train", "test", "validation"]) -> ImageFiles:
-        """Return the files of a split; raises ValueError if there are none."""
-        images_name = f"{'t10k' if name == 'test' else name}-images-idx3-ubyte"
-        labels_name = images_name.replace("images-idx3", "labels-idx1")
-        candidates = (
-            ImageFiles("npy", (self.path / f"{name}-images.npy", self.path / f"{name}-labels.npy")),
-            ImageFiles("arrow", (self.path / f"{name}.arrow",)),
-            ImageFiles("shards", tuple(sorted(self.path.glob(f"{name}-*.npz")))),
-            ImageFiles("idx", (self.path / images_name, self.path / labels_name)),
-        )
-        for files in candidates:
-            if files.paths and all(path.is_file() for path in files.paths):
-                return files
-        raise ValueError(
-            f"{self.path}: found no files of the split {name}; allowed: {name}-images.npy and"
-            f" {name}-labels.npy, {name}.arrow, {name}-*.npz, or {images_name} and {labels_name}"
-        )
-
-    @property
-    def has_validation(self) -> bool:
-        """Return whether the folder has files of a validation set."""
-        return any(self.path.glob("validation*"))
-
-    def splits(self) -> dict[str, ImageFiles]:
-        """Return the files of all splits by name."""
-        splits = {"train": self.split("train"), "test": self.split("test")}
-        if self.has_validation:
-            splits["validation"] = self.split("validation")
-        return splits
-
-    @cached_property  # cells of a sweep ask again and again
-    def training_samples(self) -> int:
-        """Return the number of samples to train on; the files are as `check` wants them."""
-        return sum(self.split("train").sizes)
-
-    def files(self) -> list[Path]:
-        """Return the files of all splits."""
-        return [path for split in self.splits().values() for path in split.paths]
-
-    def check(self) -> None:
-        """Raise ValueError unless all splits are complete and have images of one size."""
-        with errors_naming("path"):
-            splits = self.splits()
-            size = splits["train"].check()
-            for split in splits.values():
-                other = split.check()
-                if other != size:
-                    raise ValueError(
-                        f"{split.paths[0]}: found images of {_format_size(other)}; allowed:"
-                        f" {_format_size(size)}, as in training"
-                    )
-
-    def conflict(self, axes: dict[str, Any]) -> str | None:
-        """Return a conflict if no batch of the size that the axes ask for can be filled."""
-        return _unfilled_batch(axes["batch_size"], self.training_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,11 +373,11 @@ class TextFile(Corpus):
         super().check()
 
 
-ImageData = Digits | Idx | Mapped
+ImageData = Digits | Idx
 TextData = Csv | Tickets
 CorpusData = PythonTopics | TextFile
 # The sources that need a path.
-SOURCES_OF_FILES = frozenset(kind.source for kind in (Idx, Mapped, Csv, TextFile))
+SOURCES_OF_FILES = frozenset(kind.source for kind in (Idx, Csv, TextFile))
 
 
 def _format_size(size: tuple[int, ...]) -> str:

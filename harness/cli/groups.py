@@ -66,7 +66,6 @@ RENAMED: Mapping[str, str] = {
     "parity": "diff parity",
     "peak": "machine peak",
     "report": "results report",
-    "selftest": "machine selftest",
     "verify": "results verify",
 }
 

@@ -1,4 +1,4 @@
-"""Defines the commands about a machine: `harness machine doctor`, `selftest` and `peak`.
+"""Defines the commands about a machine: `harness machine doctor` and `peak`.
 
 `doctor` asks whether trials can run, `selftest` whether their measurements can be believed, and
 `peak` what the hardware can do at most.
@@ -20,12 +20,10 @@ from harness.cli.arguments import (
     print_message,
     print_next,
 )
-from harness.core.errors import BadInput
 from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
-    from harness.core.paths import Results
-    from harness.spec.cluster import Profile
+    pass
 
 app = typer.Typer(
     help="Check a machine before it measures, and measure its peaks.", no_args_is_help=True
@@ -97,25 +95,6 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("harness machine selftest --ranks 1,2"))
-def selftest(
-    ranks: Annotated[
-        str, typer.Option("--ranks", metavar="N[,N…]", help="Numbers of ranks, one trial each.")
-    ] = "1,2,4",
-    cluster: ClusterOption = "local",
-    results: ResultsOption = Path("results"),
-) -> None:
-    """Check that the harness measures known times right.
-
-    Steps, data waits and communication of known length must be measured to within 1%. A trial that
-    misses runs again, up to four times, because another program may have disturbed it. Exit code 1
-    if a quantity stays off.
-    """
-    from harness.core.paths import Results
-
-    run_selftest(ranks, load_local_profile(cluster), Results(results))
-
-
 @app.command(
     epilog=examples(
         "harness machine peak",
@@ -177,27 +156,3 @@ def peak(
     sweep = latest_sweep_name(results_folder)
     command = "harness run quickstart" if sweep is None else f"harness show {shlex.quote(sweep)}"
     print_next({f"{command}{results_folder.flag}": purpose})
-
-
-def run_selftest(ranks: str, profile: "Profile", results: "Results", *, wait: bool = True) -> None:
-    """Run the self-test with each number of ranks in a list such as `1,2,4`.
-
-    Its trials are those of the ready sweep `selftest`, and leave their records in the results
-    folder as any other. `harness run --selftest` calls this function too.
-
-    Raises BadInput for anything else than numbers, and without `wait` if another command measures on
-    this machine. Ends the command with exit code 1 if a measured quantity is off.
-    """
-    from harness.launch import selftest as trials
-    from harness.render.machine import SelftestProgress, show_selftest
-
-    world_sizes: list[int] = []
-    for part in ranks.split(","):
-        # `isdecimal` is also false for an empty part, a sign and a fraction.
-        if not part.strip().isdecimal():
-            raise BadInput(f"--ranks: found {ranks!r}; allowed: numbers of ranks, as in 1,2,4")
-        world_sizes.append(int(part))
-    with SelftestProgress() as progress:
-        records = trials.run(results, profile, world_sizes, progress, wait=wait)
-    if not show_selftest(records, progress.trials):
-        raise typer.Exit(1)

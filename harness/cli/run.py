@@ -70,7 +70,6 @@ WideOption = Annotated[
         "harness plan quickstart",
         "harness plan sweep.yaml --set precision=bf16 --json",
         "harness plan quickstart --only 'workload=mlp and strategy!=fsdp2'",
-        "harness plan sweep.yaml --memory --fits 80GiB",
     )
 )
 def plan(
@@ -90,72 +89,24 @@ def plan(
     in_full: Annotated[
         bool, typer.Option("--all", help="List every cell, however many there are.")
     ] = False,
-    memory: Annotated[
-        bool,
-        typer.Option(
-            "--memory",
-            help="Show the memory that a rank of each cell needs at its peak, by part, and whether it"
-            " fits. Trains two steps of each without values and without other ranks.",
-        ),
-    ] = False,
-    fits: Annotated[
-        str,
-        typer.Option(
-            "--fits",
-            metavar="SIZE",
-            help="With --memory: the memory of a device, as in 80GiB. Default: what the profile says.",
-        ),
-    ] = "",
 ) -> None:
     """Show what a sweep will run, and for how long.
 
     Lists its cells and trials, the combinations that are left out with the reason, and the time it
     will take if earlier records tell. Of more than 200 cells it shows how they are spread over the
     axes. No trial is run, and MLflow is not loaded; torch is only for a
-    workload of one's own, and with --memory.
-
-    With --memory, it shows what a rank of each cell needs at its peak instead.
+    workload of one's own.
     """
     from harness.core.paths import Results
     from harness.interface.planning import estimate_cells, load_planned
     from harness.render.plan import show_plan
 
-    limit = _memory_limit(fits, memory=memory)
     # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, cells=cells, timed=not memory
-    )
-    if memory:
-        from harness.interface.fitting import forecast_memory
-        from harness.render.console import print_json, spinner
-        from harness.render.memory import memory_to_json, show_memory
-
-        with spinner("forecasting") as on_progress:
-            forecasts = forecast_memory(loaded, profile, Results(results), on_progress, limit=limit)
-        if as_json:
-            print_json({each.cell.id: memory_to_json(each) for each in forecasts})
-            return
-        show_memory(loaded.name, forecasts)
-        return
+    loaded, _ = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     estimates = estimate_cells(loaded.cells, Results(results))
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
-
-
-def _memory_limit(fits: str, *, memory: bool) -> int | None:
-    """Return the bytes that --fits says, None without it; raises BadInput."""
-    from harness.core.errors import BadInput
-    from harness.core.text import parse_memory
-
-    if not fits:
-        return None
-    if not memory:
-        raise BadInput(f"--fits: found {fits} without --memory; allowed: with it")
-    try:
-        return parse_memory(fits)
-    except ValueError as error:
-        raise BadInput(f"--fits: {error}") from None
 
 
 @app.command(
@@ -276,10 +227,6 @@ def run(
     fail_fast: Annotated[
         bool, typer.Option("--fail-fast", help="Stop at the first trial that fails.")
     ] = False,
-    selftest_before: Annotated[
-        bool,
-        typer.Option("--selftest", help="Run `harness machine selftest` before the sweep."),
-    ] = False,
     until: Annotated[
         str,
         typer.Option(
@@ -348,10 +295,6 @@ def run(
     flags = "--tolerate-load" * tolerate_load
     run_command = _run_command(sweep, options, flags) + results_folder.flag
     run_command += tracking_flag(tracking_uri)
-    if selftest_before:
-        from harness.cli.machine import run_selftest
-
-        run_selftest("1,2,4", profile, results_folder, wait=not no_wait)
     finished = run_sweep(
         loaded,
         profile,

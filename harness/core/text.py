@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from harness.core.errors import BadInput
 
 SECONDS_PER_UNIT: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-BYTES_PER_UNIT: Mapping[str, int] = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def counted(count: int, noun: str) -> str:
@@ -51,17 +50,3 @@ def parse_duration(text: str, option: str, *, at_least: float = 0.0) -> float:
     if seconds < at_least:
         raise BadInput(f"{option}: found {text!r}; allowed: at least {at_least:g}s")
     return seconds
-
-
-def parse_memory(text: str) -> int:
-    """Return the bytes of `512MiB`, `80GiB` or `1.5TiB`; raises ValueError for any other text.
-
-    GB is refused: it is 7% less than GiB, and often means it.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(MiB|GiB|TiB)", text.strip())
-    size = 0
-    if match is not None:
-        size = int(float(match[1]) * BYTES_PER_UNIT[match[2]])
-    if not size:
-        raise ValueError(f"found {text!r}; allowed: a number with MiB, GiB or TiB, as in 80GiB")
-    return size

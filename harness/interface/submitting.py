@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from harness.core.paths import Results
-from harness.interface.fitting import memory_warning
 from harness.interface.planning import estimate_cells
 from harness.launch.sweep import Redo
 from harness.slurm import submit
@@ -29,9 +27,7 @@ def submit_sweep(
 
     `redo` says which finished trials run again. Jobs are packed by how long earlier trials of the same
     cells took, in any sweep among these results. `on_prepared` is called before Slurm is, so that the
-    remarks are seen even if sbatch refuses: among them that cells will not fit into the memory that
-    the profile states. `on_wait` gets a line while Slurm's controller is waited
-    for.
+    remarks are seen even if sbatch refuses. `on_wait` gets a line while Slurm's controller is waited for.
 
     Raises BadInput and HarnessError as `harness.slurm.submit` does.
     """
@@ -43,7 +39,7 @@ def submit_sweep(
         sweep_folder,
         redo=redo,
         estimates=estimate_cells(sweep.cells, results),
-        on_prepared=lambda prepared: on_prepared(_with_memory(prepared, sweep, profile)),
+        on_prepared=on_prepared,
         on_wait=on_wait,
     )
 
@@ -55,18 +51,7 @@ def prepare_submission(
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
     estimates = estimate_cells(sweep.cells, results)
-    prepared = submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
-    return _with_memory(prepared, sweep, profile)
-
-
-def _with_memory(
-    prepared: PreparedSubmission, sweep: Sweep, profile: Profile
-) -> PreparedSubmission:
-    """Return a submission with a remark on cells that will not fit, if it has jobs and there are any."""
-    remark = memory_warning(sweep, profile) if prepared.submission.arrays else None
-    if remark is None:
-        return prepared
-    return replace(prepared, remarks=[*prepared.remarks, remark])
+    return submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
 
 
 def batch_scripts(results: Results, submission: Submission) -> Iterator[str]:

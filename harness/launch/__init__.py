@@ -4,5 +4,5 @@
 * `launcher` is what all launchers have in common. `torchrun` starts ranks on this machine: through
   torchrun itself (`agent`), or forked (`forked`) from a process that has torch loaded
   (`forkserver`, which runs `forkserver_process`). `srun` starts them as the tasks of a Slurm step.
-* `probe` measures what this machine can do, and `selftest` whether the harness measures correctly.
+* `probe` measures what this machine can do.
 """

@@ -1,4 +1,4 @@
-"""Shows what a machine can be trusted with: `harness machine doctor`, `selftest`, `gate certify`."""
+"""Shows what a machine can be trusted with: `harness machine doctor`, `gate certify`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Self
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,14 +17,8 @@ from harness.hardware.certificate import (
     MAX_FALSE_ALARMS,
     Certificate,
 )
-from harness.launch.runner import TrialListener
-from harness.measure.selftest import TOLERANCE, QuantityCheck, check_record
-from harness.records.record import Record
-from harness.render.console import TerminalConsole, print_json, show_table, styled
-from harness.render.format import MISSING
-from harness.render.table import Styled, Table
+from harness.render.console import TerminalConsole, print_json, styled
 from harness.slurm.doctor.checks import Check
-from harness.spec.cell import Trial
 
 
 @contextmanager
@@ -136,76 +129,3 @@ def show_checks(cluster: str, checks: Sequence[Check], *, passed: bool, as_json:
     for check in checks:
         name = f"{escape(check.name):{width}}"
         console.print_markup(f"{TICKS[check.passed]} {name}  {escape(check.detail)}")
-
-
-class SelftestProgress(TrialListener):
-    """Shows which trial is running, and counts the trials."""
-
-    def __init__(self) -> None:
-        self.console = TerminalConsole()
-        self.status = self.console.status("")
-        self.trials = 0  # that have started, each attempt counted
-
-    def __enter__(self) -> Self:
-        """Start the spinner."""
-        self.status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop the spinner, also after an error."""
-        self.status.stop()
-
-    def on_trial_start(self, trial: Trial) -> None:
-        """Name the trial next to the spinner."""
-        self.trials += 1
-        self.status.update(f"self-test: {escape(trial.cell.label)}")
-
-    def on_message(self, text: str) -> None:
-        """Print it above the spinner."""
-        self.console.print_text(text)
-
-
-def show_selftest(records: Sequence[Record], attempts: int) -> bool:
-    """Print what was measured next to the truth.
-
-    `records` are the last attempts at each trial, `attempts` the number of all. Returns whether every
-    trial is done and every quantity within the tolerance.
-    """
-    console = TerminalConsole()
-    checks: list[QuantityCheck] = []
-    all_done = True
-    for record in records:
-        if record.status == "done":
-            checks += check_record(record)
-        else:
-            all_done = False
-            reason = record.failure or "; ".join(record.violations)
-            problem = escape(f"{record.trial.cell.label}: {reason}")
-            console.print_markup(f"[red]✗[/] {problem}")
-    show_table(console, _check_table(checks))
-    passed = all_done and all(check.passed for check in checks)
-    tolerance = f"within {TOLERANCE:.0%} of the truth"
-    reruns = attempts - len(records)
-    rerun_note = f", {reruns} of {attempts} trials run again" if reruns else ""
-    if passed:
-        console.print(f"[green]All {tolerance}{rerun_note}.[/]")
-    else:
-        console.print(f"[red]Not all {tolerance}: do not trust this machine's measurements.[/]")
-    return passed
-
-
-def _check_table(checks: Sequence[QuantityCheck]) -> Table:
-    """Return a table with a row for each quantity of each number of ranks, ticked if it passed."""
-    table = Table(
-        ["ranks", "quantity", "truth", "measured", "error", ""],
-        ["ranks", "truth", "measured", "error"],
-    )
-    for check in checks:
-        measured = MISSING if check.measured is None else f"{check.measured:.4f}"
-        error = MISSING if check.error is None else f"{check.error:+.2%}"
-        mark = Styled("✗", "failed")
-        if check.passed:
-            mark = Styled("✓", "better")
-        truth = f"{check.expected:.4f}"
-        table.add_row(str(check.ranks), check.quantity, truth, measured, error, mark)
-    return table

@@ -15,7 +15,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.text import parse_memory
 from harness.spec import partitions
 from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
@@ -49,8 +48,6 @@ class Profile:
     launcher: Literal["torchrun", "slurm"] = "torchrun"  # this machine, or jobs on a cluster
     # Where ranks compute; auto: on GPUs if there are any.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Of a GPU, as in 80GiB: cells that need more are named before they are submitted.
-    memory_per_device: str | None = None
     # Ranks that this machine holds; null: one per GPU, or one per CPU core where there are none.
     slots: Count | None = None
     # Trials that run at a time, on this machine or in a job, each on separate cores or GPUs;
@@ -75,7 +72,6 @@ class Profile:
         for key, parse in (
             ("mean_time_between_failures", parse_time_between_failures),
             ("price_per_hour", parse_price),
-            ("memory_per_device", parse_memory),
         ):
             try:
                 if getattr(self, key) is not None:
@@ -112,18 +108,6 @@ class Profile:
             raise ValueError(
                 f"slurm.gpus_per_rank: found {gpus} with device {self.device}; allowed: {needed}"
             )
-
-    def rank_memory(self, world_size: int) -> int | None:
-        """Return the bytes that a rank of a cell may take, None where the profile does not say it.
-
-        That is a GPU's memory, or a rank's share of the memory of a node.
-        """
-        if self.memory_per_device is not None:
-            return parse_memory(self.memory_per_device)
-        node = self.slurm.memory_mib
-        if not node or self.slurm.gpus_per_rank:
-            return None
-        return node * 2**20 // min(world_size, self.slurm.ranks_per_node)
 
     @property
     def gpus(self) -> int:

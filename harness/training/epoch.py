@@ -8,7 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -75,51 +75,7 @@ class InOrder(EpochOrder):
         return lambda positions: positions
 
 
-class ShardWindows(EpochOrder):
-    """A few shards at a time, in an order that is drawn for each epoch.
-
-    The shards are shuffled and cut into windows of `window` shards; within a window, all its
-    samples are shuffled. So a rank that has the shards of one window in memory reads each file once
-    in an epoch. It takes memory for each shard, and none for samples.
-    """
-
-    name = "shards"
-
-    def __init__(self, sizes: Sequence[int], window: int) -> None:
-        """Take the samples of each shard, in the order in which samples are counted."""
-        self._sizes = np.asarray(sizes, dtype=np.int64)
-        self._window = window
-
-    def of_epoch(self, seed: int, epoch: int) -> Lookup:
-        """Return the order of an epoch."""
-        shard_starts = _starts(self._sizes)
-        count = len(self._sizes)
-        shards = KeyedBijection(count, _key(seed, epoch))(np.arange(count))
-        starts = _starts(self._sizes[shards])  # of the shuffled shards, as positions of the epoch
-        window_starts = np.append(starts[:-1][:: self._window], starts[-1])
-
-        def samples_at(positions: Indices) -> Indices:
-            """Return the samples at some positions, window by window."""
-            windows = np.searchsorted(window_starts, positions, side="right") - 1
-            samples = np.empty_like(positions)
-            for window in np.unique(windows).tolist():
-                start, stop = window_starts[window : window + 2].tolist()
-                shuffle = KeyedBijection(stop - start, _key(seed, epoch, window))
-                is_here = windows == window
-                drawn = start + shuffle(positions[is_here] - start)
-                number = np.searchsorted(starts, drawn, side="right") - 1
-                samples[is_here] = shard_starts[shards[number]] + drawn - starts[number]
-            return samples
-
-        return samples_at
-
-
 def _key(*numbers: int) -> int:
     """Return 64 bits that depend on all the numbers; those of other numbers are independent."""
     (key,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return int(key)
-
-
-def _starts(sizes: Indices) -> Indices:
-    """Return where each of some consecutive pieces starts, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(sizes)])

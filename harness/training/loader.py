@@ -29,13 +29,10 @@ from harness.training.epoch import (
     InOrder,
     Keyed,
     Permutation,
-    ShardWindows,
 )
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed, generators_of, seed_generators
 from workloads.base import Batch, Samples
-from workloads.mapped import MappedSamples
-from workloads.shards import ShardSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.
@@ -56,13 +53,10 @@ def epoch_order(samples: Samples, axis: Literal["recipe", "permutation", "keyed"
 
     Raises NotApplied for samples that can't be read in that order.
     """
-    if isinstance(samples, ShardSamples):
-        _check_is_recipe(axis, f"{type(samples).__name__} are read shard by shard")
-        return ShardWindows(samples.sizes, samples.window)
     if getattr(samples, "in_order", False):
         _check_is_recipe(axis, f"{type(samples).__name__} are read one after the other")
         return InOrder()
-    suits_keyed = isinstance(samples, MappedSamples) or len(samples) > MAX_PERMUTED
+    suits_keyed = len(samples) > MAX_PERMUTED
     if axis == "keyed" or (axis == "recipe" and suits_keyed):
         return Keyed(len(samples))
     return Permutation(len(samples))

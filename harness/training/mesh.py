@@ -36,8 +36,6 @@ class ParallelMesh:
     device: torch.device  # this rank's own
     tp_size: int = 1  # ranks that work on the same samples
     shard_size: int | None = None  # ranks that hold one copy of the model; None: all of them
-    # Whether the other ranks do not exist and tensors have no values, as in a forecast of memory.
-    is_faked: bool = False
 
     @staticmethod
     def from_axes(axes: Axes, ranks: Ranks, device: torch.device) -> ParallelMesh:

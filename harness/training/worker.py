@@ -69,7 +69,6 @@ TASKS = {
     "operations": "harness.reproduce.operation_worker:measure_rank",
     "compile": "harness.training.compile_worker:compile_cell",
     "check": "harness.preflight.worker:examine_workload",
-    "forecast-memory": "harness.preflight.memory_worker:forecast_memory",
     "find-lr": "harness.preflight.rate_worker:search_rates",
     "export": "harness.serving.export_worker:export_model",
     "latency": "harness.serving.latency_worker:measure_latency",

@@ -22,7 +22,7 @@ def test_source_that_is_unknown() -> None:
     line = refused("run", "sweep.yaml")
     assert (
         line
-        == "sweep.yaml:4: workloads.mlp.data.source: found 'digit'; did you mean 'digits'? allowed: digits, idx, mapped"
+        == "sweep.yaml:4: workloads.mlp.data.source: found 'digit'; did you mean 'digits'? allowed: digits, idx"
     )
 
 

@@ -86,7 +86,7 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         (
             ["--data", "mlp=folder"],
             "--data mlp=folder: workloads.mlp.data.path: source digits takes no path; allowed with source"
-            " idx or mapped: --set workloads.mlp.data.source=idx",
+            " idx: --set workloads.mlp.data.source=idx",
         ),
     ],
 )
@@ -104,10 +104,6 @@ def test_flag(flags: list[str], begins: str) -> None:
         (["check", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
         (["diff", "quickstart", "--seed", "99999999999"], "Invalid value for '--seed'"),
         (["diff", "parity", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
-        (
-            ["machine", "selftest", "--ranks", "1,2,3"],
-            "--ranks: found 1,2,3; allowed: divisors of the batch size, 8, each once",
-        ),
         (
             ["diff", "parity", "quickstart", "--reference", "strategy=single", "--resume-at", "2"],
             "--reference: found with --resume-at; allowed: one of them",
@@ -134,9 +130,8 @@ def test_command_line(arguments: list[str], contains: str) -> None:
     assert contains in refused(*arguments)
 
 
-@pytest.mark.parametrize("command", ["peak", "selftest"])
-def test_what_measures_this_machine_names_no_command_that_does_not(command: str) -> None:
-    error = refused("machine", command, "--cluster", "slurm")
+def test_what_measures_this_machine_names_no_command_that_does_not() -> None:
+    error = refused("machine", "peak", "--cluster", "slurm")
     assert error.endswith("--cluster slurm: launcher: found 'slurm'; allowed: torchrun")
 
 

@@ -122,7 +122,6 @@ def test_a_full_disk_loses_only_the_name_of_the_holder(
         "gate bisect HEAD HEAD",
         "gate certify",
         "machine peak",
-        "run --selftest",
     ],
 )
 def test_what_measures_on_this_machine_holds_it_too(

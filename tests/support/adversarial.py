@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from workloads import (
     Target,
     TensorSamples,
     Turn,
-    WeightAverage,
     Workload,
     one_cycle,
 )
@@ -63,7 +61,6 @@ class Gan(Workload):
     target = Target("distance", higher_is_better=False)
 
     def splits(self) -> Splits:
-        self.average = WeightAverage(0.9)
         source = torch.Generator().manual_seed(3)
         points = torch.randn(288, 2, generator=source) * 0.1 + torch.tensor([1.0, -1.0])
         noise = torch.randn(288, 4, generator=source)
@@ -109,9 +106,6 @@ class Gan(Workload):
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         return one_cycle(optimizer, steps, 0.3)
 
-    def after_step(self, model: nn.Module) -> None:
-        self.average.update(model)
-
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         (points,) = model(*batch, "generate")
         difference: Tensor = points - batch[0]
@@ -119,12 +113,6 @@ class Gan(Workload):
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
         return {"distance": float(rows.mean(0).norm())}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"average": self.average.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.average.load_state_dict(state["average"])
 
     def flops_per_sample(self) -> float:
         return 1.0

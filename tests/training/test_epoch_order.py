@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,18 +11,15 @@ import torch
 from harness.core.errors import NotApplied
 from harness.training import order as order_module
 from harness.training.bijection import SMALL_SIZE, KeyedBijection
-from harness.training.epoch import EpochOrder, InOrder, Keyed, Permutation, ShardWindows
+from harness.training.epoch import EpochOrder, InOrder, Keyed, Permutation
 from harness.training.loader import MAX_PERMUTED, epoch_order
 from harness.training.order import BatchOrder
 from workloads.base import StreamSamples, TensorSamples
-from workloads.mapped import MappedArray, MappedSamples
-from workloads.shards import ShardSamples
 
 AWKWARD_SIZES = (1, 2, 3, 5, 16, 17, 97, SMALL_SIZE - 1, SMALL_SIZE, SMALL_SIZE + 1, 65_537, 99_991)
 BILLION = 10**9
-SHARDS = (7, 1, 30, 12, 12, 5, 22)  # samples of each
-SAMPLES = sum(SHARDS)
-ORDERS = {"keyed": Keyed(SAMPLES), "shards": ShardWindows(SHARDS, window=3)}
+SAMPLES = 89
+ORDERS = {"keyed": Keyed(SAMPLES)}
 # The first batches of 103 and of a billion samples with seed 5.
 PINNED_SMALL = [62, 100, 55, 36, 33, 7, 95, 102]
 PINNED_LARGE = [736519917, 99227161, 759528010, 815422506]
@@ -152,23 +147,6 @@ def test_seed_and_epoch_give_other_orders_of_all_samples(name: str) -> None:
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("window", [1, 3, 10])
-def test_a_window_has_the_samples_of_few_shards_shuffled(window: int) -> None:
-    order = ShardWindows(SHARDS, window).of_epoch(0, 0)
-    shards = np.repeat(np.arange(len(SHARDS)), SHARDS)[order(np.arange(SAMPLES))]
-    left = list(shards)
-    while left:
-        size = 0
-        open_shards: set[int] = set()
-        for shard in left:
-            if shard not in open_shards and len(open_shards) == window:
-                break
-            open_shards.add(shard)
-            size += 1
-        assert size == sum(SHARDS[shard] for shard in open_shards)  # whole shards, then the next
-        left = left[size:]
-
-
 def test_a_billion_samples_take_no_memory() -> None:
     order = BatchOrder(
         samples=BILLION, batch_size=256, seed=1, dp_rank=3, dp_size=8, epoch_order=Keyed(BILLION)
@@ -190,32 +168,16 @@ def stream() -> StreamSamples:
     return StreamSamples(lambda: iter([]), 4, lambda _: ())
 
 
-def shards() -> ShardSamples:
-    """Return samples in shards."""
-    return ShardSamples([Path("a"), Path("b")], [2, 2], lambda _: ())
-
-
-def mapped(samples: int = 4) -> MappedSamples:
-    """Return samples of a mapped file, of which there may be many."""
-    return MappedSamples([MappedArray(Path("a"), [np.broadcast_to(np.uint8(0), (samples,))])])
-
-
 def test_samples_have_the_order_that_suits_them() -> None:
     in_memory = TensorSamples((torch.zeros(4),))
     assert isinstance(epoch_order(in_memory, "recipe"), Permutation)
     assert isinstance(epoch_order(in_memory, "keyed"), Keyed)
-    assert isinstance(epoch_order(mapped(), "recipe"), Keyed)
-    assert isinstance(epoch_order(mapped(), "permutation"), Permutation)
     assert isinstance(epoch_order(stream(), "recipe"), InOrder)
-    assert isinstance(epoch_order(shards(), "recipe"), ShardWindows)
     many = TensorSamples((torch.zeros(1).expand(MAX_PERMUTED + 1),))
     assert isinstance(epoch_order(many, "recipe"), Keyed)
 
 
-@pytest.mark.parametrize("make", [stream, shards])
 @pytest.mark.parametrize("axis", ["permutation", "keyed"])
-def test_what_can_only_be_read_in_its_own_order_refuses_others(
-    make: Callable[[], StreamSamples | ShardSamples], axis: str
-) -> None:
+def test_what_can_only_be_read_in_its_own_order_refuses_others(axis: str) -> None:
     with pytest.raises(NotApplied, match=rf"^order={axis} is unavailable: \w+Samples are read "):
-        epoch_order(make(), axis)  # type: ignore[arg-type]
+        epoch_order(stream(), axis)  # type: ignore[arg-type]

@@ -101,9 +101,6 @@ def test_both_networks_learn_and_only_in_their_own_turn(tmp_path: Path) -> None:
     assert moved == [{"critic"}, {"generator"}] * 60
     distances = [done.metrics["distance"] for done in trainer.state.evaluations]
     assert distances[-1] < 1.0  # it begins with the root of 2
-    average = workload.average.values["generator.0.weight"]
-    weight = trainer.parts.model.get_parameter("generator.0.weight").detach()
-    assert 0 < float((average - weight).abs().max()) < 0.1
 
 
 class PartlyFrozen(Gan):
@@ -141,11 +138,6 @@ def test_a_language_model_learns_from_a_stream(tmp_path: Path) -> None:
             {"reduction": "tree", "grad_accum_steps": 2},
             {},
             "reduction=tree cannot be used with the 2 of Gan",
-        ),
-        (
-            {"strategy": "pp", "grad_accum_steps": 2},
-            {},
-            r"strategy=pp is unavailable: Gan.after_step\(\) gets a model whose layers are on several",
         ),
         ({}, {"shared": True}, "'critic' and 'again' train the same parameter; needed: each in"),
     ],

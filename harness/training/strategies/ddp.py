@@ -8,9 +8,8 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -46,7 +45,6 @@ class DDP(Strategy):
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
         super().__init__(axes, mesh)
         self._replica: DistributedDataParallel | None = None  # set by `prepare`
-        self._faked: FakedReplica | None = None  # the same, where the other ranks do not exist
         self._hook: CommHook | None = None  # that gradients are sent by; None: as they are
         self._frozen: dict[str, nn.Parameter] = {}  # by name; set by `prepare`
 
@@ -62,9 +60,6 @@ class DDP(Strategy):
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 self._frozen[name] = parameter
-        if self.mesh.is_faked:
-            self._faked = FakedReplica(model, self.axes)
-            return self._faked
         device = self.mesh.device
         self._replica = DistributedDataParallel(
             model,
@@ -137,7 +132,7 @@ class DDP(Strategy):
         """Return DDP's `no_sync()` for all micro-steps but the last."""
         if is_last:
             return nullcontext()
-        replica = self._replica or self._faked
+        replica = self._replica
         assert replica is not None, "prepare() comes first"
         return replica.no_sync()
 
@@ -160,54 +155,6 @@ class DDP(Strategy):
         if self.mesh.dp_size <= 2 and self.axes.comm_hook != "powersgd":
             return 0
         return 2 if self.axes.static_graph else 1
-
-
-class FakedReplica(nn.Module):
-    """Takes the memory of DistributedDataParallel, which can't handle tensors without values.
-
-    That is a bucket for the gradients of some parameters, into which each is copied, or in which it
-    is kept with `gradient_as_bucket_view`. Raises NotApplied for hooks that send something else.
-    """
-
-    def __init__(self, model: nn.Module, axes: Axes) -> None:
-        super().__init__()
-        if axes.comm_hook != "none":
-            raise NotApplied(f"the memory of comm_hook={axes.comm_hook} is not known")
-        if axes.reduction == "tree":
-            raise NotApplied("the memory of reduction=tree is not known under ddp")
-        self.module = model
-        self._keeps_gradients = axes.gradient_as_bucket_view
-        self._is_synchronizing = True
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        trained.reverse()
-        for numbers in assign_buckets(model, axes.bucket_cap_mb):
-            parameters = [trained[number] for number in numbers]
-            sizes = [parameter.numel() for parameter in parameters]
-            bucket = torch.empty(sum(sizes), dtype=parameters[0].dtype)
-            for parameter, part in zip(parameters, torch.split(bucket, sizes), strict=True):
-                share = partial(self._share, part.view_as(parameter))
-                parameter.register_post_accumulate_grad_hook(share)  # type: ignore[no-untyped-call]
-
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call the model."""
-        return self.module(*arguments, **keywords)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keep gradients to this rank for a block."""
-        self._is_synchronizing = False
-        yield
-        self._is_synchronizing = True
-
-    def _share(self, part: Tensor, parameter: Tensor) -> None:
-        """Put a gradient into its part of a bucket, and send it."""
-        assert parameter.grad is not None, "it was just computed"
-        if parameter.grad is not part:
-            part.copy_(parameter.grad)
-        if self._keeps_gradients:
-            parameter.grad = part
-        if self._is_synchronizing:
-            dist.all_reduce(part)
 
 
 def assign_buckets(model: nn.Module, cap_mb: float | None) -> list[list[int]]:

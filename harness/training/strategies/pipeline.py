@@ -178,8 +178,6 @@ class Pipeline(Strategy):
 
         All ranks compute what comes before the layers, but not what comes after.
         """
-        if self.mesh.is_faked:  # tensors have no values
-            return []
         buffers = dict(self._model.named_buffers())
         problems = []
         for name, values in at_layers.items():
@@ -222,7 +220,7 @@ class Pipeline(Strategy):
         for owner, numbers in enumerate(self._shares):
             parts = [part for number in numbers for part in self._layers[number].parameters()]
             content = None
-            if owner == self.mesh.ranks.rank or self.mesh.is_faked:
+            if owner == self.mesh.ranks.rank:
                 content = [_content_of(part, optimizer) for part in parts]
             content = self._broadcast(content, owner)
             if owner != self.mesh.ranks.rank:
@@ -239,15 +237,7 @@ class Pipeline(Strategy):
 
     def _broadcast(self, content: Any, owner: int) -> Any:
         """Return rank `owner`'s content at every rank, on the CPU."""
-        if not self.mesh.is_faked:
-            return broadcast_from(owner, content)
-        # The text that travels, and a copy that it is written to or read from.
-        size = sum(values.nbytes for values, _, _ in content)
-        texts = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
-        dist.broadcast(texts[0], src=owner)
-        if owner == self.mesh.ranks.rank:
-            return content
-        return [(torch.empty_like(values), *rest) for values, *rest in content]
+        return broadcast_from(owner, content)
 
     def _drop_foreign(self, optimizer: Optimizer | None) -> None:
         """Free the parameters of other ranks' layers, which keep their shapes, and their state."""
