@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -21,13 +20,12 @@ from typing import Any
 import msgspec
 
 from harness.analysis.cells import differing_axes, varying_axes
-from harness.analysis.convergence import STEPS_MARGIN, convergence_difference, obstacles
+from harness.analysis.convergence import convergence_difference, obstacles
 from harness.analysis.cost import CostRow, cost_rows
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
     MetricDifference,
-    drifts,
     hardware_keys,
     metric_difference,
     paired_trials,
@@ -36,15 +34,12 @@ from harness.analysis.questions import (
 )
 from harness.analysis.result import UNKNOWN, CellResult
 from harness.core.errors import BadInput, did_you_mean, one_line
-from harness.core.paths import Results
 from harness.core.text import counted
-from harness.hardware import certificate
 from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
 from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
-from harness.statistics.estimate import Drift
-from harness.statistics.verdict import ALPHA, Correction, Metric, MetricVerdict, judge
+from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, judge
 
 # Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
 READ_AXES = attrgetter(*AXES)
@@ -53,6 +48,9 @@ CONDITIONS = ("hardware", "code", "software")  # of trials; not part of a cell's
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
 DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # the values of --across, besides variables
 ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
+NOT_INTERLEAVED = (
+    "not interleaved: what the machine did between the two counts as a difference of them"
+)
 LONGEST_VALUE = 60  # characters of a setting in an error message
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Fields that differ if the code differs, which is often the question.
@@ -93,11 +91,6 @@ def hardware_of(sides: Iterable[Side]) -> set[str]:
     return keys
 
 
-def certified_drifts(results: Results, sides: Iterable[Side]) -> Mapping[str, Drift]:
-    """Return the drift of each of the sides' hardware that has a certificate: `Rules.drift`."""
-    return certificate.drift_by_hardware(results, hardware_of(sides))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """What counts as a difference."""
@@ -107,12 +100,8 @@ class Rules:
     accuracy_margin: float = ACCURACY_MARGIN  # and in the target metric's unit
     alpha: float = ALPHA  # chance of a false alarm, over all questions together
     goal: float | None = None  # of the target metric; the steps to reach it are compared too
-    steps_margin: float = STEPS_MARGIN  # smallest change of them that matters, a fraction
-    correction: Correction = "holm"  # how p-values are corrected for many questions
     # min_effect and accuracy_margin of single cells, by the id of B's cell
     overrides: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    # of log throughput from one time of measuring to another, by hardware
-    drift: Mapping[str, Drift] = field(default_factory=dict)
 
     def limits(self, cell: Cell) -> tuple[float, float]:
         """Return the min_effect and the accuracy_margin of a cell."""
@@ -545,16 +534,16 @@ def _judge_matches(
     numbered: list[tuple[int, MetricDifference]] = []  # each with the number of its match
     for number, match in enumerate(matches):
         min_effect, accuracy_margin = rules.limits(match.b.cell)
-        speed = throughput_difference(match.a, match.b, min_effect, rules.drift)
+        speed = throughput_difference(match.a, match.b, min_effect)
         accuracy = metric_difference(match.a, match.b, accuracy_margin)
         convergence = _convergence(match, rules, missing)
         for difference in (speed, accuracy, convergence):
             if difference is not None:
                 numbered.append((number, difference))
         missing += _missing(match, speed, accuracy)
-        notes += _notes(match, speed, rules)
+        notes += _notes(match, speed)
     questions = [difference.question for _, difference in numbered]
-    verdicts = judge(questions, alpha=rules.alpha, correction=rules.correction)
+    verdicts = judge(questions, alpha=rules.alpha)
     rows: list[list[MetricRow]] = [[] for _ in matches]
     for (number, difference), verdict in zip(numbered, verdicts, strict=True):
         match = matches[number]
@@ -590,7 +579,7 @@ def _convergence(match: Match, rules: Rules, missing: list[str]) -> MetricDiffer
         return None
     for obstacle in obstacles(match.a, match.b, rules.goal):
         missing.append(f"{match.b.cell.label}: {obstacle}")
-    return convergence_difference(match.a, match.b, rules.goal, rules.steps_margin)
+    return convergence_difference(match.a, match.b, rules.goal)
 
 
 def _missing(
@@ -621,7 +610,7 @@ def _missing(
     return [f"{match.b.cell.label}: {problem}" for problem in problems]
 
 
-def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[str]:
+def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
     """Return notes on a match.
 
     They say that its sides were not measured in turn or ran next to different numbers of trials,
@@ -630,7 +619,7 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
     """
     notes = []
     if speed is not None and not speed.question.estimate.paired:
-        notes.append(_not_interleaved(drifts((match.a, match.b), rules.drift)))
+        notes.append(NOT_INTERLEAVED)
     if match.a.has_unsteady_trials or match.b.has_unsteady_trials:
         notes.append(f"{match.b.cell.label}: some trials never reached a steady state")
     for letter, side in match.sides:
@@ -655,32 +644,13 @@ def _notes(match: Match, speed: MetricDifference | None, rules: Rules) -> list[s
     return notes
 
 
-def unpaired_notes(rows: Iterable[MetricRow], rules: Rules) -> list[str]:
-    """Return the notes on throughputs that have an interval but not from pairs, each once."""
-    notes: dict[str, None] = {}  # an ordered set
+def unpaired_notes(rows: Iterable[MetricRow]) -> list[str]:
+    """Return the note on throughputs that have an interval but not from pairs, if any has."""
     for row in rows:
         estimate = row.verdict.estimate
         if row.is_throughput and estimate.standard_error is not None and not estimate.paired:
-            notes[_not_interleaved(drifts((row.a, row.b), rules.drift))] = None
-    return list(notes)
-
-
-def _not_interleaved(drift: Sequence[Drift]) -> str:
-    """Return the note that the sides were not measured in turn.
-
-    `drift` is that of the hardware of both by their certificates (`questions.drifts`), or empty. The
-    squares of independent drifts add up.
-    """
-    if not drift:
-        return (
-            "not interleaved: what the machine did between the two counts as a difference of them;"
-            " harness gate certify measures how much that can be"
-        )
-    moved = math.expm1(math.hypot(*(part.deviation for part in drift)))
-    return (
-        f"not interleaved: the interval allows for the {moved:.1%} by which the machine moved"
-        " between certificates"
-    )
+            return [NOT_INTERLEAVED]
+    return []
 
 
 def _unmeasured_sides(match: Match) -> str:

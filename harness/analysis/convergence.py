@@ -23,13 +23,13 @@ from harness.statistics.verdict import Metric, Question
 STEPS_MARGIN = 0.1  # the smallest change of steps that matters, a fraction
 
 
-def convergence_metric(target: TargetMetric, goal: float, margin: float) -> Metric:
-    """Return the metric of the steps to a goal; `margin` is a fraction of them."""
+def convergence_metric(target: TargetMetric, goal: float) -> Metric:
+    """Return the metric of the steps to a goal."""
     return Metric(
         name=f"steps to {target.name} {goal:g}",
         higher_is_better=False,
         relative=True,
-        min_effect=margin,
+        min_effect=STEPS_MARGIN,
         better="converges faster",
         worse="converges slower",
     )
@@ -61,9 +61,7 @@ def first_at_goal(cell: CellResult, trial: TrialResult, goal: float) -> MetricPo
     return None
 
 
-def convergence_difference(
-    a: CellResult, b: CellResult, goal: float, margin: float
-) -> MetricDifference | None:
+def convergence_difference(a: CellResult, b: CellResult, goal: float) -> MetricDifference | None:
     """Return the log ratio of steps to the goal over the seeds in common, in pairs.
 
     None where there are no such seeds, and where one never reached the goal (`obstacles` says so).
@@ -73,7 +71,7 @@ def convergence_difference(
     assert a.target is not None
     logs_a, logs_b = _logs(steps_by_seed(a, goal)), _logs(steps_by_seed(b, goal))
     common = [seed for seed in logs_a if seed in logs_b]
-    metric = convergence_metric(a.target, goal, margin)
+    metric = convergence_metric(a.target, goal)
     return MetricDifference(
         question=Question(metric=metric, estimate=_estimate(a, b, logs_a, logs_b, common)),
         mean_a=math.exp(fmean(logs_a[seed] for seed in common)),

@@ -20,7 +20,6 @@ from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
-from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import MetricVerdict, judge
 
 SCHEMA = "3.0"
@@ -48,18 +47,10 @@ class SeedEvidence:
 
     metric: str
     outcome: SeedOutcome
-    equivalence: Equivalence  # of the differences by seed, in the metric's unit
-
-    @property
-    def seeds_missing(self) -> int | None:
-        """Return how many more seeds would show equivalence, if there is no true difference.
-
-        With a chance of `POWER`, and at least one more. None if the number is too large to plan.
-        """
-        needed = self.equivalence.pairs_needed
-        if needed is None:
-            return None
-        return max(1, needed - self.equivalence.pairs)
+    seeds: Number  # that both cells have
+    difference: float  # the mean over seeds, in the metric's unit
+    # The interval of the difference by which the outcome was decided; None where seeds are too few.
+    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,10 +185,8 @@ def largest_ulp(distances: Sequence[TensorDistance]) -> int | None:
 def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParity:
     """Return the parity with the evidence of the target metric over the seeds of these cells.
 
-    Only cells whose tensors reach no rung are tested, by pairs of trials with the same seed. A cell
-    is equivalent if TOST shows it at 5%. The claim that all cells are equivalent has the same error,
-    however many there are, because each has to be shown (Berger 1982,
-    doi:10.1080/00401706.1982.10487790). Tests for "different" are corrected for their number.
+    Only cells whose tensors reach no rung are tested, by pairs of trials with the same seed, all of
+    them as one family.
     """
     by_cell = {result.cell.id: result for result in results}
     questions = {}  # by the id of a cell that seeds decide
@@ -214,21 +203,26 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
     cells = []
     for cell in parity.cells:
         verdict = verdicts.get(cell.cell.id)
-        cells.append(replace(cell, seeds=_seed_evidence(verdict, parity.margin)))
+        cells.append(replace(cell, seeds=_seed_evidence(verdict)))
     return replace(parity, cells=cells)
 
 
-def _seed_evidence(verdict: MetricVerdict | None, margin: float) -> SeedEvidence | None:
+def _seed_evidence(verdict: MetricVerdict | None) -> SeedEvidence | None:
     """Return the evidence of seeds about a cell; None without a verdict."""
     if verdict is None:
         return None
-    shown = equivalence(verdict.estimate, margin)
     outcome: SeedOutcome = "inconclusive"
-    if shown.is_shown:
+    if verdict.outcome == "same":
         outcome = "same"
-    elif verdict.outcome in ("better", "worse"):
+    elif verdict.outcome != "inconclusive":
         outcome = "different"
-    return SeedEvidence(metric=verdict.metric.name, outcome=outcome, equivalence=shown)
+    return SeedEvidence(
+        metric=verdict.metric.name,
+        outcome=outcome,
+        seeds=verdict.estimate.count,
+        difference=verdict.estimate.value,
+        interval=verdict.interval,
+    )
 
 
 def write_parity(folder: SweepFolder, parity: SweepParity) -> None:

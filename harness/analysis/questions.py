@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.records.company import BLOCKS_PER_LANE
-from harness.statistics.estimate import Drift, Estimate, certain_zero, paired, unpaired
+from harness.statistics.estimate import Estimate, certain_zero, paired, unpaired
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -63,34 +62,13 @@ def hardware_keys(cell: CellResult) -> Sequence[str]:
     return cell.conditions.get("hardware", [])
 
 
-def drifts(sides: Sequence[CellResult], drift_by_hardware: Mapping[str, Drift]) -> list[Drift]:
-    """Return the drift of the difference of two sides' log throughputs between two measurements.
-
-    Empty unless the drift of all their hardware is known. Where a side has several kinds of
-    hardware, the one that drifts most counts. Sides of the same hardware move independently, but by
-    a deviation that was estimated once, so that they make one drift of sqrt(2) times its size.
-    """
-    counts: Counter[str] = Counter()
-    for side in sides:
-        kinds = hardware_keys(side)
-        if not kinds or not set(kinds) <= set(drift_by_hardware):
-            return []
-        counts[max(kinds, key=lambda kind: drift_by_hardware[kind].deviation)] += 1
-    combined = []
-    for kind, count in counts.items():
-        drift = drift_by_hardware[kind]
-        combined.append(replace(drift, deviation=math.sqrt(count) * drift.deviation))
-    return combined
-
-
 def throughput_difference(
-    a: CellResult, b: CellResult, min_effect: float, drift_by_hardware: Mapping[str, Drift]
+    a: CellResult, b: CellResult, min_effect: float
 ) -> MetricDifference | None:
     """Return the log ratio of throughputs, None if one side has none or if their units differ.
 
     By pairs where the sides ran interleaved, one pair after the other. Otherwise the sides are
-    independent, and differ by the drift of their hardware too, as far as that is known.
-    `min_effect` is the smallest change that matters, a fraction.
+    independent. `min_effect` is the smallest change that matters, a fraction.
     """
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
     if not logs_a or not logs_b or a.throughput_unit != b.throughput_unit:
@@ -102,8 +80,7 @@ def throughput_difference(
         logs_a = [math.log(rate_a) for rate_a, _ in pairs]
         logs_b = [math.log(rate_b) for _, rate_b in pairs]
     else:
-        drift = drifts((a, b), drift_by_hardware)
-        estimate = unpaired(a.independent_logs, b.independent_logs, drift)
+        estimate = unpaired(a.independent_logs, b.independent_logs)
     metric = replace(SPEED, name=b.throughput_unit, min_effect=min_effect)
     return MetricDifference(
         question=Question(metric=metric, estimate=estimate),

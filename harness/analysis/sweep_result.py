@@ -6,11 +6,9 @@ computed when they are first read, because some callers only need means.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
@@ -29,9 +27,8 @@ from harness.records.record import Record
 from harness.spec.cell import Cell, axis_names, level_reader
 from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution, TrialThroughput, attribute
-from harness.statistics.verdict import ALPHA, judge
+from harness.statistics.verdict import ALPHA
 
-PAIR_COUNTS = (5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40, 50, 70, 100)  # that may settle a sweep
 COMPANY = "company"  # in attributions, the axis that says what else ran on the machine
 
 
@@ -144,34 +141,6 @@ class SweepResult:
     def metric_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
         return next((row for row in self.rows(cell) if row.is_target_metric), None)
-
-    def seeds_to_settle(self) -> int | None:
-        """Estimate the seeds with which every throughput has a verdict, None for very many.
-
-        The whole comparison is judged again as if there were more pairs with the mean and the spread
-        of those that there are. Repeats count as they do now.
-        """
-        position = bisect_left(PAIR_COUNTS, True, key=self._is_settled_by)
-        if position == len(PAIR_COUNTS):
-            return None
-        seeds_per_pair = 0.0
-        for row in self._all_rows:
-            if row.is_throughput and row.verdict.outcome == "inconclusive":
-                seeds = len({trial.seed for trial in row.b.measured_trials})
-                seeds_per_pair = max(seeds_per_pair, seeds / row.verdict.estimate.count)
-        return math.ceil(PAIR_COUNTS[position] * seeds_per_pair)
-
-    def _is_settled_by(self, pairs: int) -> bool:
-        """Return whether every throughput would have a verdict with at least so many pairs."""
-        questions = []
-        for row in self._all_rows:
-            estimate = row.verdict.estimate
-            more = estimate.with_count(max(pairs, estimate.count))
-            questions.append(replace(row.verdict.question, estimate=more))
-        for row, verdict in zip(self._all_rows, judge(questions), strict=True):
-            if row.is_throughput and verdict.outcome == "inconclusive":
-                return False
-        return True
 
     def convergence_row(self, cell: Cell) -> MetricRow | None:
         """Return the verdict on a cell's steps to the goal, None for the reference."""
@@ -296,7 +265,7 @@ def _is_slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
     The test is two-sided, as that of every verdict, so that the interval that is shown of a
     difference which counts leaves out 1.
     """
-    difference = throughput_difference(slow, fast, SPEED.min_effect, {})
+    difference = throughput_difference(slow, fast, SPEED.min_effect)
     if difference is None:
         return False
     estimate = difference.question.estimate

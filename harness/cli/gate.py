@@ -377,8 +377,8 @@ def certify(
     """Measure how often this machine raises false alarms.
 
     A gate compares the first cell of a sweep with itself, many times, and counts how often it finds
-    a change. Later verdicts on this hardware cite the result, and allow for the drift that it has
-    measured. It takes an hour or two; an interrupted run resumes when the command is repeated.
+    a change. Later verdicts on this hardware cite the result. It takes an hour or two; an
+    interrupted run resumes when the command is repeated.
 
     Exit code 1 if the rate of false alarms is certainly above 5%.
     """

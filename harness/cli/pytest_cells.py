@@ -23,7 +23,6 @@ from harness.analysis.compare import (
     MetricRow,
     Rules,
     Side,
-    certified_drifts,
     compare,
 )
 from harness.analysis.questions import hardware_keys
@@ -229,7 +228,6 @@ class SweepFile(pytest.File):
             rules = Rules(
                 across=self.gate.file.across,
                 overrides=overrides,
-                drift=certified_drifts(self.results, [self.measured, reference]),
             )
             return compare(reference, [self.measured], rules)
         except BadInput as error:

@@ -6,7 +6,7 @@ an MLflow run need MLflow.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,6 @@ from harness.cli.arguments import (
     OnlyOption,
     ResultsOption,
     UriOption,
-    choose,
     examples,
     print_left_out,
     split_commas,
@@ -184,22 +183,6 @@ def compare(
     min_effect: MinEffectOption = "1%",
     accuracy_margin: AccuracyMarginOption = 0.01,
     goal: GoalOption = None,
-    steps_margin: Annotated[
-        str,
-        typer.Option(
-            "--steps-margin",
-            metavar="PERCENT",
-            help="The smallest change of the steps to --to-reach that matters.",
-        ),
-    ] = "10%",
-    correction: Annotated[
-        str,
-        typer.Option(
-            "--correction",
-            metavar="holm|bh",
-            help="How to control false alarms over all cells.",
-        ),
-    ] = "holm",
     as_effects: Annotated[
         bool,
         typer.Option("--effects", help="Estimate the effect of each axis and each pair of axes."),
@@ -218,13 +201,9 @@ def compare(
     """
     from harness.core.paths import Results
     from harness.interface import comparing
-    from harness.statistics.verdict import Correction
 
     # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
-    steps_margin_fraction = parse_percentage(steps_margin, "--steps-margin")
-    # `holm` bounds the chance of any false alarm, `bh` the expected share of false ones among all.
-    checked_correction: Correction = choose("--correction", correction, get_args(Correction))
     _check_question(names, by=by, as_effects=as_effects)
     results_folder = Results(results)
     if as_effects:  # an estimate without a verdict, so its exit code is always 0
@@ -242,8 +221,6 @@ def compare(
         min_effect=min_effect_fraction,
         accuracy_margin=accuracy_margin,
         to_reach=goal,
-        steps_margin=steps_margin_fraction,
-        correction=checked_correction,
         results=results,
         tracking_uri=tracking_uri,
     )

@@ -5,8 +5,7 @@ A gate compares two versions of the code. If it compares a version with itself, 
 `results/certificates/<key>.json`. The record says
 
 - how often a gate raises false alarms on this machine, and whether that is as rare as promised,
-- how large a change has to be to rise above the machine's noise,
-- how much the machine's speed drifts between measurements that were not interleaved.
+- how large a change has to be to rise above the machine's noise.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import stdev
 from typing import Annotated, Literal
 
 from harness.core.paths import Results, write_atomically
@@ -27,7 +25,6 @@ from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software
 from harness.records.seal import object_text, with_seal
-from harness.statistics.estimate import Drift
 from harness.statistics.interval import share_interval
 from workloads.options import Between
 
@@ -134,15 +131,6 @@ class Certificate:
         return math.fsum(comparison.seconds for comparison in self.comparisons) / pairs
 
     @property
-    def drift(self) -> Drift | None:
-        """How much log throughput moves from one comparison to another; None for a single one."""
-        count = len(self.comparisons)
-        if count < 2:
-            return None
-        log_rates = [math.log(comparison.rate) for comparison in self.comparisons]
-        return Drift(deviation=stdev(log_rates), degrees_of_freedom=count - 1)
-
-    @property
     def description(self) -> str:
         """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% within 30 s; 2026-11-21`."""
         count = len(self.comparisons)
@@ -198,19 +186,6 @@ def read(results: Results, hardware: str) -> Certificate | None:
     if certificate.key != hardware:
         raise CERTIFICATE_FORMAT.error(path, f"not a valid certificate: is of {certificate.key}")
     return certificate
-
-
-def drift_by_hardware(results: Results, hardware: Iterable[str]) -> dict[str, Drift]:
-    """Return how much the speed of each machine drifts between comparisons, by its key.
-
-    Machines without a certificate, and those with a single comparison, are left out.
-    """
-    drifts: dict[str, Drift] = {}
-    for key in set(hardware):
-        certificate = read(results, key)
-        if certificate is not None and certificate.drift is not None:
-            drifts[key] = certificate.drift
-    return drifts
 
 
 def citation_lines(results: Results, hardware: Iterable[str]) -> list[str]:

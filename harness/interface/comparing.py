@@ -6,25 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from harness.analysis.compare import (
     CellComparison,
     MetricRow,
     Rules,
     Side,
-    certified_drifts,
     compare_by,
 )
 from harness.analysis.compare import compare as compare_sides
-from harness.analysis.convergence import STEPS_MARGIN
 from harness.analysis.questions import ACCURACY_MARGIN, SPEED
 from harness.analysis.selection import Named, select
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.interface.folders import Folder, results_folder
 from harness.render.compare import row_fields
-from harness.statistics.verdict import Correction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,8 +116,6 @@ def compare(
     min_effect: float = SPEED.min_effect,
     accuracy_margin: float = ACCURACY_MARGIN,
     to_reach: float | None = None,
-    steps_margin: float = STEPS_MARGIN,
-    correction: Correction = "holm",
     results: Folder = None,
     tracking_uri: str | None = None,
 ) -> Verdicts:
@@ -129,8 +124,8 @@ def compare(
     A side is a name that `harness compare` takes (a sweep, a cell, a trial, a baseline, a path, an
     MLflow run) or what `load` returns. `by` are the axes whose values are compared within one side.
     `across` are the differences between sides that are the question, such as `hardware` or an axis.
-    `min_effect` and `steps_margin` are fractions of throughput and of the steps to `to_reach`, a
-    value of the target metric; `accuracy_margin` is in the metric's unit.
+    `min_effect` is a fraction of throughput, `accuracy_margin` in the metric's unit, and `to_reach` a
+    value of the target metric, the steps to which are compared too.
 
     Raises BadInput for results of other hardware, data or settings, unless that is the question, and
     for a mistake in an argument.
@@ -154,16 +149,11 @@ def compare(
             f"compare: found {len(sides)} side{'' if len(sides) == 1 else 's'}{and_by};"
             " allowed: several, or one with `by`"
         )
-    for name, fraction in {"min_effect": min_effect, "steps_margin": steps_margin}.items():
-        if not 0 <= fraction < 1:
-            allowed = "a fraction of at least 0 and below 1, such as 0.05"
-            raise BadInput(f"compare: {name}: found {fraction}; allowed: {allowed}")
+    if not 0 <= min_effect < 1:
+        allowed = "a fraction of at least 0 and below 1, such as 0.05"
+        raise BadInput(f"compare: min_effect: found {min_effect}; allowed: {allowed}")
     if not accuracy_margin >= 0:  # as NaN is not
         raise BadInput(f"compare: accuracy_margin: found {accuracy_margin}; allowed: at least 0")
-    corrections = get_args(Correction)
-    if correction not in corrections:
-        hint = did_you_mean(correction, corrections, corrections)
-        raise BadInput(f"compare: correction: found {correction!r}; {hint}")
     folder = results_folder(results)
     selected = _select(sides, folder, tracking_uri)
     rules = Rules(
@@ -171,9 +161,6 @@ def compare(
         min_effect=min_effect,
         accuracy_margin=accuracy_margin,
         goal=to_reach,
-        steps_margin=steps_margin,
-        correction=correction,
-        drift=certified_drifts(folder, selected),
     )
     first, *others = selected
     if axes:

@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from harness.analysis.baseline import Saved
 from harness.analysis.compare import CellComparison, Match, MetricRow, setting_differences
+from harness.analysis.convergence import STEPS_MARGIN
 from harness.analysis.result import CellResult
 from harness.core.text import counted
 from harness.core.validation import finite
@@ -26,15 +27,11 @@ from harness.render.table import Content, Table
 from harness.spec.cell import axis_value
 from harness.statistics.attribution import Attribution
 from harness.statistics.estimate import POWER
-from harness.statistics.verdict import ALPHA, Correction
+from harness.statistics.verdict import ALPHA
 
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
 NUMBERS = ["A", "B", "B against A", "interval", "pairs", "detectable"]  # aligned to the right
-# What the verdicts of a table promise together, as the legend below it says.
-CORRECTIONS: dict[Correction, str] = {
-    "holm": "no false alarm among them all (Holm)",
-    "bh": "few false ones among all (Benjamini-Hochberg)",
-}
+
 SHORT_DIGEST = 12  # characters of a parameter digest that are shown
 
 
@@ -123,9 +120,9 @@ def _legend(comparison: CellComparison) -> str:
     rules = comparison.rules
     steps = ""
     if rules.goal is not None:
-        steps = f" or {fmt.share(rules.steps_margin)} of the steps to reach {rules.goal:g}"
+        steps = f" or {fmt.share(STEPS_MARGIN)} of the steps to reach {rules.goal:g}"
     return (
-        f"a change: significant at {rules.alpha:.0%}, {CORRECTIONS[rules.correction]}, and of at"
+        f"a change: significant at {rules.alpha:.0%}, no false alarm among them all (Holm), and of at"
         f" least {fmt.share(rules.min_effect)} of throughput or {rules.accuracy_margin:g} of the"
         f" target metric{steps}; the same: shown to be less;"
         f" {fmt.interval_legend(rules.alpha)};"

@@ -178,7 +178,7 @@ def _fastest_clause(result: SweepResult, workload: str, name: CellName) -> str:
 
 
 def _open_sentence(result: SweepResult, rows: Sequence[MetricRow], name: CellName) -> str:
-    """Say which cells have no verdict, and how many seeds would give them one."""
+    """Say which cells have no verdict, and what may give them one."""
     open_rows = [row for row in rows if row.verdict.outcome == "inconclusive"]
     if not open_rows:
         return "Undecided: none."
@@ -186,11 +186,7 @@ def _open_sentence(result: SweepResult, rows: Sequence[MetricRow], name: CellNam
     undecided = f"Undecided: {listed(names, MAX_NAMES)}"
     if any(row.verdict.estimate.count < fmt.FEWEST_VALUES for row in open_rows):
         return f"{undecided}; that takes {fmt.ENOUGH_SEEDS} seeds or more."
-    pronoun = "it" if len(open_rows) == 1 else "all"
-    seeds = result.seeds_to_settle()
-    if seeds is None:
-        return f"{undecided}; more seeds will hardly settle {pronoun}, longer trials may."
-    return f"{undecided}; about {seeds} seeds would settle {pronoun}."
+    return f"{undecided}; more seeds or longer trials may decide."
 
 
 def too_few_notes(cells: Sequence[CellResult]) -> list[str]:

@@ -89,16 +89,13 @@ def over_seeds(cell: CellParity) -> str:
     if cell.seeds is None:
         return "needs records of 2 seeds or more"
     evidence = cell.seeds
-    shown = evidence.equivalence
-    seeds = counted(shown.pairs, "seed")
-    difference = f"{evidence.metric} {shown.difference:+.4f} in {seeds}"
-    if shown.min_provable_margin is None:
-        return f"{difference}; needs 1 more at least"
-    text = f"{difference}, within {shown.min_provable_margin:.4f} for certain"
-    # More seeds would show equivalence, where they could.
-    if evidence.outcome == "inconclusive" and evidence.seeds_missing is not None:
-        text += f"; needs about {evidence.seeds_missing} more"
-    return text
+    difference = (
+        f"{evidence.metric} {evidence.difference:+.4f} in {counted(evidence.seeds, 'seed')}"
+    )
+    if evidence.interval is None:
+        return f"{difference}; needs more seeds"
+    low, high = evidence.interval
+    return f"{difference} ({low:+.4f} to {high:+.4f})"
 
 
 def parity_table(parity: SweepParity, reference: Reference) -> Table:

@@ -286,10 +286,11 @@ def seeds_text(entry: SeedVerdict) -> str:
     text = (
         f"{entry.label}: {entry.metric} {entry.mean_again:.4f}, recorded"
         f" {entry.mean_recorded:.4f}, over {entry.seeds} seeds: {shows} within"
-        f" {entry.test.margin:g} (TOST, p = {entry.test.p_same:.2g})"
+        f" {entry.margin:g}"
     )
-    if entry.test.min_provable_margin is not None:
-        text += f"; smallest margin that could be shown: {entry.test.min_provable_margin:.2g}"
+    if entry.interval is not None:
+        low, high = entry.interval
+        text += f" (difference {low:+.2g} to {high:+.2g})"
     return text
 
 

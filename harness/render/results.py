@@ -209,7 +209,7 @@ def show_verdicts(
         table = narrowed(table, OPTIONAL_VERDICT_COLUMNS)
     console.print()
     show_table(console, table)
-    notes = unpaired_notes(result.comparison.rows, result.comparison.rules)
+    notes = unpaired_notes(result.comparison.rows)
     or_unpaired = " or unpaired" if notes else ""
     legend = (
         "speed: throughput of the cell over that of the cell it is compared with, the first measured"

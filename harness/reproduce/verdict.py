@@ -16,7 +16,6 @@ from harness.analysis.result import CellResult
 from harness.analysis.rungs import Rung, at_least, lowest
 from harness.records.bounds import Amount, Moment, Number
 from harness.records.differences import Difference
-from harness.statistics.equivalence import Equivalence, equivalence
 from harness.statistics.verdict import judge
 
 SCHEMA = "3.0"
@@ -75,7 +74,8 @@ class SeedVerdict:
     mean_recorded: float
     mean_again: float
     shows: Literal["same", "different", "nothing"]
-    test: Equivalence
+    margin: Amount  # the smallest difference that matters, in the metric's unit
+    interval: tuple[float, float] | None  # of the difference, by the test that decided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,8 @@ def seed_verdict(recorded: CellResult, again: CellResult, margin: float) -> Seed
         mean_recorded=difference.mean_a,
         mean_again=difference.mean_b,
         shows=shows,
-        test=equivalence(difference.question.estimate, margin),
+        margin=margin,
+        interval=judged.interval,
     )
 
 

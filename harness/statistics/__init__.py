@@ -4,7 +4,6 @@
 - `trials`: the mean of a cell over its trials; seeds are the unit, not repeats.
 - `estimate`: the difference between two sides, paired or not.
 - `verdict`: whether differences are there and large enough to matter, over many questions.
-- `equivalence`: whether a difference is too small to matter, and the pairs needed to show it.
 - `sequential`: verdicts while measuring, which may be checked after every value.
 - `attribution`: the effect of each axis of a sweep.
 - `change`: where a series of nights changed its level, and for how long it has been so.

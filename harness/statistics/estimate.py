@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from harness.statistics.interval import deviation, student_probability, student_quantile
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 POWER = 0.8  # the chance with which the smallest detectable effect is detected
-QUADRATURE_POINTS = 256
-KEPT_DISTRIBUTIONS = 64
-MAX_NEWTON_STEPS = 20
-NEWTON_TOLERANCE = 1e-4  # of the normal quantile of the power
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drift:
-    """How much a machine's log throughput moves between one time of measuring and another."""
-
-    deviation: float  # of log throughput
-    degrees_of_freedom: float  # of the deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +25,6 @@ class Estimate:
     degrees_of_freedom: float  # of the standard error
     count: int  # pairs, or values of the side that has fewer
     paired: bool  # whether it is a mean of differences, or a difference of means
-
-    def with_count(self, count: int) -> Estimate:
-        """Return the estimate that more values of the same mean and spread would give.
-
-        A standard error that is zero or unknown stays so.
-        """
-        if not self.standard_error:
-            return replace(self, count=count)
-        return replace(
-            self,
-            standard_error=self.standard_error * math.sqrt(self.count / count),
-            degrees_of_freedom=self.degrees_of_freedom * (count - 1) / (self.count - 1),
-            count=count,
-        )
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return Student's interval; it is infinite where the standard error is unknown."""
@@ -101,56 +69,19 @@ class Estimate:
         """Return the true difference that is detected with a chance of `POWER`.
 
         It is detected where the estimate is significant in a two-sided test at `alpha` and at
-        least `margin`; see `detectable_errors`. None where the standard error is unknown.
+        least `margin`: by the noncentral t distribution for the one and the normal distribution for
+        the other, whichever asks for more. None where the standard error is unknown.
         """
         if self.standard_error is None:
             return None
         if self.standard_error == 0:
             return margin
-        errors = detectable_errors(self.degrees_of_freedom, alpha, margin / self.standard_error)
-        return errors * self.standard_error
+        from scipy.special import nctdtrinc, ndtri
 
-
-def detectable_errors(degrees_of_freedom: float, alpha: float, margin: float) -> float:
-    """Return the true difference that is detected with a chance of `POWER`, in standard errors.
-
-    It is detected where the estimate over its own standard error exceeds Student's t(1 - alpha / 2),
-    and the estimate exceeds `margin`. With f degrees of freedom the estimate's own standard error is
-    u = sqrt(chi^2_f / f) times the true one, so that a difference of d has the chance
-
-        E[Phi(d - max(t u, margin))],
-
-    which for a margin of 0 is the noncentral t distribution's. Newton's method solves it for d on
-    the scale of normal quantiles, on which the chance is nearly a straight line.
-    """
-    import numpy as np
-    from scipy.special import ndtr, ndtri
-
-    thresholds = student_quantile(degrees_of_freedom, 1 - alpha / 2) * _error_ratios(
-        degrees_of_freedom
-    )
-    thresholds = np.maximum(thresholds, margin)
-    target = float(ndtri(POWER))
-    difference = float(np.quantile(thresholds, POWER))
-    for _ in range(MAX_NEWTON_STEPS):
-        distances = difference - thresholds
-        reached = float(ndtri(ndtr(distances).mean()))
-        slope = float(np.exp(-(distances**2) / 2).mean()) / math.exp(-(reached**2) / 2)
-        difference += (target - reached) / slope
-        if abs(target - reached) < NEWTON_TOLERANCE:
-            break
-    return difference
-
-
-@lru_cache(KEPT_DISTRIBUTIONS)
-def _error_ratios(degrees_of_freedom: float) -> NDArray[np.float64]:
-    """Return quantiles of sqrt(chi^2_f / f), which stand for equal parts of its distribution."""
-    import numpy as np
-    from scipy.special import chdtri
-
-    parts = (np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS
-    ratios: NDArray[np.float64] = np.sqrt(chdtri(degrees_of_freedom, parts) / degrees_of_freedom)
-    return ratios
+        critical = student_quantile(self.degrees_of_freedom, 1 - alpha / 2)
+        errors = float(nctdtrinc(self.degrees_of_freedom, 1 - POWER, critical))
+        large_enough = margin + float(ndtri(POWER)) * self.standard_error
+        return max(errors * self.standard_error, large_enough)
 
 
 def paired(differences: Sequence[float]) -> Estimate:
@@ -179,7 +110,7 @@ def certain_zero(count: int) -> Estimate:
     return Estimate(value=0.0, standard_error=0.0, degrees_of_freedom=1, count=count, paired=True)
 
 
-def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = ()) -> Estimate:
+def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
     """Return the estimate from values of both sides, independent and of unequal variance.
 
     Welch's (1947, doi:10.1093/biomet/34.1-2.28): the variances of the sides' means add up, and the
@@ -187,10 +118,7 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
     degrees of freedom for each of the parts (s^2 / n of n - 1 for a side with n values of
     deviation s):
 
-        v = v_1 + v_2 + …,    f = v^2 / (v_1^2 / f_1 + v_2^2 / f_2 + …).
-
-    `drifts` are further parts, each independent of the others: the difference moves by them,
-    however many values a side has.
+        v = v_1 + v_2,    f = v^2 / (v_1^2 / f_1 + v_2^2 / f_2).
 
     Raises ValueError if a side has no values.
     """
@@ -206,9 +134,6 @@ def unpaired(a: Sequence[float], b: Sequence[float], drifts: Sequence[Drift] = (
     for side in (a, b):
         variances.append(deviation(side) ** 2 / len(side))
         degrees_of_freedom.append(len(side) - 1.0)
-    for drift in drifts:
-        variances.append(drift.deviation**2)
-        degrees_of_freedom.append(drift.degrees_of_freedom)
     return Estimate(
         value=value,
         standard_error=math.sqrt(sum(variances)),

@@ -19,7 +19,6 @@ from harness.statistics.interval import exp
 Numbers = NDArray[np.float64]
 
 ALPHA = 0.05
-Correction = Literal["holm", "bh"]
 Outcome = Literal["better", "worse", "same", "inconclusive"]
 
 
@@ -119,22 +118,20 @@ class MetricVerdict:
         return self.outcome
 
 
-def judge(
-    questions: Sequence[Question], *, alpha: float = ALPHA, correction: Correction = "holm"
-) -> list[MetricVerdict]:
+def judge(questions: Sequence[Question], *, alpha: float = ALPHA) -> list[MetricVerdict]:
     """Return a verdict on each question, with false alarms controlled over all of them.
 
     Better or worse: the difference is significant and at least as large as the smallest effect of
     interest. Same: it is shown to be smaller than that (TOST). Anything else is inconclusive.
-    Holm bounds the chance of any false alarm, Benjamini-Hochberg the share of false ones among all
-    alarms.
+    Holm bounds the chance of any false alarm.
     """
-    correct = {"holm": correct_by_holm, "bh": correct_by_benjamini_hochberg}[correction]
     changes, sames = [], []
     for question in questions:
         changes.append(question.estimate.p_change())
         sames.append(question.estimate.p_same(*question.metric.margins))
-    corrected = zip(questions, correct(changes, alpha), correct(sames, alpha), strict=True)
+    corrected_changes = correct_by_holm(changes, alpha)
+    corrected_sames = correct_by_holm(sames, alpha)
+    corrected = zip(questions, corrected_changes, corrected_sames, strict=True)
     verdicts = []
     for question, change, same in corrected:
         verdicts.append(_verdict(question, change, same, alpha / len(questions)))
@@ -223,39 +220,10 @@ def correct_by_holm(p_values: Sequence[float], alpha: float) -> list[CorrectedTe
     if len(accepted):
         levels[accepted[0] :] = levels[accepted[0]]
     adjusted = np.minimum(np.maximum.accumulate(ascending * remaining), 1.0)
-    return _corrected_tests(
-        p_values, _in_original_order(adjusted, order), _in_original_order(levels, order)
-    )
-
-
-def correct_by_benjamini_hochberg(p_values: Sequence[float], alpha: float) -> list[CorrectedTest]:
-    """Return tests of whose rejections a share of at most `alpha` is expected to be false.
-
-    The step-up procedure of Benjamini and Hochberg (1995,
-    doi:10.1111/j.2517-6161.1995.tb02031.x): of n p-values in ascending order,
-
-        adjusted p_(i) = min over j >= i of min(1, n / j p_(j)).
-
-    With k rejections among n, all p-values are compared with k alpha / n, and so are the intervals
-    (Benjamini and Yekutieli 2005, doi:10.1198/016214504000001907).
-    """
-    order = np.argsort(p_values, kind="stable")
-    ascending = np.asarray(p_values, dtype=np.float64)[order]
-    count = len(ascending)
-    raised = ascending * count / np.arange(1, count + 1)
-    smallest = np.minimum(np.minimum.accumulate(raised[::-1])[::-1], 1.0)
-    adjusted = _in_original_order(smallest, order)
-    rejections = sum(p <= alpha for p in adjusted)
-    level = alpha * max(1, rejections) / max(1, count)
-    return _corrected_tests(p_values, adjusted, [level] * count)
-
-
-def _corrected_tests(
-    p_values: Sequence[float], adjusted: Sequence[float], levels: Sequence[float]
-) -> list[CorrectedTest]:
-    """Return the tests with these raw and adjusted p-values."""
+    adjusted_in_order = _in_original_order(adjusted, order)
+    levels_in_order = _in_original_order(levels, order)
     tests = []
-    for p, adjusted_p, level in zip(p_values, adjusted, levels, strict=True):
+    for p, adjusted_p, level in zip(p_values, adjusted_in_order, levels_in_order, strict=True):
         tests.append(CorrectedTest(p=adjusted_p, level=level, rejects=p <= level))
     return tests
 

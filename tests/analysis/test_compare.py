@@ -27,7 +27,6 @@ from harness.records.across import in_memory_ranks
 from harness.records.company import Company, Lane
 from harness.render.findings import mixture_sentences
 from harness.spec.cell import Trial
-from harness.statistics.estimate import Drift
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 from tests.support.sweeps import load
@@ -98,7 +97,6 @@ def test_sides_that_ran_one_after_the_other_are_unpaired_and_noted() -> None:
     assert not comparison.rows[0].verdict.question.estimate.paired
     assert labels(comparison)[0] == "inconclusive"
     assert "not interleaved" in comparison.notes[0]
-    assert "harness gate certify" in comparison.notes[0]
 
 
 def on_nodes(result: CellResult, *nodes: str) -> CellResult:
@@ -169,60 +167,6 @@ def test_nodes_of_a_trial_are_known_if_the_header_has_all(
     summary = replace(record.summary, node_seconds=node_seconds)
     record = replace(record, ranks=in_memory_ranks(ranks), summary=summary)
     assert of_trial(record).trials[0].nodes == nodes
-
-
-def test_certified_drift_widens_the_interval_of_unpaired_sides() -> None:
-    later = make_result(faster(0.97), started=[1.8e9 + seed for seed in range(5)])
-    certified = {"Test-CPU-2-cores": Drift(deviation=0.02, degrees_of_freedom=199)}
-    assert labels(compare_cells(make_result(STEADY), later))[0] == "slower"
-    comparison = compare(side("A", make_result(STEADY)), [side("B", later)], Rules(drift=certified))
-    assert labels(comparison)[0] == "inconclusive"
-    assert comparison.notes == [
-        "not interleaved: the interval allows for the 2.9% by which the machine moved between certificates"
-    ]
-    interleaved = compare(
-        side("A", make_result(STEADY)),
-        [side("B", make_result(faster(0.97)))],
-        Rules(drift=certified),
-    )
-    assert labels(interleaved)[0] == "slower"
-
-
-def test_intervals_hold_with_a_drift_estimated_from_few_comparisons() -> None:
-    """Both sides take the drift from one certificate, so errors of it do not average out."""
-    rng, tries, kind, drift = np.random.default_rng(3), 2000, "Test-CPU-2-cores", 0.056
-    held_by = 0
-    for _ in range(tries):
-        sides = [np.exp(rng.normal(rng.normal(0, drift), 0.02, 3)) for _ in "AB"]
-        certified = Drift(
-            deviation=float(np.std(rng.normal(0, drift, 3), ddof=1)), degrees_of_freedom=2
-        )
-        a, b = (
-            make_result(list(throughputs), started=[n * 1e6 + seed for seed in range(3)])
-            for n, throughputs in enumerate(sides)
-        )
-        difference = throughput_difference(a, b, 0.01, {kind: certified})
-        assert difference is not None
-        low, high = difference.question.estimate.interval()
-        held_by += low <= 0 <= high
-    assert held_by / tries > 0.93
-
-
-def test_drift_counts_only_if_it_is_certified_for_both_sides() -> None:
-    cell_here, cell_elsewhere = (
-        make_result(STEADY),
-        make_result(faster(0.97), conditions={"hardware": ["Other-CPU"]}),
-    )
-    certified = {"Test-CPU-2-cores": Drift(deviation=0.02, degrees_of_freedom=199)}
-    rules = [
-        Rules(across=["hardware"], drift=certified | more)
-        for more in ({}, {"Other-CPU": certified["Test-CPU-2-cores"]})
-    ]
-    verdicts = [
-        labels(compare(side("A", cell_here), [side("B", cell_elsewhere)], rule))[0]
-        for rule in rules
-    ]
-    assert verdicts == ["slower", "inconclusive"]
 
 
 def test_a_gate_notes_an_interval_that_is_certain_for_its_own_cell_only() -> None:
@@ -525,7 +469,7 @@ class TestSideBySide:
         self, order: str, lanes: int, paired: bool
     ) -> None:
         a, b = [self.result(order, letter, lanes) for letter in "AB"]
-        difference = throughput_difference(a, b, 0.01, {})
+        difference = throughput_difference(a, b, 0.01)
         assert difference is not None
         assert difference.question.estimate.paired is paired
 

@@ -78,7 +78,7 @@ def test_a_goal_that_was_reached_before_the_first_step_is_named_and_decides_noth
 
 def test_the_same_bits_converge_alike_from_one_seed_on() -> None:
     a = reaching([400])
-    difference = convergence_difference(a, replace(a, cell=OTHER), GOAL, 0.1)
+    difference = convergence_difference(a, replace(a, cell=OTHER), GOAL)
     assert difference is not None
     assert difference.question.estimate.standard_error == 0.0
     assert difference.mean_a == pytest.approx(400)

@@ -37,21 +37,20 @@ def test_seeds_decide_where_tensors_do_not() -> None:
     same = judged([0.90, 0.91, 0.92, 0.93], [0.901, 0.909, 0.921, 0.930])
     assert same.seeds is not None
     assert (same.rung, same.seeds.outcome, same.seeds.metric) == ("equivalent", "same", "accuracy")
-    provable = same.seeds.equivalence.min_provable_margin
-    assert provable is not None
-    assert 0 < provable < 0.01
+    assert same.seeds.interval is not None
+    low, high = same.seeds.interval
+    assert -0.01 < low < 0 < high < 0.01
     different = judged([0.90, 0.91, 0.92, 0.93], [0.80, 0.82, 0.83, 0.84])
     assert different.rung == "different"
 
 
-def test_too_few_seeds_say_how_many_are_missing() -> None:
+def test_too_few_seeds_decide_nothing() -> None:
     open_cell = judged([0.90, 0.92], [0.905, 0.91])
     assert open_cell.seeds is not None
     assert (open_cell.rung, open_cell.seeds.outcome) == (None, "inconclusive")
-    assert (open_cell.seeds.seeds_missing or 0) > 0
     single = judged([0.9], [0.9])
     assert single.seeds is not None
-    assert (single.rung, single.seeds.seeds_missing) == (None, None)
+    assert (single.rung, single.seeds.interval) == (None, None)
 
 
 def test_seeds_are_not_asked_in_vain() -> None:

@@ -327,10 +327,10 @@ def test_effects_of_one_cell_are_refused(results: Results) -> None:
 def test_json_output(results: Results) -> None:
     write_run(results, "one")
     write_run(results, "two", slower=1.3, started=1.8e9)
-    command = compared("one", "two", "--json", "--correction", "bh", "--min-effect", "2%")
+    command = compared("one", "two", "--json", "--min-effect", "2%")
     content = json.loads(command.out)
     assert content["exit_code"] == command.code == 1
-    assert (content["rules"]["correction"], content["rules"]["min_effect"]) == ("bh", 0.02)
+    assert content["rules"]["min_effect"] == 0.02
     speed, accuracy = content["cells"][0]["metrics"]
     assert (speed["verdict"], speed["paired"], accuracy["verdict"]) == ("slower", False, "same")
     assert speed["low"] < speed["value"] < speed["high"] < 1
@@ -367,7 +367,6 @@ def test_a_single_trial_has_no_interval_and_no_verdict(results: Results) -> None
             ["one", "one", "--min-effect", "0%"],
             "--min-effect: found '0%'; allowed: a percentage above 0% and below 100%",
         ),
-        (["one", "one", "--correction", "none"], "--correction: found 'none'; allowed: holm, bh"),
         (["one", "one", "--across", "time"], "--across: found 'time'"),
     ],
 )

@@ -117,35 +117,6 @@ class TestSweepResult:
         assert not result.is_winner_certain("mlp")
         assert result.contenders("mlp") == [slow]
 
-    def test_more_seeds_settle_an_open_comparison_if_they_are_many_enough(self) -> None:
-        speeds = [110.0, 90.0, 112.0, 111.0]
-        slow = make_result([100.0] * 4, cell=make_cell())
-        fast = make_result(speeds, cell=make_cell(precision="bf16"))
-        result = SweepResult(name="demo", cells=[slow, fast])
-        row = result.throughput_row(fast.cell)
-        assert row is not None
-        assert row.verdict.outcome == "inconclusive"
-        seeds = result.seeds_to_settle()
-        assert seeds is not None
-        settled = SweepResult(
-            name="demo",
-            cells=[
-                make_result([100.0] * 2 * seeds, cell=slow.cell),
-                make_result((speeds * seeds)[: 2 * seeds], cell=fast.cell),
-            ],
-        )
-        row = settled.throughput_row(fast.cell)
-        assert row is not None
-        assert row.verdict.outcome == "better"
-
-    def test_an_effect_that_is_far_below_its_noise_is_not_settled(self) -> None:
-        slow = make_result([100.0] * 3, cell=make_cell())
-        noisy = make_result([300.0, 33.0, 101.0], cell=make_cell(precision="bf16"))
-        result = SweepResult(name="demo", cells=[slow, noisy])
-        row = result.throughput_row(noisy.cell)
-        assert row is not None
-        assert result.seeds_to_settle() is None
-
     def test_the_fastest_and_the_most_accurate_cell(self) -> None:
         accurate = make_result([100.0, 101.0], metrics=[0.95, 0.96], cell=make_cell())
         fast = make_result([200.0, 202.0], cell=make_cell(precision="bf16"))

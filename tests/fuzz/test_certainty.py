@@ -39,7 +39,7 @@ def test_no_winner_is_certain_whose_interval_holds_1(result: SweepResult) -> Non
         return
     winner, *others = result.ranking("mlp")
     for other in others:
-        difference = throughput_difference(other, winner, SPEED.min_effect, {})
+        difference = throughput_difference(other, winner, SPEED.min_effect)
         assert difference is not None
         low, _ = difference.question.estimate.interval()
         assert low > 0  # of the logarithm of the ratio

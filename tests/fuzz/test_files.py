@@ -123,7 +123,7 @@ def write_baseline(results: Results) -> Path:
 def read_certificate(path: Path) -> Any:
     read = certificate.read(results_of(path), path.stem)
     assert read is not None
-    return read, read.description, read.drift
+    return read, read.description
 
 
 def read_spec(path: Path) -> Any:

@@ -23,14 +23,12 @@ from harness.hardware.certificate import (
     CertifySettings,
     SelfComparison,
     citation_lines,
-    drift_by_hardware,
 )
 from harness.records.code import Code
 from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
 from harness.render.machine import conclusion, summary_lines
 from harness.spec.cluster import Profile
-from tests.factories import BEGUN
 from tests.support.commands import harness
 from tests.support.results import make_result
 
@@ -208,32 +206,6 @@ def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_p
     other = made(0, 20, hardware=Hardware(cpu="Other", usable_cores=4))
     certificate.write(results, other)
     assert len(citation_lines(results, [certified.key, other.key])) == 2
-
-
-def test_how_much_the_speed_moves_is_known_from_its_comparisons(tmp_path: Path) -> None:
-    results, certified = Results(tmp_path), made(0, 3)
-    certificate.write(results, certified)
-    drifts = drift_by_hardware(results, [certified.key, "other"])
-    assert drifts == {certified.key: certified.drift}
-    assert drifts[certified.key].deviation == pytest.approx(math.log(1.01))
-    assert drifts[certified.key].degrees_of_freedom == 2
-    assert made(0, 1).drift is None
-
-
-def test_compare_allows_for_it_between_sides_that_were_not_measured_in_turn(tmp_path: Path) -> None:
-    results, certified = Results(tmp_path), made(0, 200)
-    certificate.write(results, certified)
-    speeds = [1000.0, 1001.0, 1002.0]
-    for name, started in (("before", BEGUN), ("now", BEGUN + 1e6)):
-        cell = make_result(
-            speeds,
-            conditions={"hardware": [certified.key]},
-            started=[started + n for n in range(3)],
-        )
-        baseline.save(Results(tmp_path / name), [cell])
-    before, now = (str(next((tmp_path / name).rglob("*.json"))) for name in ("before", "now"))
-    ended = harness("compare", before, now, "--results", str(tmp_path))
-    assert "allows for the 1.2%" in " ".join(ended.out.split())
 
 
 def test_compare_cites_it(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from harness.analysis.sweep_result import SweepResult
@@ -84,22 +82,11 @@ def test_cells_that_are_shown_to_be_the_same_are_named() -> None:
     ]
 
 
-def test_an_open_comparison_says_how_many_seeds_would_settle_it() -> None:
+def test_an_open_comparison_says_nothing_that_is_not_known() -> None:
     noisy = (REFERENCE, [100.0, 100.0, 100.0, 100.0]), (OTHER, [110.0, 90.0, 112.0, 111.0])
     fastest, _, undecided = sentences(*noisy)
     assert fastest == "Fastest: bf16 with 105 samples/s, not certain: fp32 may be as fast."
-    match = re.fullmatch(
-        r"Undecided: bf16 against fp32; about (\d+) seeds would settle it\.", undecided
-    )
-    assert match is not None
-    assert 5 <= int(match[1]) <= 30
-
-
-def test_noise_that_hides_an_effect_calls_for_longer_trials() -> None:
-    hopeless = (REFERENCE, [100.0, 100.0, 100.0]), (OTHER, [300.0, 33.0, 101.0])
-    assert sentences(*hopeless)[2] == (
-        "Undecided: bf16 against fp32; more seeds will hardly settle it, longer trials may."
-    )
+    assert undecided == "Undecided: bf16 against fp32; more seeds or longer trials may decide."
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -9,8 +9,6 @@ import pytest
 
 from harness.analysis.parity import CellParity, SeedEvidence
 from harness.render import parity as texts
-from harness.statistics.equivalence import equivalence
-from harness.statistics.estimate import paired
 from tests.support.parity import DISTANCE, make_parity
 
 
@@ -49,20 +47,15 @@ def test_errors_are_multiples_of_the_references(changes: dict[str, Any], text: s
 
 
 @pytest.mark.parametrize(
-    ("differences", "outcome", "text"),
+    ("interval", "text"),
     [
-        ([0.001, -0.001], "same", "accuracy +0.0000 in 2 seeds, within 0.0063 for certain"),
-        (
-            [0.02, -0.01],
-            "inconclusive",
-            "accuracy +0.0050 in 2 seeds, within 0.0997 for certain; needs about 39 more",
-        ),
-        ([0.02], "inconclusive", "accuracy +0.0200 in 1 seed; needs 1 more at least"),
+        ((-0.0063, 0.0063), "accuracy +0.0000 in 2 seeds (-0.0063 to +0.0063)"),
+        (None, "accuracy +0.0000 in 2 seeds; needs more seeds"),
     ],
 )
-def test_seeds(differences: list[float], outcome: Any, text: str) -> None:
+def test_seeds(interval: tuple[float, float] | None, text: str) -> None:
     evidence = SeedEvidence(
-        metric="accuracy", outcome=outcome, equivalence=equivalence(paired(differences), 0.01)
+        metric="accuracy", outcome="same", seeds=2, difference=0.0, interval=interval
     )
     assert texts.over_seeds(cell(seeds=evidence)) == text
     assert texts.over_seeds(cell(seeds=evidence, tensor_rung="fp64")) == "–"

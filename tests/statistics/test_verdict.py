@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from scipy.special import nctdtr, stdtrit
 
-from harness.statistics.estimate import Drift, Estimate, detectable_errors, paired, unpaired
+from harness.statistics.estimate import Estimate, paired, unpaired
 from harness.statistics.verdict import (
     CorrectedTest,
-    Correction,
     Metric,
     MetricVerdict,
     Question,
-    correct_by_benjamini_hochberg,
     correct_by_holm,
     judge,
 )
@@ -108,46 +106,6 @@ def test_paired_and_welch_by_hand() -> None:
     assert sides.degrees_of_freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
 
 
-def test_more_values_of_the_same_spread_have_a_smaller_error() -> None:
-    estimate = paired([0.1, 0.2, 0.3, 0.4])
-    more = estimate.with_count(16)
-    assert (more.value, more.count, more.degrees_of_freedom) == (estimate.value, 16, 15)
-    assert more.standard_error == pytest.approx((estimate.standard_error or 0) / 2)
-    assert paired([0.1]).with_count(9).standard_error is None
-    assert paired([0.0, 0.0]).with_count(9).standard_error == 0
-
-
-def test_drift_between_the_sides_by_hand() -> None:
-    """Variances 2/2 and 1/3 as above, and 4 of either side's time with 10 degrees of freedom."""
-    drift = Drift(deviation=2.0, degrees_of_freedom=10)
-    sides = unpaired([0.0, 2.0], [1.0, 2.0, 3.0], [drift, drift])
-    assert sides.standard_error == pytest.approx(math.sqrt(4 / 3 + 8))
-    assert sides.degrees_of_freedom == pytest.approx(
-        (28 / 3) ** 2 / (1 + 1 / 18 + 16 / 10 + 16 / 10)
-    )
-    assert unpaired([1.0], [2.0, 2.0], [drift, drift]).standard_error is None
-
-
-def sessions(rng: np.random.Generator, drift: Drift | None) -> str:
-    """Return the outcome for equal code measured twice on a machine that drifts by 1% in between."""
-    before, after = (rng.normal(rng.normal(0, 0.01), 0.002, 5).tolist() for _ in range(2))
-    return verdict(SPEED, unpaired(before, after, [drift, drift] if drift else [])).outcome
-
-
-def test_drift_between_the_sides_raises_false_alarms_unless_it_is_known() -> None:
-    """The drift is known as well as 20 measurements at different times tell it."""
-    rng, tries = np.random.default_rng(14), 600
-    alarms = {True: 0, False: 0}
-    for _ in range(tries):
-        measured = Drift(
-            deviation=float(np.std(rng.normal(0, 0.01, 20), ddof=1)), degrees_of_freedom=19
-        )
-        for is_known in alarms:
-            alarms[is_known] += sessions(rng, measured if is_known else None) in ("better", "worse")
-    assert alarms[False] / tries > 0.3
-    assert alarms[True] / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
-
-
 def adjusted(correct: Correct, p_values: Sequence[float]) -> list[float]:
     """Return the adjusted p-values of tests at 5%."""
     return [test.p for test in correct(p_values, 0.05)]
@@ -156,8 +114,6 @@ def adjusted(correct: Correct, p_values: Sequence[float]) -> list[float]:
 def test_corrections_by_hand() -> None:
     p = [0.01, 0.04, 0.03, 0.5]
     assert adjusted(correct_by_holm, p) == pytest.approx([0.04, 0.09, 0.09, 0.5])
-    by_hand = [0.04, 0.16 / 3, 0.16 / 3, 0.5]
-    assert adjusted(correct_by_benjamini_hochberg, p) == pytest.approx(by_hand)
     assert adjusted(correct_by_holm, [0.7, 0.9]) == [1.0, 1.0]
     assert adjusted(correct_by_holm, []) == []
 
@@ -207,7 +163,7 @@ def test_a_slowdown_of_the_detectable_size_is_detected_four_times_of_five(
         verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).label
         for _ in range(tries)
     ]
-    assert abs(labels.count("slower") / tries - 0.8) < 3.1 * math.sqrt(0.8 * 0.2 / tries)
+    assert labels.count("slower") / tries == pytest.approx(0.8, abs=0.08)
 
 
 @pytest.mark.parametrize("degrees_of_freedom", [1, 2, 4.5, 30])
@@ -215,7 +171,8 @@ def test_a_slowdown_of_the_detectable_size_is_detected_four_times_of_five(
 def test_without_a_margin_the_power_is_that_of_the_noncentral_t_distribution(
     degrees_of_freedom: float, alpha: float
 ) -> None:
-    errors = detectable_errors(degrees_of_freedom, alpha, 0.0)
+    estimate = make_estimate(0.0, 1.0, degrees_of_freedom)
+    errors = estimate.min_detectable_effect(alpha)
     critical = stdtrit(degrees_of_freedom, 1 - alpha / 2)
     assert 1 - nctdtr(degrees_of_freedom, errors, critical) == pytest.approx(0.8, abs=1e-3)
 
@@ -242,8 +199,7 @@ def contradicts(judged: MetricVerdict) -> bool:
     return not (low > no_effect if is_higher else high < no_effect)
 
 
-@pytest.mark.parametrize("correction", ["holm", "bh"])
-def test_a_verdict_never_contradicts_the_interval_beside_it(correction: Correction) -> None:
+def test_a_verdict_never_contradicts_the_interval_beside_it() -> None:
     rng = np.random.default_rng(27)
     outcomes: Counter[str] = Counter()
     for _ in range(400):
@@ -257,18 +213,17 @@ def test_a_verdict_never_contradicts_the_interval_beside_it(correction: Correcti
             if rng.random() < 0.5:
                 estimate = unpaired(a.tolist(), b.tolist())
             questions.append(Question(metric=metric, estimate=estimate))
-        for judged in judge(questions, correction=correction):
+        for judged in judge(questions):
             assert not contradicts(judged), judged
             outcomes[judged.outcome] += 1
     assert min(outcomes[word] for word in ("better", "worse", "same", "inconclusive")) > 50
 
 
-@pytest.mark.parametrize("correct", [correct_by_holm, correct_by_benjamini_hochberg])
-def test_a_test_rejects_at_its_level_where_its_adjusted_p_value_does(correct: Correct) -> None:
+def test_a_test_rejects_at_its_level_where_its_adjusted_p_value_does() -> None:
     rng = np.random.default_rng(28)
     for _ in range(300):
         p_values = (rng.random(rng.integers(1, 12)) ** rng.choice([1, 4, 8])).tolist()
-        tests = correct(p_values, 0.05)
+        tests = correct_by_holm(p_values, 0.05)
         assert [test.rejects for test in tests] == [test.p <= 0.05 for test in tests]
 
 

@@ -54,7 +54,7 @@ def speedups(report: Report) -> list[RowGroup]:
                 ratios.append(_ratio(cell.name, row))
                 rows.append(row)
         if ratios and reference is not None:
-            remarks = unpaired_notes(rows, comparison.rules)
+            remarks = unpaired_notes(rows)
             note = "; ".join([f"1× is {report.name(reference.cell)}", *remarks])
             groups.append(_ratio_group(workload, ratios, note))
     return groups

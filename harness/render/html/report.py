@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.analysis.compare import CellComparison, Rules, Side, certified_drifts, compare
+from harness.analysis.compare import CellComparison, Rules, Side, compare
 from harness.analysis.parity import SweepParity, read_parity, with_seeds
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
@@ -131,7 +131,7 @@ def make_report(
     result = SweepResult.of_records(sweep, records, goal)
     comparison = None
     if against is not None:
-        rules = Rules(goal=goal, drift=certified_drifts(results, (against, result.side)))
+        rules = Rules(goal=goal)
         comparison = (against.name, compare(against, [result.side], rules))
     parity = read_parity(results.sweep_folder(sweep.name))
     workloads = {label: _report_cells(result, label) for label in result.workloads}
