@@ -36,10 +36,7 @@ PID_FILE = "pid"  # of the process that all others of a run belong to
 END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
 START_DELIVERY = DeliveryProcess.start
 # What draws the pictures of MLflow's runs, by its name in `harness.tracking.runs`.
-DRAWERS = {
-    name: getattr(runs, name)
-    for name in ("draw_board", "draw_confusions", "draw_rates", "png_bytes")
-}
+DRAWERS = {name: getattr(runs, name) for name in ("draw_board", "draw_rates", "png_bytes")}
 NO_PICTURE = b"PNG"  # what a picture's file has instead
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
@@ -200,7 +197,6 @@ def no_pictures_in_mlflow() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(runs, "draw_board", draw_no_board)
-        monkeypatch.setattr(runs, "draw_confusions", lambda confusions, title: None)
         monkeypatch.setattr(runs, "draw_rates", lambda rates, width, height: None)
         monkeypatch.setattr(runs, "png_bytes", lambda figure: NO_PICTURE)
         yield

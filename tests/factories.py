@@ -17,7 +17,6 @@ from harness.records.code import Code
 from harness.records.environment import Environment, Hardware, Software
 from harness.records.files import write_record
 from harness.records.record import (
-    Confusions,
     Evaluation,
     Failure,
     Rank0Report,
@@ -40,14 +39,6 @@ ENVIRONMENT = Environment(
     hardware=Hardware(cpu="Test CPU", cores=2, usable_cores=2, gpus=[]),
     variables={"OMP_NUM_THREADS": "1"},
     code=Code(version="0.1.0", commit="c0ffee" * 6 + "c0ff", dirty=False),
-)
-
-CONFUSIONS = Confusions(
-    classes=("cat", "dog", "eel"),
-    support=(10, 20, 30),
-    predicted=(12, 19, 29),
-    correct=(9, 18, 29),
-    mistakes=((1, 0, 2), (0, 1, 1), (2, 0, 1)),
 )
 
 
@@ -259,7 +250,6 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
         )
     return Rank0Report(
         stop=stop,
-        confusions=CONFUSIONS,
         target=TargetMetric(name="accuracy", higher_is_better=True),
         steps_per_epoch=10,
         parameter_count=235_146,

@@ -281,18 +281,6 @@ class Workload(ABC):
         total, weight = rows.sum(0).tolist()
         return {"loss": total / weight}
 
-    def predictions(self, rows: Tensor) -> Tensor | None:
-        """Return the label and the predicted class of each sample, int64, shape (samples, 2).
-
-        `rows` are those of `metrics`. None, the default, is for what is no classifier. From them, the
-        harness counts which classes are taken for which.
-        """
-        return None
-
-    def class_names(self) -> Sequence[str]:
-        """Return the names of the classes in their order; none, the default, for their numbers."""
-        return ()
-
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the submodules that FSDP2 shards one by one, such as a transformer's layers.
 
@@ -395,10 +383,6 @@ class Classifier(Workload):
             "macro_f1": macro_f1(predicted, labels),
             "loss": float(losses.mean()),
         }
-
-    def predictions(self, rows: Tensor) -> Tensor:
-        """Return the label and the predicted class of each sample, int64, shape (samples, 2)."""
-        return rows[:, [2, 1]].long()
 
 
 def macro_f1(predicted: Tensor, labels: Tensor) -> float:

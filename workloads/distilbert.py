@@ -199,10 +199,6 @@ class DistilBert(Classifier):
         bert.train()  # from_pretrained returns a model in evaluation mode, without dropout
         return SequenceClassifier(bert)
 
-    def class_names(self) -> Sequence[str]:
-        """Return the labels of the texts."""
-        return self.texts.classes
-
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the layers of the transformer."""
         assert isinstance(model, SequenceClassifier)

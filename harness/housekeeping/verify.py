@@ -23,8 +23,7 @@ from harness.preflight.rates import read_search
 from harness.preflight.report import read_preflight
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
-from harness.serving.exporting import check_files
-from harness.serving.record import read_export
+from harness.serving.record import check_files, read_export
 from harness.training.manifest import read_manifest
 
 INVALID_RECORDS = TrialFolder(Path()).invalid_record_path("*").name

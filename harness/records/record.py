@@ -197,23 +197,6 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Confusions:
-    """Which classes the test set's samples were taken for, at one evaluation.
-
-    The counts of classes are whole. Of the mistakes the most frequent are listed, so that a record
-    stays small however many classes there are.
-    """
-
-    classes: tuple[str, ...]  # names, by number
-    support: tuple[Number, ...]  # samples of each class
-    predicted: tuple[Number, ...]  # samples that were taken for each class
-    correct: tuple[Number, ...]  # samples of each class that were taken for it
-    # Label, predicted class and number of samples, the most frequent first.
-    mistakes: tuple[tuple[Number, ...], ...]
-    omitted: Number = 0  # mistakes, counted in samples, that are not listed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PageCache:
     """How much of its data's files the machine of rank 0 had in memory.
 
@@ -248,8 +231,6 @@ class Rank0Report:
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
     # What rank 0 communicates in an optimizer step; None where ranks don't communicate.
     collectives: Sequence[Collective] | None = None
-    # At the final evaluation; None for what is no classifier, and for very many classes.
-    confusions: Confusions | None = None
     # When rank 0 began, and when training did, seconds since the epoch. Of a trial that was resumed
     # it is the first attempt that counts.
     began_at: Moment

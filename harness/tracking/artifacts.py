@@ -7,28 +7,20 @@ removed from texts on the way, and the files of the trial stay as they are.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from harness.analysis.classes import ClassScore, Mistake, class_scores, mistakes
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
 from harness.records.files import copy_record
 from harness.records.record import Record
-from harness.records.seal import clean_text
-from harness.render.serving import latency_table
-from harness.render.trial_table import as_csv
 from harness.serving.record import TrialExport
-from harness.serving.summary import summarize_groups
 
 LOG_BYTES = 2**20  # at most, of the end of each log
 # Of a trial with more logs, most are in an archive, because MLflow takes files one by one.
@@ -70,7 +62,6 @@ def collect_files(
         text = json.dumps(asdict(record.environment), indent=1) + "\n"
         (target / ENVIRONMENT_FILE).write_text(clean(text), encoding="utf-8")
     _collect_logs(record, trial_folder, target, clean)
-    _collect_classes(record, target, clean)
     _collect_profile(trial_folder, target, clean)
 
 
@@ -99,32 +90,6 @@ def _collect_logs(
                 archive.writestr(log.name, clean(tail_of(log, limit)))
     for log in shown:
         (folder / log.name).write_text(clean(tail_of(log)), encoding="utf-8")
-
-
-def _collect_classes(record: Record, target: Path, clean: Callable[[str], str]) -> None:
-    """Write a classifier's scores by class and its mistakes as CSV, which MLflow shows as tables.
-
-    A record lists a bounded number of mistakes, the most frequent.
-    """
-    confusions = None if record.rank0 is None else record.rank0.confusions
-    if confusions is None:
-        return
-    folder = target / "classes"
-    folder.mkdir()
-    scores = [asdict(score) for score in class_scores(confusions)]
-    (folder / "scores.csv").write_text(clean(_as_csv(ClassScore, scores)), encoding="utf-8")
-    rows = [asdict(mistake) for mistake in mistakes(confusions)]
-    (folder / "mistakes.csv").write_text(clean(_as_csv(Mistake, rows)), encoding="utf-8")
-
-
-def _as_csv(kind: type[ClassScore | Mistake], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV with a column for each field of their kind; what is None is empty."""
-    text = io.StringIO()
-    columns = [column.name for column in fields(kind)]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _collect_profile(trial_folder: TrialFolder, target: Path, clean: Callable[[str], str]) -> None:
@@ -176,51 +141,33 @@ def tail_of(log: Path, limit: int = LOG_BYTES) -> str:
 
 
 def export_metrics(export: TrialExport) -> dict[str, float]:
-    """Return the metrics of exported models, and the latencies of all ways to run the model.
+    """Return the metrics and latencies of exported models.
 
-    Names end with the batch size, the number of threads and the unit: `export_onnx_b8_t1_p95_ms`.
+    Names of latencies end with the batch size and the unit: `export_onnx_b8_p95_ms`.
     """
     metrics: dict[str, float] = {}
     for model in export.models:
         name = f"export_{model.format}"
-        metrics[f"{name}_bytes"] = model.bytes
         if model.parity.largest_difference is not None:
             metrics[f"{name}_largest_difference"] = model.parity.largest_difference
         if export.target in model.parity.exported_metrics:
             metrics[f"{name}_{export.target}"] = model.parity.exported_metrics[export.target]
-    for latency in summarize_groups(export.latency):
-        name = f"export_{latency.arm}_b{latency.batch_size}_t{latency.threads}"
-        for quantile_name, quantile in latency.quantiles.items():
-            metrics[f"{name}_{quantile_name}_ms"] = quantile.value * 1e3
-        if latency.speedup is not None:
-            metrics[f"{name}_speedup"] = latency.speedup.value
+        for latency in model.latencies:
+            metrics[f"{name}_b{latency.batch_size}_p50_ms"] = latency.p50_ms
+            metrics[f"{name}_b{latency.batch_size}_p95_ms"] = latency.p95_ms
     return metrics
 
 
-def collect_export(
-    export: TrialExport, trial_folder: TrialFolder, target: Path, clean: Callable[[str], str]
-) -> None:
-    """Write the files of a trial's exports into the folder `target`, without secrets.
+def collect_export(export: TrialExport, trial_folder: TrialFolder, target: Path) -> None:
+    """Copy the files of a trial's exports into the folder `target`, as they are.
 
-    They are the parity and the latencies, the latter as a table too, and the models. A model that
-    is too large is replaced by a note that says where it is.
+    A model that is too large is replaced by a note that says where it is.
     """
-    record = trial_folder.export_path
-    text = clean_text(record.read_text(encoding="utf-8"), clean)
-    (target / record.name).write_text(text, encoding="utf-8")
-    table = as_csv(latency_table([export]))
-    (target / "latency.csv").write_text(clean(table), encoding="utf-8")
+    shutil.copyfile(trial_folder.export_path, target / trial_folder.export_path.name)
     for model in export.models:
         folder = trial_folder.exported_model(model.format)
         if model.bytes > MODEL_BYTES:
             note = f"{model.bytes} bytes, more than the {MODEL_BYTES} that are uploaded; see {folder}\n"
-            (target / f"{model.format}.left-out.txt").write_text(clean(note), encoding="utf-8")
+            (target / f"{model.format}.left-out.txt").write_text(note, encoding="utf-8")
             continue
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        for path in files:
-            copy = target / model.format / path.relative_to(folder)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix in TEXT_FILES:
-                copy.write_text(clean(path.read_text(encoding="utf-8")), encoding="utf-8")
-            else:
-                shutil.copyfile(path, copy)
+        shutil.copytree(folder, target / model.format)

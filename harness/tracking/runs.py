@@ -14,25 +14,22 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.classes import join_confusions
 from harness.analysis.parity import read_parity, with_seeds
 from harness.analysis.result import join
 from harness.analysis.scalars import is_scalar, metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
-from harness.core.text import counted
 from harness.gate.explanation import read_explanation
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.seal import clean_text
 from harness.records.store import read_spec
 from harness.render.chart import png_bytes
-from harness.render.confusions import draw_confusions
 from harness.render.format import cell_names
 from harness.render.preflight import draw_rates
 from harness.serving.record import read_export
@@ -63,9 +60,6 @@ BATCH_SIZE = 900  # metric points in one request; MLflow takes 1,000 entities
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 BOARD_TAG = "harness.board"  # on a sweep's run: the digest of its leader boards
-CONFUSIONS_TAG = (
-    "harness.confusions"  # on a cell's run: the digest of the trials that its picture has
-)
 RATES_TAG = "harness.rates"  # on a cell's run: when the search was made that its picture shows
 TABLE_TAG = "harness.trials_table"  # on a sweep's run: the digest of the table stored with it
 TABLE_FILE = "trials.csv"
@@ -76,7 +70,7 @@ REPRODUCE_TAG = "harness.reproduce"
 PARENT_TAG = "mlflow.parentRunId"
 TRIAL_TAGS = (RECORD_TAG, EXPORT_TAG, PARENT_TAG)  # those of a trial's run that are remembered
 # Those that say which files are stored with a run: they do not come from its contents.
-STORED_TAGS = (BOARD_TAG, CONFUSIONS_TAG, EXPORT_TAG, RATES_TAG, RECORD_TAG, SPEC_TAG, TABLE_TAG)
+STORED_TAGS = (BOARD_TAG, EXPORT_TAG, RATES_TAG, RECORD_TAG, SPEC_TAG, TABLE_TAG)
 NUMBER = re.compile(r"seed \d+ (repeat \d+ )?")  # what a trial's name begins with
 MAX_QUERIES = 100  # cells that are asked for one by one, before all runs are asked for at once
 
@@ -232,7 +226,6 @@ class SweepRuns:
             written += self._update_trials(cell_outlines, chosen_trials)
         if result is not None:
             self._update_boards(result, sweep_run)
-            self._update_confusions(result, by_cell)
             # Only now: else every trial would send the whole table again.
             table = self._clean(trials_csv(outlines))
             self._store_text(sweep_run, TABLE_TAG, TABLE_FILE, table)
@@ -319,42 +312,6 @@ class SweepRuns:
 
         self._store(run, RATES_TAG, str(search.at), draw, "figures")
 
-    def _update_confusions(
-        self, result: SweepResult, by_cell: Mapping[str, Sequence[TrialOutline]]
-    ) -> None:
-        """Attach the confusion matrix of each workload's most accurate cell to the cell's run.
-
-        All of its trials are counted together, as in the report. A cell that was the most accurate
-        before keeps its picture, which is brought up to date.
-        """
-        most_accurate = [result.most_accurate(label) for label in result.workloads]
-        shown = {cell_result.cell.id for cell_result in most_accurate if cell_result is not None}
-        for cell_id, outlines in by_cell.items():
-            (run,) = self.existing["cell", cell_id]
-            if cell_id not in shown and CONFUSIONS_TAG not in run.tags:
-                continue
-            done = [outline for outline in outlines if outline.status == "done"]
-            digest = text_digest("\0".join(outline.digest for outline in done))
-            if run.tags.get(CONFUSIONS_TAG) != digest:
-                self._store_confusions(done, run, digest)
-
-    def _store_confusions(
-        self, outlines: Sequence[TrialOutline], run: KnownRun, digest: str
-    ) -> None:
-        """Attach the confusion matrix of some trials to a run, unless they are no classifier's."""
-        paths = [self.folder.trial_folder(outline.trial).record_path for outline in outlines]
-        confusions = join_confusions([read_record(path) for path in paths])
-        if confusions is None:
-            return
-        names = [self._clean(name) for name in confusions.classes]
-        cleaned = replace(confusions, classes=tuple(names))
-        title = f"{self._clean(outlines[0].cell.label)}, {counted(len(outlines), 'trial')}"
-
-        def draw(folder: Path) -> None:
-            write_atomically(folder / "confusions.png", png_bytes(draw_confusions(cleaned, title)))
-
-        self._store(run, CONFUSIONS_TAG, digest, draw, "figures")
-
     def _update_export(self, trial: str) -> None:
         """Bring a trial's exports to its run, unless that shows them already."""
         from mlflow.entities import Metric
@@ -371,7 +328,7 @@ class SweepRuns:
         log_batches(self.client, run.id, metrics)
 
         def collect(folder: Path) -> None:
-            collect_export(export, trial_folder, folder, self._clean)
+            collect_export(export, trial_folder, folder)
 
         self._store(run, EXPORT_TAG, str(export.at), collect, trial_folder.export_folder.name)
 

@@ -8,7 +8,6 @@ from all rows in the order of the samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch import nn
 
 from harness.core.errors import BadInput, NotApplied
 from harness.measure.probe import undisturbed
-from harness.records.record import Confusions
 from harness.spec.axes import Axes
 from harness.spec.cell import StopRule
 from harness.training.mesh import ParallelMesh
@@ -27,17 +25,7 @@ from harness.training.stopping import LOSS
 from harness.training.strategies.base import Strategy
 from workloads.base import Samples, Workload
 
-MOST_CLASSES = 1000  # that are counted; a record of more would be larger than everything else in it
-MOST_MISTAKES = 500  # pairs of classes that are listed, the most frequent
 PASSES_BETWEEN_CHECKS = 16  # forward passes after which ranks agree on whether to continue
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """The result of an evaluation."""
-
-    metrics: Mapping[str, float]  # by name, the same at every rank
-    confusions: Confusions | None = None  # at rank 0, for a classifier
 
 
 @torch.no_grad()
@@ -49,7 +37,7 @@ def evaluate(
     strategy: Strategy,
     mesh: ParallelMesh,
     should_continue: Callable[[], bool],
-) -> Scores | None:
+) -> Mapping[str, float] | None:
     """Return the workload's metrics over all of `samples`, the same at every rank.
 
     Every rank must call this. `model` is the one without the strategy's wrapper; its modules are left
@@ -79,13 +67,12 @@ def evaluate(
         indices, rank_rows = [], None
     shares = mesh.gather((torch.tensor(indices, dtype=torch.int64), rank_rows))
     metrics = None
-    confusions = None
     if mesh.ranks.is_rank_0:
         rows_in_order = _in_sample_order(shares, len(samples))
         metrics = workload.metrics(rows_in_order)
         metrics = {name: float(value) for name, value in metrics.items()}
-        confusions = count_confusions(workload, rows_in_order)
-    return Scores(metrics=mesh.broadcast_from_rank_0(metrics), confusions=confusions)
+    agreed: Mapping[str, float] | None = mesh.broadcast_from_rank_0(metrics)
+    return agreed
 
 
 @torch.no_grad()
@@ -142,39 +129,3 @@ def _in_sample_order(shares: Sequence[tuple[Any, Any]], count: int) -> torch.Ten
             f"evaluate() returned {len(rows)} rows for {count} samples; needed: one row per sample"
         )
     return torch.from_numpy(rows[np.argsort(indices)])
-
-
-def count_confusions(workload: Workload, rows: torch.Tensor) -> Confusions | None:
-    """Return how often samples of each class were taken for which, None for no classifier.
-
-    `rows` are those of `Workload.metrics`. None too for more than MOST_CLASSES classes. Raises
-    NotApplied for names of classes that are fewer than the classes that occur.
-    """
-    predictions = workload.predictions(rows)
-    if predictions is None or not len(predictions):
-        return None
-    labels, predicted = predictions[:, 0].numpy(), predictions[:, 1].numpy()
-    occurring = int(torch.max(predictions)) + 1
-    names = list(workload.class_names()) or [str(number) for number in range(occurring)]
-    if len(names) < occurring:
-        name = type(workload).__name__
-        raise NotApplied(
-            f"{name}.class_names(): found {len(names)} names; needed: {occurring}, as of the predictions"
-        )
-    if len(names) > MOST_CLASSES:
-        return None
-    is_wrong = labels != predicted
-    pairs, counts = np.unique(
-        np.stack([labels[is_wrong], predicted[is_wrong]]), axis=1, return_counts=True
-    )
-    by_frequency = np.argsort(-counts, kind="stable")  # equal counts stay in the order of classes
-    listed = by_frequency[:MOST_MISTAKES]
-    mistakes = np.column_stack([*pairs[:, listed], counts[listed]])
-    return Confusions(
-        classes=tuple(names),
-        support=tuple(np.bincount(labels, minlength=len(names)).tolist()),
-        predicted=tuple(np.bincount(predicted, minlength=len(names)).tolist()),
-        correct=tuple(np.bincount(labels[~is_wrong], minlength=len(names)).tolist()),
-        mistakes=tuple(map(tuple, mistakes.tolist())),
-        omitted=int(counts.sum() - counts[listed].sum()),
-    )

@@ -16,7 +16,6 @@ import numpy as np
 
 from harness.records.record import (
     Compiled,
-    Confusions,
     Evaluation,
     Interruption,
     Saves,
@@ -37,8 +36,6 @@ class TrainingState:
     # The parts of each step in seconds, by the name of the phase.
     step_phases: dict[str, list[float]] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
-    # Of the best and of the last evaluation, by their steps; at rank 0 alone.
-    confusions: dict[int, Confusions] = field(default_factory=dict)
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches
     fingerprints: list[StepFingerprint] = field(default_factory=list)  # of the steps chosen
@@ -77,9 +74,6 @@ class TrainingState:
         for name, value in content.items():
             setattr(self, name, value)
         self.evaluations = [Evaluation(**entry) for entry in content["evaluations"]]
-        self.confusions = {
-            step: Confusions(**entry) for step, entry in content["confusions"].items()
-        }
         self.interruptions = [Interruption(**entry) for entry in content["interruptions"]]
         self.fingerprints = [StepFingerprint(**entry) for entry in content["fingerprints"]]
         self.order_digest = OrderDigest(**content["order_digest"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal, NoReturn
@@ -25,7 +25,7 @@ from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
 from harness.training.epoch import Indices
-from harness.training.evaluate import Scores, evaluate
+from harness.training.evaluate import evaluate
 from harness.training.fingerprint import digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched
@@ -344,8 +344,8 @@ class Trainer:
         if not self.hooks.should_evaluate(state):
             return
         self.progress.report("evaluate", state.step)
-        validation: Scores | None = None
-        test: Scores | None = None
+        validation: Mapping[str, float] | None = None
+        test: Mapping[str, float] | None = None
         started_at = time.time()
         with state.timed("evaluate") as elapsed, suppress(_EvaluationAborted):
             if parts.splits.validation is not None:
@@ -356,13 +356,12 @@ class Trainer:
         evaluation = Evaluation(
             step=state.step,
             epoch=state.step / parts.order.steps,
-            metrics=test.metrics,
+            metrics=test,
             seconds=elapsed(),
-            validation=None if validation is None else validation.metrics,
+            validation=validation,
             started_at=started_at,
         )
         state.evaluations.append(evaluation)
-        self._keep_confusions(test)
         if self._keeps_best() and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
                 self._save_best()
@@ -383,7 +382,7 @@ class Trainer:
             if self.stop_rule is not None and self.stop_rule.restore_best:
                 checkpointer.best_copy = checkpointer.copy_model()
 
-    def _scores_of(self, samples: Samples, name: str) -> Scores:
+    def _scores_of(self, samples: Samples, name: str) -> Mapping[str, float]:
         """Return the scores over samples; `name` is for errors.
 
         Raises NonFiniteLoss, and _EvaluationAborted if a rank was asked to stop.
@@ -400,24 +399,13 @@ class Trainer:
         )
         if scores is None:
             raise _EvaluationAborted
-        for metric, value in scores.metrics.items():
+        for metric, value in scores.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(
                     f"{metric} of the {name} became {value}"
                     f" after step {self.state.step} of {parts.total_steps}"
                 )
         return scores
-
-    def _keep_confusions(self, scores: Scores) -> None:
-        """Keep the confusions of the last evaluation and of the best one: either may be the final."""
-        state = self.state
-        if scores.confusions is None:
-            return
-        state.confusions[state.step] = scores.confusions
-        best = self.selection.best(state.evaluations)
-        for step in list(state.confusions):
-            if step != state.step and (best is None or step != best.step):
-                del state.confusions[step]
 
     # The best parameters
 

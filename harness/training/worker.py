@@ -70,8 +70,7 @@ TASKS = {
     "compile": "harness.training.compile_worker:compile_cell",
     "check": "harness.preflight.worker:examine_workload",
     "find-lr": "harness.preflight.rate_worker:search_rates",
-    "export": "harness.serving.export_worker:export_model",
-    "latency": "harness.serving.latency_worker:measure_latency",
+    "export": "harness.serving.worker:export_model",
     "peaks": "harness.hardware.measured_peaks:measure_rank",
 }
 RunRank = Callable[[TrialFolder, Ranks, RankResult, TrainingState], RankResult]
@@ -241,7 +240,7 @@ def _rank0_report(
             checkpoint_path = str(kept.relative_to(parts.folder.path))
     tokens = parts.workload.tokens_per_sample()
     assert trainer.state.training_began_at is not None
-    report = Rank0Report(
+    return Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
@@ -260,10 +259,6 @@ def _rank0_report(
         sample_order=parts.order.epoch_order.name,
         page_cache=None if parts.page_cache is None else parts.page_cache.read(),
     )
-    final = report.final_evaluation
-    if final is None:
-        return report
-    return replace(report, confusions=trainer.state.confusions.get(final.step))
 
 
 def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:

@@ -22,8 +22,13 @@ from harness.preflight.report import Preflight, write_preflight
 from harness.records.across import in_memory_ranks
 from harness.records.files import remove_unused_columns, write_record
 from harness.records.record import RankFingerprints, Record
-from harness.serving.exporting import digest_files
-from harness.serving.record import ExportedModel, ExportParity, TrialExport, write_export
+from harness.serving.record import (
+    ExportedModel,
+    ExportParity,
+    TrialExport,
+    digest_files,
+    write_export,
+)
 from harness.training.manifest import (
     WEIGHTS_FILE,
     CheckpointManifest,
@@ -120,21 +125,17 @@ def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
         metrics={"accuracy": 0.9},
         exported_metrics={"accuracy": 0.9},
         largest_difference=1e-6,
-        rounding_error=1e-6,
         tolerance=1e-5,
-        disagreeing=0,
     )
-    model = ExportedModel(format="onnx", bytes=1, files=files, seconds=1.0, parity=parity)
-    assert record.environment is not None
+    model = ExportedModel(format="onnx", bytes=1, files=files, inputs=[], parity=parity, threads=1)
     return TrialExport(
         trial=record.trial.id,
         at=1.0,
         step=12,
         weights="",
-        recorded_metrics={"accuracy": 0.9},
         target="accuracy",
         device="cpu",
-        hardware=record.environment.hardware,
+        processor="",
         packages={},
         models=[model],
     )

@@ -20,7 +20,7 @@ from harness.records.files import RECORD_FORMAT, read_rank_result, read_record, 
 from harness.records.seal import problem_of, sealed_text
 from harness.records.series import Series
 from harness.spec.cell import StopRule
-from tests.factories import CONFUSIONS, make_cell, make_record
+from tests.factories import make_cell, make_record
 
 SCHEMAS = Path(__file__).parent / "schemas"
 REMEDY = RECORD_FORMAT.remedy
@@ -147,11 +147,6 @@ SHORT = Series.pack(np.zeros(3))
 STOPPED = make_record(replace(make_cell(steps=40), stop=StopRule(patience=1)))
 assert STOPPED.rank0 is not None
 assert STOPPED.rank0.stop is not None
-UNCOUNTED = replace(CONFUSIONS, correct=(10, 18, 29))
-UNNAMED = replace(CONFUSIONS, classes=("cat", "dog"))
-UNKNOWN = replace(CONFUSIONS, mistakes=((1, 3, 4),))
-LENGTH = replace(STOPPED.rank0.stop, reason="length")
-UNDECIDED = replace(STOPPED.rank0.evaluations[0], validation={"accuracy": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -180,12 +180,9 @@ def test_verdicts_come_with_the_last_trial(results: Results, folder: SweepFolder
     assert slow["tags"]["harness.verdict"] == "reference"
     assert "Fastest is bf16 with" in shown["demo"]["tags"]["mlflow.note.content"]
     assert "figures/mlp.png" in shown["demo"]["artifacts"]
-    pictures = [*results.artifacts.rglob("mlp.png"), *results.artifacts.rglob("confusions.png")]
-    assert len(pictures) == 2
+    pictures = [*results.artifacts.rglob("mlp.png")]
+    assert len(pictures) == 1
     assert all(picture.read_bytes().startswith(PNG_SIGNATURE) for picture in pictures)
-    # Both are equally accurate, and the picture is of the first.
-    assert "figures/confusions.png" in slow["artifacts"]
-    assert "figures/confusions.png" not in fast["artifacts"]
     for cell in (fast, slow):
         assert "figures/mlp.png" not in cell["artifacts"]
         assert (

@@ -7,9 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.core.errors import NotApplied
-from harness.serving.calls import CallShape
-from harness.serving.exporters import EXPORTERS, pretrained_name
 from tests.support.distilbert import (
     VOCABULARY,
     distilbert,
@@ -166,24 +163,3 @@ def test_decay_spares_biases_and_norms() -> None:
         DistilBertOptions().weight_decay,
         0.0,
     )
-
-
-def test_an_exported_folder_loads_in_transformers_and_can_be_fine_tuned(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    trained_workload = workload()
-    model = trained_workload.build_model().eval()
-    tokens, _ = trained_workload.splits().test.batch([0, 1, 2])
-    exporter = EXPORTERS["save_pretrained"]
-    exporter.write(trained_workload, model, CallShape((tokens,), [frozenset()]), tmp_path)
-    (logits,) = exporter.load(tmp_path, model, 1)(tokens)
-    assert torch.equal(logits, model(tokens))
-    alone = load_saved_model(tmp_path).eval()
-    torch.testing.assert_close(alone(tokens, attention_mask=tokens != 0).logits, logits)
-    assert alone.config.id2label == {0: "account", 1: "billing", 2: "technical"}
-    again = distilbert(DistilBertOptions(pretrained=tmp_path), DATA)
-    assert torch.equal(again.splits().test.batch([0, 1, 2])[0], tokens)
-
-
-def test_only_a_model_of_transformers_is_exported_as_one() -> None:
-    with pytest.raises(NotApplied, match="Linear holds no model of transformers"):
-        pretrained_name(torch.nn.Linear(2, 2))

@@ -271,16 +271,6 @@ SECTIONS = (
         needs="an evaluation",
     ),
     Section(
-        id="classes",
-        title="Classes",
-        kind="classes",
-        build=sections.classes,
-        about="of the cell with the best target metric, on the test set. In the matrix, what is right is"
-        " blue and a mistake orange; the darker, the larger its share of the row. Precision is of what"
-        " was taken for a class, recall of what is one.",
-        needs="a classifier that was evaluated",
-    ),
-    Section(
         id="convergence",
         title="Convergence",
         kind="spans",
@@ -450,8 +440,7 @@ SECTIONS = (
         title="Exported models",
         kind="tables",
         build=sections.exports,
-        about="each compared with eager mode over the whole test set; times of calls in turn, with 95%"
-        " intervals from order statistics",
+        about="each compared with eager mode over the whole test set",
         needs="harness export TRIAL --to FORMAT",
     ),
     Section(

@@ -361,9 +361,7 @@ def test_titles_name_the_workloads_own_metric(results: Results, sweep: Sweep) ->
             for evaluation in record.rank0.evaluations
         ]
         target = TargetMetric(name="bleu", higher_is_better=True)
-        rank0 = replace(
-            record.rank0, target=target, evaluations=tuple(evaluations), confusions=None
-        )
+        rank0 = replace(record.rank0, target=target, evaluations=tuple(evaluations))
         write_trial(folder, replace(record, rank0=rank0))
     texts = report(results).texts
     assert texts["accuracy"].startswith("Final bleu ")

@@ -1,0 +1,116 @@
+"""Writes a model as a graph of torch or of ONNX, and loads it again as a function of tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
+
+from harness.core.errors import NotApplied
+from harness.serving.calls import CallShape
+
+# A model that was loaded: the tensors of its output, in eager mode's order.
+Served = Callable[..., list[Tensor]]
+ONNX_FILE = "model.onnx"
+TORCH_FILE = "model.pt2"
+ONNX_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """How a model is written to a folder and loaded from it."""
+
+    write: Callable[[nn.Module, CallShape, Path], Sequence[str]]  # returns the inputs' names
+    load: Callable[[Path, torch.device, int], Served]  # with a number of threads
+
+
+def export_program(model: nn.Module, shape: CallShape) -> ExportedProgram:
+    """Return torch's graph of a model, for inputs with the recorded varying sizes.
+
+    `Dim.AUTO` lets torch infer how sizes depend on each other, such as the equal numbers of samples of
+    two inputs. The comparison with eager mode fails if torch takes a varying size for constant.
+    """
+    dimensions = tuple(dict.fromkeys(varying, Dim.AUTO) for varying in shape.varying)
+    example = tuple(tensor.clone() for tensor in shape.example)
+    with warnings.catch_warnings():
+        # Torch copies one of its classes, which it has deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+        return torch.export.export(model, example, dynamic_shapes=dimensions)
+
+
+def _write_torch(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[str]:
+    """Write torch's graph."""
+    program = export_program(model, shape)
+    torch.export.save(program, folder / TORCH_FILE)
+    return [str(name) for name in program.graph_signature.user_inputs]
+
+
+def _load_torch(folder: Path, device: torch.device, threads: int) -> Served:
+    """Load torch's graph, which torch runs operation by operation."""
+    module = torch.export.load(folder / TORCH_FILE).module()
+    return lambda *inputs: tree_leaves(module(*inputs))
+
+
+def _write_onnx(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[str]:
+    """Write an ONNX graph, whose axes of varying size have names.
+
+    Weights too large for one file get further files.
+    """
+    program = export_program(model, shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of onnxscript and of torch, about each other
+        written = torch.onnx.export(program, dynamo=True, verbose=False)
+    if written is None:
+        raise NotApplied("torch.onnx.export returned nothing")
+    inputs = written.model.graph.inputs
+    names: dict[Any, str] = {}  # by the names that torch has given
+    for index, value in enumerate(inputs):
+        for size, name in zip(value.shape or (), shape.axes(index), strict=True):
+            if isinstance(size, int) or str(size) in names:
+                continue
+            # onnxruntime takes axes of one name for equally long, and lets them share memory.
+            is_taken = name in names.values()
+            names[str(size)] = f"{name}_{index}" if is_taken else name
+    written.rename_axes(names)
+    written.save(str(folder / ONNX_FILE))
+    return [str(value.name) for value in inputs]
+
+
+def _load_onnx(folder: Path, device: torch.device, threads: int) -> Served:
+    """Load an ONNX graph with onnxruntime.
+
+    Raises NotApplied if onnxruntime can't run on the device: by default, it would fall back to the CPU.
+    """
+    import onnxruntime
+
+    provider = ONNX_PROVIDERS[device.type]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(folder / ONNX_FILE, options, providers=[provider])
+    if provider not in session.get_providers():
+        raise NotApplied(
+            f"onnxruntime can't run on its {provider} here; needed: onnxruntime-gpu and the CUDA that it"
+            " is made for, or device: cpu"
+        )
+    names = [node.name for node in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        arrays = [tensor.detach().cpu().numpy() for tensor in inputs]
+        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+        return [torch.from_numpy(output).to(device) for output in outputs]
+
+    return run
+
+
+EXPORTERS = {
+    "onnx": Exporter(_write_onnx, _load_onnx),
+    "torch-export": Exporter(_write_torch, _load_torch),
+}
