@@ -100,7 +100,7 @@ bench-statistics: setup-test
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.programs.perf.gate
-	@$(BIN)/harness gate certify --restart
+	@$(BIN)/harness certify --restart
 
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
@@ -119,7 +119,7 @@ tables: setup-test
 		seed,activation_checkpointing,grad_accum_steps,throughput_samples_per_s,memory_training_mib
 	@echo "==> Optimizers and schedules: curves in the report"
 	@$(BIN)/harness run optimizers --results build/tables
-	@$(BIN)/harness results report optimizers --results build/tables
+	@$(BIN)/harness report optimizers --results build/tables
 
 lint: $(VENV)/.installed-test
 	@echo "==> ruff and mypy"

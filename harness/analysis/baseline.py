@@ -26,7 +26,7 @@ SCHEMA = "3.0"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
-    remedy="harness gate baseline save writes it again",
+    remedy="harness baseline writes it again",
     is_sealed=True,
 )
 NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
@@ -117,9 +117,7 @@ def read(path: Path) -> CellResult:
     text = read_bytes(path, BASELINE_FORMAT)
     content = parse_json(text, path, BASELINE_FORMAT)
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BadFile(
-            f"{path}: kind: found no {KIND!r}; allowed: what harness gate baseline save writes"
-        )
+        raise BadFile(f"{path}: kind: found no {KIND!r}; allowed: what harness baseline writes")
     content = parse_content(text, path, BASELINE_FORMAT)
     cell_id = content.get("id")
     try:

@@ -26,7 +26,7 @@ SCHEMA = "3.0"
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
-    remedy="harness diff parity measures it again",
+    remedy="harness parity measures it again",
     is_sealed=True,
 )
 SeedOutcome = Literal["same", "different", "inconclusive"]
@@ -103,7 +103,7 @@ class CellParity:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepParity:
-    """The parity of a sweep, as `harness diff parity` has measured it."""
+    """The parity of a sweep, as `harness parity` has measured it."""
 
     schema: str = SCHEMA
     sweep: str

@@ -335,7 +335,7 @@ SCALARS: tuple[Scalar, ...] = (
     # How well the hardware was used; MFU as a fraction.
     Scalar("mfu", "", "FLOPs of the model a second over the vendor's peak",
            of_summary(lambda summary: summary.mfu)),
-    Scalar("mfu_measured", "", "the same over the peak that `harness machine peak` measured",
+    Scalar("mfu_measured", "", "the same over the peak that `harness peak` measured",
            of_summary(lambda summary: summary.mfu_measured)),
     Scalar("intensity_flop_per_byte", "FLOP/byte", "FLOPs of a sample per byte of its memory traffic",
            intensity),

@@ -1,6 +1,6 @@
 """From a name on the command line to the results that it stands for.
 
-`harness compare`, `harness gate baseline` and `harness results report --against` take names in any of `FORMS`.
+`harness compare`, `harness gate baseline` and `harness report --against` take names in any of `FORMS`.
 """
 
 from __future__ import annotations
@@ -386,5 +386,5 @@ def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResul
     kinds = sorted({path.parent.name for path in baseline.files(results)})
     raise BadInput(
         f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'};"
-        f" allowed: {', '.join(kinds) or 'nothing'}; harness gate baseline save SWEEP makes one"
+        f" allowed: {', '.join(kinds) or 'nothing'}; harness baseline SWEEP makes one"
     )

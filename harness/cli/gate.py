@@ -31,13 +31,11 @@ from harness.cli.arguments import (
     examples,
     print_message,
 )
-from harness.cli.completion import complete_sweeps
-from harness.cli.groups import DefaultCommand
-from harness.core.errors import BadInput, did_you_mean, parse_percentage
+from harness.core.errors import BadInput, parse_percentage
 from harness.core.text import parse_duration
 
 if TYPE_CHECKING:
-    from harness.analysis.result import CellResult
+    pass
 
 
 app = typer.Typer()
@@ -61,7 +59,6 @@ OrderOption = Annotated[
 
 
 @app.command(
-    cls=DefaultCommand,
     epilog=examples(
         "harness gate --against origin/main sweep.yaml",
         "harness gate --against v1.0 sweep.yaml --summary gate.md --junit gate.xml",
@@ -239,9 +236,9 @@ def gate(
 
 @app.command(
     epilog=examples(
-        "harness gate bisect v1.0 main sweep.yaml",
-        "harness gate bisect v1.0 main --cell mlp-45dbdb38d5",
-        "harness gate bisect torch-2.11 torch-2.13 sweep.yaml --stacks",
+        "harness bisect v1.0 main sweep.yaml",
+        "harness bisect v1.0 main --cell mlp-45dbdb38d5",
+        "harness bisect torch-2.11 torch-2.13 sweep.yaml --stacks",
     )
 )
 def bisect(
@@ -348,9 +345,7 @@ def bisect(
         raise typer.Exit(outcome.exit_code)
 
 
-@app.command(
-    epilog=examples("harness gate certify", "harness gate certify sweep.yaml --comparisons 200")
-)
+@app.command(epilog=examples("harness certify", "harness certify sweep.yaml --comparisons 200"))
 def certify(
     sweep: SweepArgument = "quickstart",
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -417,14 +412,8 @@ def certify(
         raise typer.Exit(1)
 
 
-baseline_app = typer.Typer(
-    help="Save, show and prune baselines for later runs.",
-    no_args_is_help=True,
-)
-
-
-@baseline_app.command("save", epilog=examples("harness gate baseline save nightly"))
-def save_baseline(
+@app.command(epilog=examples("harness baseline nightly"))
+def baseline(
     sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
 ) -> None:
     """Save results as the baseline of their hardware.
@@ -433,7 +422,7 @@ def save_baseline(
     compare with them by `harness compare baseline SWEEP` or with the pytest plugin. SWEEP may also
     be a cell, or the id of an MLflow run.
     """
-    from harness.analysis import baseline
+    from harness.analysis.baseline import save
     from harness.core.paths import Results
     from harness.interface.comparing import select_results
     from harness.render.compare import show_saved
@@ -442,83 +431,4 @@ def save_baseline(
     (side,) = select_results(results_folder, [sweep], tracking_uri)
     # All cells or none are written: a cell without a measurement, or with trials of several kinds
     # of hardware, raises BadInput before the first file.
-    show_saved(baseline.save(results_folder, side.cells))
-
-
-@baseline_app.command(
-    "show",
-    epilog=examples("harness gate baseline show", "harness gate baseline show mlp-45dbdb38d5"),
-)
-def show_baselines(
-    cell: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CELL]",
-            help="A cell: its id, the start of it, its label, or settings that it has. Default: a"
-            " list of all baselines.",
-        ),
-    ] = "",
-    results: ResultsOption = Path("results"),
-) -> None:
-    """Show the baselines, or the contents of a cell's.
-
-    The list has the hardware, the cell, the mean throughput and the code of each baseline. Of a
-    cell, shows the conditions that each was measured under, and a row for each of its trials.
-    """
-    from harness.analysis import baseline
-    from harness.core.paths import Results
-    from harness.render import compare as view
-    from harness.spec.cell import is_named
-
-    baselines = [(path, baseline.read(path)) for path in baseline.files(Results(results))]
-    if not cell:
-        view.show_baselines(baselines)
-        return
-    # A cell has a baseline for each kind of hardware; all of them are shown.
-    ids: set[str] = set()
-    matching: list[tuple[Path, CellResult]] = []
-    for path, result in baselines:
-        ids.add(path.stem)
-        if path.stem.startswith(cell) or is_named(result.cell, cell):
-            matching.append((path, result))
-    if not matching:
-        raise BadInput(f"{cell}: no such baseline; {did_you_mean(cell, ids)}")
-    for path, result in matching:
-        view.show_baseline(path, result)
-
-
-@baseline_app.command("prune", epilog=examples("harness gate baseline prune nightly --dry-run"))
-def prune_baselines(
-    sweeps: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SWEEP",
-            help="Sweep files, or names of ready sweeps.",
-            autocompletion=complete_sweeps,
-        ),
-    ],
-    results: ResultsOption = Path("results"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be removed.")
-    ] = False,
-) -> None:
-    """Remove baselines that no sweep needs any more.
-
-    Removes unreadable baselines, and those of cells that none of the given sweeps has.
-    """
-    from harness.analysis import baseline
-    from harness.core.paths import Results
-    from harness.spec import sweep as spec
-
-    # The id changes with any setting that a cell trains with, so that a changed sweep leaves behind
-    # the baselines of its former cells.
-    ids_to_keep: set[str] = set()
-    for name in sweeps:
-        sweep = spec.load_sweep(spec.find_sweep_file(name))
-        ids_to_keep.update(cell.settings_id for cell in sweep.cells)
-    removed = baseline.prune(Results(results), ids_to_keep, dry_run=dry_run)
-    verb = "would remove" if dry_run else "removed"
-    for path in removed:
-        print(f"{verb} {path}")
-    if not removed:
-        print("nothing to remove: all baselines are of cells of these sweeps")
+    show_saved(save(results_folder, side.cells))

@@ -33,8 +33,7 @@ from harness.cli.arguments import (
     print_message,
     with_flags,
 )
-from harness.cli.completion import complete_profiles, complete_recorded_sweeps, complete_trials
-from harness.cli.groups import DefaultCommand
+from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from harness.spec.sweep import Sweep
 
 app = typer.Typer()
-status_app = typer.Typer()
 
 
 @app.command(
@@ -122,9 +120,7 @@ def submit(
         console.print_text(f"\nnext  {command}")
 
 
-@status_app.command(
-    cls=DefaultCommand, epilog=examples("harness status", "harness status quickstart --watch")
-)
+@app.command(epilog=examples("harness status", "harness status quickstart --watch"))
 def status(
     sweep: Annotated[
         str | None,
@@ -246,7 +242,7 @@ def _exit_with_status(statuses: "Sequence[SweepStatus]", errors: Sequence[BadInp
         raise typer.Exit(BadInput.exit_code)
 
 
-@status_app.command(epilog=examples("harness status cancel quickstart"))
+@app.command(epilog=examples("harness cancel quickstart"))
 def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Cancel the jobs of a sweep.
 
@@ -263,47 +259,3 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     jobs = cancel_jobs(results_folder.sweep_folder(name))
     ids = f": {', '.join(jobs)}" if jobs else ""
     print(f"{counted(len(jobs), 'job')} cancelled{ids}")
-
-
-@status_app.command(
-    epilog=examples(
-        "harness status logs mlp-45dbdb38d5-s0-r0",
-        "harness status logs mlp-45dbdb38d5-s0-r0 --rank 1 --follow",
-    )
-)
-def logs(
-    trial: Annotated[
-        str,
-        typer.Argument(
-            metavar="TRIAL",
-            help="A trial's id, as `harness status` shows it.",
-            autocompletion=complete_trials,
-        ),
-    ],
-    rank: Annotated[
-        int | None,
-        typer.Option("--rank", min=0, metavar="N", help="The rank. Default: the launcher's log."),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep",
-            metavar="SWEEP",
-            help="The trial's sweep, if several sweeps have it.",
-            autocompletion=complete_recorded_sweeps,
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Continue until this attempt at the trial has ended.")
-    ] = False,
-    results: ResultsOption = Path("results"),
-) -> None:
-    """Print the log of a trial's rank.
-
-    Without --rank it prints what the launcher wrote, which is where a trial that did not start says
-    why.
-    """
-    from harness.core.paths import Results
-    from harness.interface import logs as view
-
-    view.show(view.find(Results(results), trial, sweep), rank, follow=follow)

@@ -1,4 +1,4 @@
-"""Defines the commands about a machine: `harness machine doctor` and `peak`.
+"""Defines the commands about a machine: `harness doctor` and `peak`.
 
 `doctor` asks whether trials can run, `selftest` whether their measurements can be believed, and
 `peak` what the hardware can do at most.
@@ -6,7 +6,7 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,19 +22,14 @@ from harness.cli.arguments import (
 )
 from harness.core.text import parse_duration
 
-if TYPE_CHECKING:
-    pass
-
-app = typer.Typer(
-    help="Check a machine before it measures, and measure its peaks.", no_args_is_help=True
-)
+app = typer.Typer()
 
 
 @app.command(
     epilog=examples(
-        "harness machine doctor",
-        "harness machine doctor --cluster slurm --all-nodes --measure",
-        "harness machine doctor --cluster slurm --json",
+        "harness doctor",
+        "harness doctor --cluster slurm --all-nodes --measure",
+        "harness doctor --cluster slurm --json",
     )
 )
 def doctor(
@@ -97,9 +92,9 @@ def doctor(
 
 @app.command(
     epilog=examples(
-        "harness machine peak",
-        "harness machine peak --plot",
-        "harness machine peak --ranks 4 --quick",
+        "harness peak",
+        "harness peak --plot",
+        "harness peak --ranks 4 --quick",
     )
 )
 def peak(

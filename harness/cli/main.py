@@ -1,8 +1,4 @@
-"""Assembles the command line, and turns errors and signals into one line and an exit code.
-
-Every command imports what it needs when it runs, so that `harness --help` starts without torch. The
-modules of commands do not postpone annotations (PEP 563), because typer would compile each of them
-again, twice, whatever command runs: 0.09 s.
+"""Runs the command line, and turns errors and signals into one line and an exit code.
 
 A command raises HarnessError, whose message is for people and whose class has the exit code, or
 `typer.Exit` where it has printed all there is to say. Any other exception is a defect of the
@@ -23,18 +19,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 import harness
-from harness.cli import (
-    explain,
-    gate,
-    jobs,
-    machine,
-    reproduce,
-    results,
-    run,
-    serving,
-    stored,
-)
-from harness.cli.groups import DefaultGroup, MainGroup, SubGroup
+from harness.cli.commands import Commands
 from harness.cli.hints import usage_hint
 from harness.core.errors import (
     MAX_MESSAGE,
@@ -55,21 +40,12 @@ LIMITS: Mapping[int | None, str] = {
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
 app = typer.Typer(
-    cls=MainGroup,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},  # those of all commands
     epilog="\b\nStart with: harness run quickstart",
     rich_markup_mode=None,  # help is plain text, in which square brackets are no styles
     pretty_exceptions_enable=False,  # a traceback is Python's own
 )
-for commands in (run, jobs, results, serving, reproduce, explain):
-    app.add_typer(commands.app)  # without a name, its commands become commands of `harness`
-gate.app.add_typer(gate.baseline_app, name="baseline", cls=SubGroup)
-app.add_typer(run.workloads_app, name="workloads", cls=DefaultGroup)
-app.add_typer(jobs.status_app, name="status", cls=DefaultGroup)
-app.add_typer(stored.app, name="results", cls=SubGroup)
-app.add_typer(gate.app, name="gate", cls=DefaultGroup)
-app.add_typer(reproduce.diff_app, name="diff", cls=DefaultGroup)
-app.add_typer(machine.app, name="machine", cls=SubGroup)
 
 
 def _print_version(is_asked_for: bool) -> None:
@@ -123,8 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TyperException as error:
         message = error.format_message()
         context = getattr(error, "ctx", None)  # only usage errors have one
-        # The default command of a group has no name, which leaves a blank at the end.
-        command = "harness" if context is None else str(context.command_path).strip()
+        command = "harness" if context is None else context.command_path
         hint = usage_hint(message, arguments_or_help) or f"see {command} --help"
         code = _fail(f"{message} ({hint})", BadInput.exit_code)
     except BrokenPipeError:  # what read our output is gone

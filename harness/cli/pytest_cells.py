@@ -248,7 +248,7 @@ class SweepFile(pytest.File):
             if self.measured.hardware & set(hardware_keys(result)):
                 of_hardware.append(result)
         if not of_cells:
-            raise BadInput("the baseline has none of these cells: harness gate baseline save")
+            raise BadInput("the baseline has none of these cells: harness baseline")
         # Without a baseline of this hardware, those of another are compared: that is refused with
         # a message that names both, unless the gate has `across: [hardware]`.
         return Side(name="baseline", cells=of_hardware or of_cells)
@@ -295,7 +295,7 @@ class SweepFile(pytest.File):
         benchmark.skipped = True  # there is nothing to measure
         text = (
             f"{item.cell.label}: in the baseline and not in the sweep;"
-            " if it was removed on purpose: harness gate baseline prune"
+            " if it was removed on purpose, remove its file below results/baselines"
         )
         policy = self.gate.limits(item.cell).missing
         if policy == "fail":
@@ -378,8 +378,7 @@ def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Ga
     baselines = [baseline.read(path) for path in sorted(folder.rglob("*.json"))]
     if not baselines:
         raise BadInput(
-            f"--harness-baseline: {folder}: found no baselines;"
-            " harness gate baseline save SWEEP makes them"
+            f"--harness-baseline: {folder}: found no baselines; harness baseline SWEEP makes them"
         )
     if gate:
         return baselines, read_gate(Path(gate))

@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--harness-baseline",
         metavar="DIR",
-        help="The folder of `harness gate baseline save`: results/baselines, or one hardware's in it.",
+        help="The folder of `harness baseline`: results/baselines, or one hardware's in it.",
     )
     group.addoption(
         "--harness-gate",
@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if baseline is None:
         raise pytest.UsageError(
-            "--harness-sweep: found without --harness-baseline DIR; harness gate baseline save makes one"
+            "--harness-sweep: found without --harness-baseline DIR; harness baseline makes one"
         )
     cause = _cause_of_disabled_benchmarks(config)
     if cause is not None:

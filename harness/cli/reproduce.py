@@ -29,7 +29,6 @@ from harness.cli.arguments import (
     print_collect,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
-from harness.cli.groups import DefaultCommand
 from harness.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from harness.spec.sweep import Sweep
 
 app = typer.Typer()
-diff_app = typer.Typer()
 
 CellArgument = Annotated[
     str,
@@ -50,8 +48,7 @@ CellArgument = Annotated[
 ]
 
 
-@diff_app.command(
-    cls=DefaultCommand,
+@app.command(
     epilog=examples(
         "harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp",
         "harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20",
@@ -172,12 +169,12 @@ def _diff_recorded(
     return recorded_diff.is_same
 
 
-@diff_app.command(
+@app.command(
     epilog=examples(
-        "harness diff parity quickstart",
-        "harness diff parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
-        "harness diff parity nightly.yaml --at-least fp64 --json",
-        "harness diff parity sweep.yaml --set reduction=tree --resume-at 2,4",
+        "harness parity quickstart",
+        "harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
+        "harness parity nightly.yaml --at-least fp64 --json",
+        "harness parity sweep.yaml --set reduction=tree --resume-at 2,4",
     )
 )
 def parity(
@@ -277,12 +274,12 @@ def parity(
     raise typer.Exit(measured.exit_code(rung))
 
 
-@diff_app.command(
+@app.command(
     epilog=examples(
-        "harness diff audit",
-        "harness diff audit --workload mlp --budget 0s",
-        "harness diff audit --operations --workload cnn --all",
-        "harness diff audit my-audit.yaml --json",
+        "harness audit",
+        "harness audit --workload mlp --budget 0s",
+        "harness audit --operations --workload cnn --all",
+        "harness audit my-audit.yaml --json",
     )
 )
 def audit(

@@ -16,7 +16,6 @@ from harness.cli.arguments import (
     GoalOption,
     JsonOption,
     MinEffectOption,
-    NameArgument,
     OnlyOption,
     ResultsOption,
     UriOption,
@@ -47,7 +46,14 @@ app = typer.Typer()
     )
 )
 def show(
-    sweep: NameArgument,
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SWEEP]",
+            help="A sweep that has run. Default: a list of all.",
+            autocompletion=complete_recorded_sweeps,
+        ),
+    ] = "",
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
@@ -96,20 +102,26 @@ def show(
 
     Prints each cell's mean throughput, step time and target metric, then the verdicts on its cells
     if there are several seeds, and what to know about trials that failed or never settled. It reads
-    records only, so it also works while the sweep runs and without MLflow.
+    records only, so it also works while the sweep runs and without MLflow. Without SWEEP, lists the
+    sweeps that have run.
 
     With --format or --output, prints or writes a row for each trial, which is the table of
     harness.load(SWEEP).trials in Python.
     """
     from harness.core.paths import Results
+    from harness.housekeeping.sweeps import list_sweeps
     from harness.interface.reporting import write_roofline
     from harness.records.store import read_recorded_sweep, select_recorded
     from harness.render.plan import conflict_lines
     from harness.render.results import show_results
+    from harness.render.stored import show_sweeps
 
     if phases and pivot is not None:
         raise BadInput("--phases, --pivot: found both; allowed: one of them")
     results_folder = Results(results)
+    if not sweep:
+        show_sweeps(list_sweeps(results_folder))
+        return
     is_export = _check_export(table_format, columns, output, is_view=phases or pivot is not None)
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
     print_left_out(recorded)

@@ -36,7 +36,6 @@ from harness.cli.arguments import (
     with_flags,
 )
 from harness.cli.completion import complete_workloads
-from harness.cli.groups import DefaultCommand
 
 if TYPE_CHECKING:
     from harness.records.record import Record
@@ -46,7 +45,6 @@ FAILED = 1  # exit code: a trial failed or was interrupted
 INCONCLUSIVE = 3  # exit code: a trial stayed invalid, --until was not reached
 
 app = typer.Typer()
-workloads_app = typer.Typer()
 
 # Both of `run` and of `harness show`, which print the same table of results.
 VerboseOption = Annotated[
@@ -160,8 +158,7 @@ def axes() -> None:
     show_axes()
 
 
-@workloads_app.command(
-    cls=DefaultCommand,
+@app.command(
     epilog=examples(
         "harness workloads",
         "harness workloads mlp",
@@ -358,7 +355,7 @@ def _exit(records: "Sequence[Record]", *, goal_reached: bool, is_complete: bool)
         raise typer.Exit(INCONCLUSIVE)
 
 
-@workloads_app.command(epilog=examples("harness workloads fetch fashion-mnist --to data/fashion"))
+@app.command(epilog=examples("harness fetch fashion-mnist --to data/fashion"))
 def fetch(
     name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist", help="The data set.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for its files.")],

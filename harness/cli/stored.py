@@ -1,7 +1,7 @@
-"""Defines the commands of `harness results`.
+"""Defines the commands on recorded sweeps: report, collect, verify, prune.
 
 They work on the folders of recorded sweeps. Nothing is removed that was not named before, and
-nothing of a sweep that a process or a job is working on. Only `collect` and `rename` need MLflow.
+nothing of a sweep that a process or a job is working on. Only `collect` needs MLflow.
 """
 
 import sys
@@ -13,7 +13,6 @@ import typer
 
 from harness.cli.arguments import (
     GoalOption,
-    JsonOption,
     NameArgument,
     ResultsOption,
     UriOption,
@@ -23,30 +22,17 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
 
-app = typer.Typer(
-    help="Manage recorded sweeps: report, verify, archive, prune and more.",
-    no_args_is_help=True,
-)
+app = typer.Typer()
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before files are removed.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
-@app.command("list", epilog=examples("harness results list"))
-def list_results(results: ResultsOption = Path("results"), as_json: JsonOption = False) -> None:
-    """List the sweeps that have run, with their trials, size and age."""
-    from harness.core.paths import Results
-    from harness.housekeeping.sweeps import list_sweeps
-    from harness.render.stored import show_sweeps
-
-    show_sweeps(list_sweeps(Results(results)), as_json=as_json)
-
-
 @app.command(
     epilog=examples(
-        "harness results prune nightly --dry-run",
-        "harness results prune nightly --failed --yes",
-        "harness results prune scratch --whole",
+        "harness prune nightly --dry-run",
+        "harness prune nightly --failed --yes",
+        "harness prune scratch --whole",
     )
 )
 def prune(
@@ -84,11 +70,7 @@ def prune(
     sweeps.remove(recorded_folder(results_folder, sweep), removals)
 
 
-@app.command(
-    epilog=examples(
-        "harness results report matrix", "harness results report nightly --against baseline"
-    )
-)
+@app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
 def report(
     sweep: NameArgument,
     output: Annotated[
@@ -134,9 +116,7 @@ def report(
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
-@app.command(
-    epilog=examples("harness results collect quickstart --tracking-uri http://127.0.0.1:5000")
-)
+@app.command(epilog=examples("harness collect quickstart --tracking-uri http://127.0.0.1:5000"))
 def collect(
     sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
 ) -> None:
@@ -162,7 +142,7 @@ def collect(
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 
 
-@app.command(epilog=examples("harness results verify", "harness results verify nightly"))
+@app.command(epilog=examples("harness verify", "harness verify nightly"))
 def verify(
     sweeps: Annotated[
         list[str],

@@ -26,7 +26,7 @@ class DataSet:
     registry: Mapping[str, str]  # file name -> SHA-256
 
 
-# By the name that `harness workloads fetch` takes.
+# By the name that `harness fetch` takes.
 DATA_SETS = {
     "mnist": DataSet(
         (

@@ -240,7 +240,7 @@ class SweepFolder:
 
     @property
     def parity_path(self) -> Path:
-        """Return where `harness diff parity` writes how alike the sweep's cells are."""
+        """Return where `harness parity` writes how alike the sweep's cells are."""
         return self.path / "parity.json"
 
     @property
@@ -260,7 +260,7 @@ class SweepFolder:
 
     @property
     def report_path(self) -> Path:
-        """Return where `harness results report` writes the report, one file that needs no other."""
+        """Return where `harness report` writes the report, one file that needs no other."""
         return self.path / "report.html"
 
     def recorded_ids(self, among: Iterable[str] | None = None) -> list[str]:
@@ -327,7 +327,7 @@ class Results:
 
     @property
     def nodes_path(self) -> Path:
-        """Return where `harness machine doctor --measure` keeps what it has measured of nodes."""
+        """Return where `harness doctor --measure` keeps what it has measured of nodes."""
         return self.path / "nodes.json"
 
     @property
@@ -366,7 +366,7 @@ class Results:
     def collect_command(self, sweep: str, tracking_uri: str | None = None) -> str:
         """Return the command that delivers a sweep to MLflow, as a shell takes it."""
         flags = self.flag + tracking_flag(tracking_uri)
-        return f"harness results collect {shlex.quote(sweep)}{flags}"
+        return f"harness collect {shlex.quote(sweep)}{flags}"
 
     def sweep_folder(self, name: str) -> SweepFolder:
         """Return the folder of a sweep, which need not exist.

@@ -76,24 +76,3 @@ WORKLOAD_LINES: Mapping[str, str] = {
     "class": "uses: {value}",
     "dataset": "data: {{source: {value}}}",
 }
-
-# For a command: what follows `harness` instead.
-COMMANDS: Mapping[str, str] = {
-    "help": "--help",
-    "version": "--version",
-    "list": "results list",
-    "ls": "results list",
-    "train": "run",
-    "start": "run",
-    "resume": "run",
-    "bench": "run",
-    "benchmark": "run",
-    "docs": "guide",
-    "manual": "guide",
-    "models": "workloads",
-    "queue": "status",
-    "stop": "status cancel",
-    "rm": "results prune",
-    "delete": "results prune",
-    "mlflow": "ui",
-}

@@ -11,6 +11,6 @@ revisions of a repository against each other:
 * `against` does so for every cell of a sweep (`harness gate`), whose changes `sweep_changes` names
   and whose learning `accuracy` compares, `stacks` for two stacks, `certify` for equal code (`harness
   gate certify`) and `tax` for a cell with a setting and without it,
-* `bisect` searches the commits of a history (`harness gate bisect`), which `history` reads and `judge`
+* `bisect` searches the commits of a history (`harness bisect`), which `history` reads and `judge`
   judges; `bisect_stacks` searches stacks.
 """

@@ -51,7 +51,7 @@ def judge_cell(
     if not of_cell:
         return GateAnswer(
             outcome=OUTCOMES[limits.missing],
-            reasons=["no baseline of this cell: harness gate baseline save"],
+            reasons=["no baseline of this cell: harness baseline"],
         )
     match = of_cell[0]
     reasons = _judge_trials(match, expected_trials)

@@ -1,4 +1,4 @@
-"""`harness gate bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
+"""`harness bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
 
 Every commit is measured against both ends and never against its neighbors. So the question is the same
 for each commit, and a series of small regressions can't hide between neighbors.
@@ -28,7 +28,7 @@ from harness.statistics.verdict import ALPHA
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOptions:
-    """The options of `harness gate bisect`, with the defaults of the command line."""
+    """The options of `harness bisect`, with the defaults of the command line."""
 
     good: str  # a revision
     bad: str  # a revision

@@ -1,4 +1,4 @@
-"""`harness gate bisect GOOD BAD --stacks`: finds the first of a list of stacks under which a cell is slower.
+"""`harness bisect GOOD BAD --stacks`: finds the first of a list of stacks under which a cell is slower.
 
 The stacks are those of the sweep's key `stacks`, in its order, from GOOD to BAD. They are searched as
 `git bisect` searches commits, with the same judges.

@@ -1,4 +1,4 @@
-"""`harness gate certify`: measures code against itself many times, in the way that a gate does."""
+"""`harness certify`: measures code against itself many times, in the way that a gate does."""
 
 from __future__ import annotations
 

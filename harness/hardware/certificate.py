@@ -1,7 +1,7 @@
 """The A/A certificate of a machine: how often it took identical code for different.
 
 A gate compares two versions of the code. If it compares a version with itself, every "faster" or
-"slower" is a false alarm. `harness gate certify` makes many such comparisons and records them in
+"slower" is a false alarm. `harness certify` makes many such comparisons and records them in
 `results/certificates/<key>.json`. The record says
 
 - how often a gate raises false alarms on this machine, and whether that is as rare as promised,
@@ -32,7 +32,7 @@ SCHEMA = "5.0"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
-    remedy="harness gate certify --restart makes a new one",
+    remedy="harness certify --restart makes a new one",
     is_sealed=True,
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
@@ -68,7 +68,7 @@ class SelfComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """The record that `harness gate certify` writes."""
+    """The record that `harness certify` writes."""
 
     schema: str = SCHEMA
     device: Device
@@ -197,7 +197,7 @@ def citation_lines(results: Results, hardware: Iterable[str]) -> list[str]:
     certificates = {key: read(results, key) for key in dict.fromkeys(hardware)}
     if len(certificates) == 1:
         (certificate,) = certificates.values()
-        description = "none; harness gate certify measures it"
+        description = "none; harness certify measures it"
         if certificate is not None:
             description = certificate.description
         return [f"A/A certificate of this hardware: {description}"]

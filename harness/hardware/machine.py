@@ -19,7 +19,7 @@ SCHEMA = "3.0"
 MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,
-    remedy="harness machine peak makes a new one",
+    remedy="harness peak makes a new one",
     is_sealed=True,
 )
 
@@ -118,7 +118,7 @@ class TimedAllReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The record that `harness machine peak` writes."""
+    """The record that `harness peak` writes."""
 
     schema: str = SCHEMA
     device: Device

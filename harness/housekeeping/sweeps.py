@@ -104,7 +104,7 @@ def whole_sweep(folder: SweepFolder) -> Removal:
 def removals(
     results: Results, name: str, *, whole: bool, statuses: Sequence[str] = ()
 ) -> list[Removal]:
-    """Return what `harness results prune` removes of a sweep.
+    """Return what `harness prune` removes of a sweep.
 
     With `whole` that is all of it, and what its check and its learning-rate search have left. Otherwise
     the trials of none of its cells, such as those of

@@ -116,7 +116,7 @@ class DeliveredRun(RunView):
 class JobDelivery:
     """Delivers records that jobs left; a `harness run` on this machine delivers its own.
 
-    After the first failure it delivers nothing more: records are on disk, and `harness results collect`
+    After the first failure it delivers nothing more: records are on disk, and `harness collect`
     delivers them later.
     """
 

@@ -63,7 +63,7 @@ def examine_profile(
     if measure:
         raise BadInput(
             "--measure: found with launcher torchrun; allowed: with launcher slurm"
-            " (harness machine peak measures this machine)"
+            " (harness peak measures this machine)"
         )
     return examine_machine(profile, results, on_progress)
 

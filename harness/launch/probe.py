@@ -1,4 +1,4 @@
-"""`harness machine peak` on this machine: starts the ranks that measure, follows them, and keeps what they
+"""`harness peak` on this machine: starts the ranks that measure, follows them, and keeps what they
 measured.
 """
 

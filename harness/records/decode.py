@@ -42,7 +42,7 @@ class FileFormat:
 
     name: str  # as in "not a valid record"
     schema: str | None = None  # MAJOR.MINOR; None for files that do not outlive a run
-    remedy: str = ""  # as in "harness machine peak measures it again"
+    remedy: str = ""  # as in "harness peak measures it again"
     is_sealed: bool = False
 
     def error(self, source: object, problem: str) -> BadFile:

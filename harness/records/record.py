@@ -546,7 +546,7 @@ class Summary:
     best_metric: float | None  # and at the best evaluation
     # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
     mfu: Amount | None = None
-    mfu_measured: Amount | None = None  # the same of the peak that `harness machine peak` measured
+    mfu_measured: Amount | None = None  # the same of the peak that `harness peak` measured
     throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
     # Of all ranks, as a script reports them; None where they are the cell's batch size.
     samples_per_step: Amount | None = None

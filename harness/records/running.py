@@ -51,7 +51,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeProgress:
-    """What `harness machine peak` measures at the moment."""
+    """What `harness peak` measures at the moment."""
 
     now: str
 

@@ -1,4 +1,4 @@
-"""Shows `harness diff audit`: what changes bits, settings or operations, and what determinism costs."""
+"""Shows `harness audit`: what changes bits, settings or operations, and what determinism costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows `harness gate bisect`: a line for each commit when it has been measured, then the culprit.
+"""Shows `harness bisect`: a line for each commit when it has been measured, then the culprit.
 
 The lines of single commits go to stderr and the result to stdout, in the form of `git bisect`, so
 that scripts that read one can read the other.

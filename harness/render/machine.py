@@ -1,4 +1,4 @@
-"""Shows what a machine can be trusted with: `harness machine doctor`, `gate certify`."""
+"""Shows what a machine can be trusted with: `harness doctor`, `gate certify`."""
 
 from __future__ import annotations
 

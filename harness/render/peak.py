@@ -1,4 +1,4 @@
-"""Shows `harness machine peak` in the terminal: what is being measured, then tables and a plot.
+"""Shows `harness peak` in the terminal: what is being measured, then tables and a plot.
 
 Matplotlib takes long to import: `harness.render.chart` does it when the figure is made.
 """

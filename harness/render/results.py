@@ -340,7 +340,7 @@ def show_results(
 
 
 def _show_parity(console: TerminalConsole, result: SweepResult, folder: SweepFolder) -> None:
-    """Print how alike the cells compute, if `harness diff parity` has measured it."""
+    """Print how alike the cells compute, if `harness parity` has measured it."""
     from harness.analysis.parity import read_parity, with_seeds
 
     parity = read_parity(folder)
@@ -478,8 +478,8 @@ def _next_commands(
     if not any(record.status == "done" for record in records):
         failed = [record.trial.id for record in records if record.failure is not None]
         if failed:
-            logs = f"harness status logs {failed[0]}{results.flag}"
-            return {logs: "what the first trial that failed has printed"}
+            logs = results.sweep_folder(sweep.name).trial_folder(failed[0]).path / "logs"
+            return {f"ls {logs}": "what the first trial that failed has printed"}
         return {ui_command: "curves of the trials in MLflow"}
     purposes = {
         ui_command: "curves and comparisons in MLflow",
@@ -488,7 +488,7 @@ def _next_commands(
     if is_narrow:
         purposes[f"harness show {name} --wide{results.flag}"] = "all columns, ids of cells included"
     if not has_roofline and result.records:
-        purposes[f"harness machine peak{results.flag}"] = "MFU and a roofline for these cells"
+        purposes[f"harness peak{results.flag}"] = "MFU and a roofline for these cells"
     if run_command:
         more = _with_more_trials(run_command, sweep, records)
         purposes[more] = "more trials; finished ones are not repeated"

@@ -93,7 +93,7 @@ def roofline_cells(sweep: Sweep, records: Sequence[Record], machine: Machine) ->
     """Return the cells of which all figures are known, in the order of the sweep.
 
     `records` are those of trials on `machine`. A cell is left out if its traffic was not counted,
-    or if its roof was not measured, as for a number of threads that `harness machine peak` does not try.
+    or if its roof was not measured, as for a number of threads that `harness peak` does not try.
     """
     records_by_cell = group_by_cell(records)
     cells: list[RooflineCell] = []

@@ -1,14 +1,13 @@
-"""Shows `harness results`: the disk space of sweeps, what a command removes, and MLPerf's logs."""
+"""Shows the disk space of sweeps, and what a command removes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from harness.core.text import counted
 from harness.housekeeping.sweeps import Removal, StoredSweep
-from harness.render.console import TerminalConsole, print_json, show_table
+from harness.render.console import TerminalConsole, show_table
 from harness.render.format import byte_size, duration
 from harness.render.table import Table
 
@@ -16,11 +15,8 @@ COLUMNS = ["sweep", "trials", "size", "changed", ""]
 DAY = 24 * 3600.0  # seconds
 
 
-def show_sweeps(sweeps: Sequence[StoredSweep], *, as_json: bool) -> None:
-    """Print a row for each sweep, or all of it as JSON."""
-    if as_json:
-        print_json([asdict(stored) for stored in sweeps])
-        return
+def show_sweeps(sweeps: Sequence[StoredSweep]) -> None:
+    """Print a row for each sweep."""
     console = TerminalConsole()
     if not sweeps:
         console.print("no sweep has run here")

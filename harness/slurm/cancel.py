@@ -48,7 +48,7 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
             ["scancel", *job_ids],
             timeout=CALL_SECONDS,
             variables=client_variables(),
-            remedy="no job may be cancelled yet: run harness status cancel again once the controller answers",
+            remedy="no job may be cancelled yet: run harness cancel again once the controller answers",
         )
         if completed.returncode:
             raise HarnessError(f"scancel: {one_line(completed.stderr)}")

@@ -1,6 +1,6 @@
 """Keeps what was measured of nodes, and says which of them no job should get.
 
-`harness machine doctor --measure` writes the file `nodes.json` in the results folder; a submission with
+`harness doctor --measure` writes the file `nodes.json` in the results folder; a submission with
 `exclude: auto` reads it.
 """
 
@@ -20,7 +20,7 @@ SCHEMA = "2.0"
 FINDINGS_FORMAT = FileFormat(
     name="file of measured nodes",
     schema=SCHEMA,
-    remedy="delete it, and harness machine doctor --measure measures them again",
+    remedy="delete it, and harness doctor --measure measures them again",
     is_sealed=True,
 )
 

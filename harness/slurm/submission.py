@@ -11,7 +11,7 @@ Each `harness submit` leaves a folder in the folder of the sweep:
         81_0.exclude       nodes that Slurm is about to leave out of job 81_0's next start
 
 `submission.json` is what makes the jobs independent of whoever submitted them: their leaders read
-it, and so do `harness status`, `harness status cancel` and the next `harness submit`.
+it, and so do `harness status`, `harness cancel` and the next `harness submit`.
 """
 
 from __future__ import annotations

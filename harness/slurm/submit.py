@@ -331,7 +331,7 @@ def refuse_other_profile(
             raise BadInput(
                 f"{sweep_folder.path}: jobs in Slurm's queue have trials of it with another profile:"
                 f" {change}; allowed: that profile, another name for the sweep or another --results,"
-                f" or harness status cancel {shlex.quote(sweep.name)} first"
+                f" or harness cancel {shlex.quote(sweep.name)} first"
             )
 
 
@@ -348,7 +348,7 @@ def remark_on_outdated(
     job_ids = one_line(", ".join(sorted(outdated)), 60)
     return [
         f"jobs in Slurm's queue with trials that the sweep no longer has: {len(outdated)} ({job_ids});"
-        f" harness status cancel {shlex.quote(sweep.name)} cancels all jobs of the sweep"
+        f" harness cancel {shlex.quote(sweep.name)} cancels all jobs of the sweep"
     ]
 
 

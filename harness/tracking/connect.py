@@ -188,9 +188,7 @@ def errors_in_one_line(
         if is_of_disk or SQLITE_DISK_ERROR.search(texts):
             raise StorageError(f"{message}; {free_space(database)}") from error
         if SQLITE_DAMAGE.search(texts):
-            message += (
-                "; the file is damaged: move it away, and harness results collect fills a new one"
-            )
+            message += "; the file is damaged: move it away, and harness collect fills a new one"
         if SQLITE_LOCK.search(texts):  # another program has held it for too long
             raise StoreLocked(message) from error
         raise error_type(message) from error

@@ -151,7 +151,7 @@ class DeliveryProcess:
             return
         message = (
             f"MLflow: waited {DELIVERY_TIMEOUT:g} s for the process that delivers, which used no CPU time"
-            " and was ended; harness results collect delivers the rest"
+            " and was ended; harness collect delivers the rest"
         )
         if self._log_folder is not None:
             self._log_folder.keep()

@@ -83,7 +83,7 @@ def _tag(run: Run, name: str) -> str:
     if value is None or not SAFE_TAG.fullmatch(value):
         raise BadInput(
             f"MLflow run {run.info.run_id}: {name}: found {value!r};"
-            " allowed: what `harness results collect` writes there"
+            " allowed: what `harness collect` writes there"
         )
     return str(value)
 
@@ -96,7 +96,7 @@ def _read_trial_ids(client: MlflowClient, run: Run) -> list[str]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadInput(
             f"MLflow run {run.info.run_id}: sweep.json: {one_line(error)};"
-            " allowed: what `harness results collect` writes there"
+            " allowed: what `harness collect` writes there"
         ) from None
 
 
@@ -105,7 +105,7 @@ def _read_record(client: MlflowClient, run: Run) -> Record:
     name = f"MLflow run {run.info.run_id}"
     if RECORD_TAG not in run.data.tags or not is_complete_run(run):
         raise BadInput(
-            f"{name}: found no complete record; `harness results collect SWEEP` completes a delivery"
+            f"{name}: found no complete record; `harness collect SWEEP` completes a delivery"
         )
     text = _read_file(client, run, RECORD_FILE)
     return parse_record(text, f"{name}: {RECORD_FILE}", partial(_read_file, client, run))

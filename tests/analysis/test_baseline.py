@@ -58,7 +58,7 @@ def test_saving_again_replaces_a_file_that_is_no_text(results: Results) -> None:
     path = saved(results)
     whole = path.read_bytes()
     path.write_bytes(b"\xff" + whole)
-    with pytest.raises(BadInput, match="harness gate baseline save writes it again"):
+    with pytest.raises(BadInput, match="harness baseline writes it again"):
         baseline.read(path)
     assert saved(results).read_bytes() == whole
 
@@ -96,7 +96,7 @@ def saved(results: Results) -> Path:
         (
             "schema",
             "1.0",
-            'schema: found "1.0"; allowed: 3.x; an older .*; harness gate baseline save writes it again',
+            'schema: found "1.0"; allowed: 3.x; an older .*; harness baseline writes it again',
         ),
         ("schema", "4.0", 'schema: found "4.0"; allowed: 3.x; a newer version'),
         ("kind", "record", "kind: found no 'harness baseline'"),
@@ -139,9 +139,7 @@ def test_a_baseline_that_was_changed_is_refused(results: Results) -> None:
     path = saved(results)
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"throughput": 1000.0', '"throughput": 900.0'), encoding="utf-8")
-    with pytest.raises(
-        BadInput, match=r"seal: found .*; harness gate baseline save writes it again$"
-    ):
+    with pytest.raises(BadInput, match=r"seal: found .*; harness baseline writes it again$"):
         baseline.read(path)
 
 

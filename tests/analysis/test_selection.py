@@ -159,7 +159,7 @@ def test_baselines_of_another_sweep_do_not_count(results: Results) -> None:
     write_run(results, "one")
     write_run(results, "two", keys={"length": {"steps": 40}})
     for name in ("one", "two"):
-        assert harness("gate", "baseline", "save", name).code == 0
+        assert harness("baseline", name).code == 0
     write_run(results, "one", started=1.8e9)
     assert harness("compare", "baseline", "one").code == 0
     assert counts(results, "baseline", "two") == [(2, 6), (2, 6)]
@@ -167,7 +167,7 @@ def test_baselines_of_another_sweep_do_not_count(results: Results) -> None:
 
 def test_the_baseline_of_a_cell_that_the_sweep_has_lost_is_missing(results: Results) -> None:
     write_run(results, "one")
-    assert harness("gate", "baseline", "save", "one").code == 0
+    assert harness("baseline", "one").code == 0
     write_run(results, "one", keys={"matrix": {"precision": ["fp32"]}})
     command = harness("compare", "baseline", "one")
     assert command.code == 3
@@ -198,7 +198,7 @@ def test_baselines_of_other_hardware_do_not_count(results: Results) -> None:
     write_run(results, "one")
     with pytest.raises(
         BadInput,
-        match=r"found no baseline of Test-CPU-2-cores; allowed: nothing; harness gate baseline save",
+        match=r"found no baseline of Test-CPU-2-cores; allowed: nothing; harness baseline",
     ):
         select(results, ["baseline", "one"])
     (side,) = select(results, ["one"])
@@ -223,13 +223,13 @@ def write_run_of_two_machines(results: Results, name: str, started: float, bf16:
 
 def test_each_cell_has_the_baseline_of_its_own_hardware(results: Results) -> None:
     write_run_of_two_machines(results, "one", started=1.7e9, bf16=0.005)
-    assert harness("gate", "baseline", "save", "one").code == 0
+    assert harness("baseline", "one").code == 0
     write_run_of_two_machines(results, "two", started=1.8e9, bf16=0.0065)
     command = compared("baseline", "two")
     assert command.code == 1
     assert "only in" not in command.out
     write_run(results, "one")  # and bf16 on the first machine
-    assert harness("gate", "baseline", "save", "one").code == 0
+    assert harness("baseline", "one").code == 0
     assert len(baseline.files(results)) == 3
     assert counts(results, "baseline", "two") == [(2, 6), (2, 6)]
     assert compared("baseline", "two").code == 1
@@ -239,7 +239,7 @@ def test_the_baselines_of_cells_that_all_failed_are_those_of_any_hardware(
     results: Results,
 ) -> None:
     sweep = write_run(results, "one")
-    assert harness("gate", "baseline", "save", "one").code == 0
+    assert harness("baseline", "one").code == 0
     for trial in sweep.trials():
         record = make_record(trial.cell, seed=trial.seed, sweep="one", status="failed")
         write_trial(results.sweep_folder("one"), record)
@@ -250,7 +250,7 @@ def test_the_baselines_of_cells_that_all_failed_are_those_of_any_hardware(
 
 def test_a_baseline_of_another_schema_is_an_error(results: Results) -> None:
     write_run(results, "one")
-    assert harness("gate", "baseline", "save", "one").code == 0
+    assert harness("baseline", "one").code == 0
     for path in baseline.files(results):
         path.write_text(
             path.read_text(encoding="utf-8").replace(f'"schema": "{SCHEMA}"', '"schema": "9.0"'),
@@ -380,7 +380,7 @@ def test_bad_options_are_refused(results: Results, arguments: Sequence[str], why
 def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
     sweep = write_run(results, "one")
     fp32, bf16 = sweep.cells
-    command = harness("gate", "baseline", "save", "one")
+    command = harness("baseline", "one")
     assert (command.code, command.out.count("saved ")) == (0, 2)
     itself = compared("baseline", "one", "--by", "")
     assert itself.code == 3
@@ -403,7 +403,7 @@ def test_baselines_are_saved_listed_shown_and_pruned(results: Results) -> None:
 
 def test_a_baseline_of_one_trial_warns(results: Results) -> None:
     sweep = write_run(results, "one")
-    command = harness("gate", "baseline", "save", f"one/{sweep.trials()[0].id}")
+    command = harness("baseline", f"one/{sweep.trials()[0].id}")
     assert "no later run can be shown to be faster or slower" in command.out
 
 

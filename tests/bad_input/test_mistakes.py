@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,8 +120,6 @@ MISTAKES = {
     "a fraction for a percentage": Mistake("run demo.yaml --until 0.05", "did you mean '5%' or '0.05%'?"),
     "a budget without --until": Mistake("run demo.yaml --budget 30m", "allowed: --until PERCENT"),
     # wrong commands
-    "list": Mistake("list", "did you mean `harness results list`?"),
-    "train": Mistake("train demo.yaml", "did you mean `harness run`?"),
     "a cell to explain without the other": Mistake("explain precision=bf16", "Missing argument 'B'"),
     "revisions and stacks at once": Mistake(
         "explain a b demo.yaml --revisions --stacks", "found both; allowed: one of them, or neither"
@@ -136,8 +133,6 @@ MISTAKES = {
     "an unknown stack to explain": Mistake(
         "explain old new demo.yaml --stacks", "A old: found no such stack in demo.yaml"
     ),
-    "a misspelt command of a group": Mistake("gate bisetc", "did you mean `harness gate bisect`?"),
-    "a command of another group": Mistake("results export x", "did you mean `harness export`?"),
     "an axis as an option": Mistake(
         "plan demo.yaml --batch-size 32", "did you mean `--set batch_size=32`?"
     ),
@@ -197,10 +192,3 @@ def test_a_natural_mistake_is_answered_by_the_line_that_mends_it(mistake: Mistak
 
 def test_there_are_fifty_mistakes_and_more() -> None:
     assert len(MISTAKES) >= 50
-
-
-@pytest.mark.parametrize("group", ["machine", "results", "gate baseline"])
-def test_a_group_without_a_command_shows_its_help(group: str) -> None:
-    ended = harness(*group.split())
-    assert (ended.code, ended.err) == (0, "")
-    assert re.match(f"Usage: harness {group}", ended.out)

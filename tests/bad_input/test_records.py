@@ -12,7 +12,7 @@ from tests.bad_input.refusals import GOOD, check, refused
 from tests.support.commands import harness
 
 
-@pytest.mark.parametrize("command", ["show", "results collect"])
+@pytest.mark.parametrize("command", ["show", "collect"])
 def test_sweep_that_has_not_run(command: str) -> None:
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").write_text("{}", encoding="utf-8")
@@ -21,7 +21,7 @@ def test_sweep_that_has_not_run(command: str) -> None:
     assert line == wanted
 
 
-@pytest.mark.parametrize("command", ["show", "results collect"])
+@pytest.mark.parametrize("command", ["show", "collect"])
 def test_sweep_whose_folder_is_damaged(command: str) -> None:
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").write_text('{"name": ', encoding="utf-8")

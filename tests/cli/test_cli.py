@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Context
 
 import harness as package
 from harness.cli import main as cli
+from harness.cli.commands import MODULES, PANELS
 from harness.cli.completion import complete_only, complete_set
-from harness.cli.groups import PANELS, RENAMED
 from harness.spec.axes import AXIS_TYPES, axis_choices
 from harness.spec.sweep import ready_sweeps
 from tests.support.commands import harness
@@ -19,41 +20,18 @@ from tests.support.pages import harness_calls, parse_problem
 from tests.support.running import LINE
 from tests.support.sweeps import write
 
-
-def commands(group: Any, *parents: str) -> dict[tuple[str, ...], Any]:
-    """Return every command by how it is typed, as in ("workloads", "fetch")."""
-    typed = {parents: group.default} if hasattr(group, "default") else {}
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            typed |= commands(command, *parents, name)
-        else:
-            typed[(*parents, name)] = command
-    return typed
-
-
-COMMANDS = commands(cli.command_tree())
-
-# All options, in the order in which the help lists them.
+TREE = cli.command_tree()
+COMMANDS: dict[str, Any] = {name: TREE.get_command(Context(TREE), name) for name in MODULES}
 
 
 def test_help_lists_every_command_once_and_where_to_start() -> None:
     result = harness("--help")
     assert (result.code, result.err) == (0, "")
     assert "Start with: harness run quickstart\n" in result.out
-    listed = [name for commands in PANELS.values() for name in commands]
-    assert sorted(listed) == sorted(cli.command_tree().commands)
     for panel, commands_of_panel in PANELS.items():
         assert f"\n{panel}:\n" in result.out
-        for name, line in commands_of_panel.items():
+        for name, (_, line) in commands_of_panel.items():
             assert re.search(rf"^  {name} +{re.escape(line)}$", result.out, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("name", "now"), RENAMED.items())
-def test_a_former_name_is_refused_with_the_present_one(name: str, now: str) -> None:
-    result = harness(name, "--anything")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"harness: {name}: moved; did you mean `harness {now}`?\n"
-    assert harness(*now.split(), "--help").code == 0
 
 
 def test_help_has_a_short_option() -> None:
@@ -81,9 +59,9 @@ def test_an_option_has_one_meaning_in_all_commands() -> None:
         ),
         (["gate", "quickstart", "--against", "HEAD", "--budget", "30"], "--budget: found '30'"),
         (["gate", "quickstart", "--against", "HEAD", "--budget", "0s"], "--budget: found '0s'"),
-        (["gate", "certify", "--budget", "1e3s"], "--budget: found '1e3s'"),
-        (["diff", "audit", "--budget", "1 min"], "--budget: found '1 min'"),
-        (["machine", "doctor", "--timeout", "-1s"], "--timeout: found '-1s'"),
+        (["certify", "--budget", "1e3s"], "--budget: found '1e3s'"),
+        (["audit", "--budget", "1 min"], "--budget: found '1 min'"),
+        (["doctor", "--timeout", "-1s"], "--timeout: found '-1s'"),
         (["export", "mlp-1-s0-r0", "--budget", "30"], "--budget: found '30'"),
     ],
 )
@@ -93,50 +71,21 @@ def test_a_duration_needs_its_unit(arguments: list[str], problem: str) -> None:
     assert result.err.startswith(f"harness: {problem}")
 
 
-class TestGroupWithADefault:
-    def test_runs_it_where_the_first_argument_is_no_command(self, tmp_path: Path) -> None:
-        results = ("--results", str(tmp_path))
-        assert "logs: no records of such a sweep" in harness("status", *results, "--", "logs").err
-        assert "no sweeps in" in harness("status", *results).out
-        assert "Missing argument 'TRIAL'. (see harness status logs" in harness("status", "logs").err
-        assert "Missing argument 'SWEEP'. (needed: a sweep file" in harness("gate").err
-
-    def test_shows_the_help_of_both(self) -> None:
-        shown = harness("gate", "--help").out
-        assert shown.startswith("Usage: harness gate [OPTIONS] {SWEEP}\n")
-        assert "--against REV" in shown
-        for name in ("baseline", "bisect", "certify"):
-            assert f"\n  {name} " in shown
-
-    def test_completes_both(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        Path("results/runs/logistic").mkdir(parents=True)
-        Path("results/runs/logistic/sweep.json").touch()
-        assert completed(monkeypatch, capsys, "status", "lo") == ["logs", "logistic"]
-        assert completed(monkeypatch, capsys, "status", "--watch", "lo") == ["logistic"]
-        assert completed(monkeypatch, capsys, "gate", "bis") == ["bisect"]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_of_a_command_has_examples_that_parse(command: tuple[str, ...]) -> None:
-    result = harness(*command, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_has_examples_that_parse(command: str) -> None:
+    result = harness(command, "--help")
     assert (result.code, result.err) == (0, "")
     example = " ".join(result.out.rpartition("Example")[2].split())
-    assert f"harness {' '.join(command)}" in example
+    assert f"harness {command}" in example
     for line in result.out.partition("Examples:\n")[2].splitlines():
         for arguments in harness_calls(line.strip()):
             assert parse_problem(arguments) is None, line
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_option_is_explained(command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command: str) -> None:
     lines = (
-        harness(*command, "--help")
-        .out.partition("Options:")[2]
-        .partition("Example")[0]
-        .splitlines()
+        harness(command, "--help").out.partition("Options:")[2].partition("Example")[0].splitlines()
     )
     options = [line for line in lines if line.strip().startswith("-")]
     assert options
@@ -254,7 +203,7 @@ class TestCompletion:
         for name in ("mlp-1-s0-r0", "mlp-1-s1-r0", "cnn-1-s0-r0"):
             Path("results/runs/nightly", name).mkdir(parents=True)
             Path("results/runs/nightly", name, "trial.json").touch()
-        assert completed(monkeypatch, capsys, "status", "logs", "mlp") == [
+        assert completed(monkeypatch, capsys, "export", "mlp") == [
             "mlp-1-s0-r0",
             "mlp-1-s1-r0",
         ]

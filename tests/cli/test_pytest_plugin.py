@@ -75,7 +75,7 @@ def test_the_certificate_of_this_hardware_is_cited(project: BenchmarkProject) ->
     run = project.pytest()
     run.assert_outcomes(passed=2)
     assert (
-        "harness: A/A certificate of this hardware: none; harness gate certify measures it"
+        "harness: A/A certificate of this hardware: none; harness certify measures it"
         in run.outlines
     )
 
@@ -258,7 +258,7 @@ def test_a_folder_without_baselines_interrupts_the_session(project: BenchmarkPro
     project.record(project.fp32)
     run = project.pytest()
     assert run.ret == pytest.ExitCode.INTERRUPTED
-    run.stdout.fnmatch_lines(["*found no baselines; harness gate baseline save SWEEP makes them"])
+    run.stdout.fnmatch_lines(["*found no baselines; harness baseline SWEEP makes them"])
 
 
 @pytest.mark.distributed
@@ -283,7 +283,7 @@ def test_trials_run_again_and_are_compared_with_the_baseline(project: BenchmarkP
     run.assert_outcomes(passed=1)
     replaced = (
         "harness: 2 records in *demo will be replaced; to deliver the new ones to MLflow: harness"
-        " results collect demo"
+        " collect demo"
     )
     run.stdout.fnmatch_lines(
         [replaced, "harness: 2 trials to run, 0 already there", "*2/2 mlp eager*"]

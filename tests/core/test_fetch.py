@@ -267,7 +267,7 @@ def test_the_command(
     ]
     for state in ("fetched and verified", "already there"):
         with pytest.raises(SystemExit) as caught:
-            cli.main(["workloads", "fetch", "mnist", "--to", str(to / "my data")])
+            cli.main(["fetch", "mnist", "--to", str(to / "my data")])
         assert not caught.value.code
         expected[0] = f"✓ {IMAGES}: {state}, 200,006 bytes"
         assert capsys.readouterr().out.splitlines() == expected
@@ -276,7 +276,7 @@ def test_the_command(
 
 def test_the_command_with_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["workloads", "fetch", "mnits", "--to", "nowhere"])
+        cli.main(["fetch", "mnits", "--to", "nowhere"])
     assert capsys.readouterr().err.startswith(
         "harness: data set 'mnits': unknown; did you mean 'mnist'? allowed: "
     )

@@ -1,4 +1,4 @@
-"""`harness diff audit` turns two settings of the test workload, and measures what one of them costs."""
+"""`harness audit` turns two settings of the test workload, and measures what one of them costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_two_settings_and_a_cost(tmp_path: Path) -> None:
         length={"steps": 4},
         evaluate={"steps": 4},
     )
-    ended = harness("diff", "audit", str(path), "--budget", "0.5s", "--json")
+    ended = harness("audit", str(path), "--budget", "0.5s", "--json")
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
     (reference,) = content["parity"]["references"]

@@ -1,4 +1,4 @@
-"""`harness gate bisect` on a user's repository, with real ranks of its commits in turn."""
+"""`harness bisect` on a user's repository, with real ranks of its commits in turn."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.mark.nightly
 def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: Repository) -> None:
-    ended = harness("gate", "bisect", "words", "last", str(repository.sweep), *LOUD)
+    ended = harness("bisect", "words", "last", str(repository.sweep), *LOUD)
     assert ended.code == 0, ended.err + ended.out
     first, *_, against_parent, counts = ended.out.splitlines()
     assert first == f"{repository.git('rev-parse', 'slow')} is the first bad commit"
@@ -75,7 +75,7 @@ def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: R
 
 @pytest.mark.nightly
 def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> None:
-    ended = harness("gate", "bisect", "good", "mended", str(repository.sweep), "--bits", "--json")
+    ended = harness("bisect", "good", "mended", str(repository.sweep), "--bits", "--json")
     assert ended.code == 0, ended.err + ended.out
     outcome = json.loads(ended.out)
     assert [suspect["subject"] for suspect in outcome["suspects"]] == ["other"]
@@ -84,7 +84,7 @@ def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> 
 
 @pytest.mark.nightly
 def test_an_end_that_fails_says_what_its_rank_said(repository: Repository) -> None:
-    ended = harness("gate", "bisect", "words", "broken", str(repository.sweep), "--bits")
+    ended = harness("bisect", "words", "broken", str(repository.sweep), "--bits")
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith("harness: BAD broken against GOOD words: ")
     assert "No module named 'a_module_that_nobody_has'" in ended.err

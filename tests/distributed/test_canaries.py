@@ -191,8 +191,8 @@ def test_no_secret_comes_out(
     command("show", "leaky", "--phases", *folder)
     command("status", "leaky", *folder)
     command("status", "leaky", "--json", *folder)
-    command("results", "report", "leaky", *folder)
-    assert "2 trials delivered" in command("results", "collect", "leaky", *folder)
+    command("report", "leaky", *folder)
+    assert "2 trials delivered" in command("collect", "leaky", *folder)
     records = sorted(results.glob("runs/leaky/*/record.json"))
     for record in records:
         assert "[redacted]" in command("status", "logs", record.parent.name, "--rank", "0", *folder)

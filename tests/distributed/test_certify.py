@@ -1,4 +1,4 @@
-"""`harness gate certify` and the forkserver, with real ranks."""
+"""`harness certify` and the forkserver, with real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`harness diff parity` as a command: real ranks, its exit code, its JSON and the file it leaves."""
+"""`harness parity` as a command: real ranks, its exit code, its JSON and the file it leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_ranks_compute_what_one_does_but_for_the_order_of_sums(
     )
     results = Results(tmp_path / "results")
     ended = harness(
-        "diff", "parity", str(path), "--at-least", "fp64", "--json", "--results", str(results.path)
+        "parity", str(path), "--at-least", "fp64", "--json", "--results", str(results.path)
     )
     assert ended.code == 0, ended.err
     (cell,) = json.loads(ended.out)["cells"]
@@ -59,7 +59,7 @@ def test_rounding_does_not_explain_a_loss_over_tokens(
     entries["slow"] = {**entries["Unweighted"], "axes": {"lr": 1e-5}}
     cells = [{"strategy": "single"}, {"strategy": "single", "grad_accum_steps": 4}]
     path = line_sweep(tmp_path, entries, include=cells, length={"steps": 4})
-    ended = harness("diff", "parity", str(path), "--results", str(tmp_path / "results"))
+    ended = harness("parity", str(path), "--results", str(tmp_path / "results"))
     assert ended.code == 3, ended.err
     unweighted, weighted, slow = [
         line for line in ended.out.splitlines() if line.startswith("grad_accum_steps=4")

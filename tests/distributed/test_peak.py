@@ -161,7 +161,7 @@ def test_every_repeat_is_kept_and_long_enough(machine: Machine) -> None:
 
 
 def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
-    ended = harness("machine", "peak", "--ranks", "3", "--cluster", cpu, "--results", str(tmp_path))
+    ended = harness("peak", "--ranks", "3", "--cluster", cpu, "--results", str(tmp_path))
     assert ended.code == 2
     assert ended.err == "harness: --ranks: found 3; allowed: at most 2, the profile's `slots`\n"
     assert list(tmp_path.iterdir()) == []

@@ -124,7 +124,7 @@ def test_a_trial_that_continues_at_other_numbers_of_ranks_ends_with_the_same_bit
     path = tmp_path / "resumed.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     flags = ["--cluster", str(local_profile(tmp_path)), "--at-least", "bitwise", "--json"]
-    ended = harness("diff", "parity", str(path), "--resume-at", "2,4", *flags)
+    ended = harness("parity", str(path), "--resume-at", "2,4", *flags)
     assert ended.code == 0, ended.out + ended.err
     cells = json.loads(ended.out)["cells"]
     assert [cell["rung"] for cell in cells] == ["bitwise", "bitwise"]
@@ -136,10 +136,10 @@ def test_the_backends_order_does_not_survive_another_number_of_ranks(tmp_path: P
     entry = {"options": {"dropout": 0.2}, "axes": {"strategy": "ddp", "world_size": 2}}
     path = line_sweep(tmp_path, {"line": entry}, length={"steps": 4})
     flags = ["--cluster", str(local_profile(tmp_path)), "--json"]
-    ended = harness("diff", "parity", str(path), "--resume-at", "1", *flags)
+    ended = harness("parity", str(path), "--resume-at", "1", *flags)
     (cell,) = json.loads(ended.out)["cells"]
     assert cell["failure"] is None
     assert cell["first_difference"]["step"] == 3  # the first one of one rank
-    assert "--resume-at: found '0'" in harness("diff", "parity", str(path), "--resume-at", "0").err
-    refused = harness("diff", "parity", str(path), "--resume-at", "3").err
+    assert "--resume-at: found '0'" in harness("parity", str(path), "--resume-at", "0").err
+    refused = harness("parity", str(path), "--resume-at", "3").err
     assert "its 2 micro-batches can't be shared out evenly" in refused

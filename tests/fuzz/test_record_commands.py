@@ -15,7 +15,7 @@ from tests.fuzz.changes import SEEDS, changed_bytes, changed_content
 from tests.support.commands import CommandResult, harness
 
 COMMANDS = [("show", "demo"), ("compare", "demo", "other"), ("status",), ("status", "demo")]
-SLOW_COMMANDS = [("results", "report", "demo"), ("show", "demo", "--phases")]
+SLOW_COMMANDS = [("report", "demo"), ("show", "demo", "--phases")]
 EXIT_CODES = {0, 1, 2, 3}
 CASES = settings.default.max_examples  # type: ignore[union-attr]
 # A command takes a hundred times as long as reading a file, and a report a thousand times. So the

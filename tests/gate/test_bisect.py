@@ -1,4 +1,4 @@
-"""What `harness gate bisect` makes of verdicts, over the commits of a real repository; no rank starts
+"""What `harness bisect` makes of verdicts, over the commits of a real repository; no rank starts
 here.
 """
 
@@ -221,7 +221,7 @@ def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: 
 )
 def test_bad_input_is_one_line(repository: Repository, arguments: list[str], words: str) -> None:
     write(repository, "fast slow")
-    found = harness("gate", "bisect", *arguments[:2], str(repository.sweep), *arguments[2:])
+    found = harness("bisect", *arguments[:2], str(repository.sweep), *arguments[2:])
     assert found.code == 2
     assert found.err.count("\n") == 1
     assert words in found.err
@@ -235,12 +235,12 @@ def test_a_cell_is_looked_for_among_sweeps_that_have_run(
     results = Results(tmp_path / "results")
     write_spec(sweep, results.sweep_folder(sweep.name))
     more = ("--results", str(results.path))
-    found = harness("gate", "bisect", "0", "2", "--cell", sweep.cells[0].id, "--json", *more)
+    found = harness("bisect", "0", "2", "--cell", sweep.cells[0].id, "--json", *more)
     assert found.code == 0, found.err
     told = json.loads(found.out)
     assert [one["subject"] for one in told["suspects"]] == ["number 1"]
     assert [step["commit"]["subject"] for step in told["steps"]] == ["number 2", "number 1"]
-    wrong = harness("gate", "bisect", "0", "2", "--cell", f"{sweep.cells[0].id}0", *more)
+    wrong = harness("bisect", "0", "2", "--cell", f"{sweep.cells[0].id}0", *more)
     assert wrong.code == 2
     assert f"did you mean '{sweep.cells[0].id}'?" in wrong.err
 

@@ -151,7 +151,7 @@ def test_what_is_no_certificate_is_refused(
     path.write_text(sealed_text(content), encoding="utf-8")
     with pytest.raises(BadInput, match=message) as caught:
         certificate.read(results, certified.key)
-    assert "harness gate certify --restart" in str(caught.value)
+    assert "harness certify --restart" in str(caught.value)
 
 
 def test_only_like_is_gone_on_with() -> None:
@@ -200,7 +200,7 @@ def test_it_is_cited_for_its_hardware_and_for_several_only_if_all_have_one(tmp_p
         f"A/A certificate of this hardware: {certified.description}"
     ]
     assert citation_lines(results, ["other"]) == [
-        "A/A certificate of this hardware: none; harness gate certify measures it"
+        "A/A certificate of this hardware: none; harness certify measures it"
     ]
     assert citation_lines(results, [certified.key, "other"]) == []
     other = made(0, 20, hardware=Hardware(cpu="Other", usable_cores=4))
@@ -221,5 +221,5 @@ def test_compare_cites_it(tmp_path: Path) -> None:
     "arguments", [["--cluster", "slurm"], ["--budget", "0s"], ["--min-effect", "little"]]
 )
 def test_what_it_does_not_take(arguments: list[str]) -> None:
-    ended = harness("gate", "certify", *arguments)
+    ended = harness("certify", *arguments)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

@@ -100,7 +100,7 @@ class TestOnDisk:
         path = damaged(tmp_path, lambda content: content.update(schema=schema))
         with pytest.raises(
             BadInput,
-            match=r": schema: found .*allowed: 3\.x; .*harness machine peak makes a new one$",
+            match=r": schema: found .*allowed: 3\.x; .*harness peak makes a new one$",
         ):
             machines.read_all(tmp_path)
         assert path.exists()
@@ -129,7 +129,7 @@ class TestOnDisk:
     ) -> None:
         path = damaged(tmp_path, damage)
         with pytest.raises(
-            BadInput, match=r"not a valid record of peaks: .*harness machine peak makes a new one$"
+            BadInput, match=r"not a valid record of peaks: .*harness peak makes a new one$"
         ) as caught:
             machines.read(path)
         assert "\n" not in str(caught.value)

@@ -238,7 +238,7 @@ def test_only_a_plot_needs_the_sizes_between(
         return tmp_path / "here.json", make_machine()
 
     monkeypatch.setattr(probe, "measure", measure)
-    ended = harness("machine", "peak", *(["--plot"] if plot else []), "--results", str(tmp_path))
+    ended = harness("peak", *(["--plot"] if plot else []), "--results", str(tmp_path))
     assert (ended.code, requested) == (0, [plot]), ended.err
     assert (plot_lines(make_machine())[-1] in ended.out) == plot
     assert (tmp_path / "here.png").is_file()

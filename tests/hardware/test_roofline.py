@@ -203,7 +203,7 @@ class TestPlot:
         records = [with_cell(measured(), cell) for cell in sweep.cells]
         write_roofline(sweep, records, results)
         show_results(sweep, records, results)
-        assert "harness machine peak" in capsys.readouterr().out
+        assert "harness peak" in capsys.readouterr().out
         assert not results.sweep_folder(sweep.name).roofline_path.exists()
         machines.write(results.peaks, make_machine())
         write_roofline(sweep, records, results)

@@ -56,7 +56,7 @@ def test_the_report_shows_what_was_found(results: Results, tmp_path: Path) -> No
     sweep = make_sweep(tmp_path)
     write_run(results, sweep, make_records(sweep))
     write_preflight(results.sweep_folder("demo").preflight_path, make_preflight(problem=HOSTILE))
-    ended = harness("results", "report", "demo", "--results", str(results.path))
+    ended = harness("report", "demo", "--results", str(results.path))
     assert ended.code == 0
     text = Path(ended.out.strip()).read_text(encoding="utf-8")
     assert "1 found" in text
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(results: Results, tmp_path: Path) -> None:
     write_preflight(path, make_preflight())
     changed = json.loads(path.read_text(encoding="utf-8")) | {"sweep": "another"}
     path.write_text(json.dumps(changed), encoding="utf-8")
-    ended = harness("results", "report", "demo", "--results", str(results.path))
+    ended = harness("report", "demo", "--results", str(results.path))
     assert ended.code == 2
     assert str(path) in ended.err
     assert "harness check writes it again" in ended.err

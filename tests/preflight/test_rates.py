@@ -274,7 +274,7 @@ def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
     assert recorded is not None
     assert recorded.cells[0].cell.id == sweep.cells[0].id
     assert list(recorded.cells[0].curves) == curves
-    ended = harness("results", "report", "demo", "--results", str(results.path))
+    ended = harness("report", "demo", "--results", str(results.path))
     assert ended.code == 0
     text = Path(ended.out.strip()).read_text(encoding="utf-8")
     assert "Learning rates" in text

@@ -136,7 +136,7 @@ def test_record_that_cannot_be_read_is_named_and_the_rest_goes_on(
         assert last == "1 record left out, because of the above"
     assert "2/2 done" in show(results).out
     page = results.path / "report.html"
-    command = ["results", "report", "demo", "--results", str(results.path), "--output", str(page)]
+    command = ["report", "demo", "--results", str(results.path), "--output", str(page)]
     assert str(path) in harness(*command).err
     text = page.read_text(encoding="utf-8")
     assert "1 left out because their records can&#39;t be read" in text
@@ -160,7 +160,7 @@ def test_trial_with_an_unreadable_record_does_not_run_again(results: Results, sw
 
 def test_broken_record_holds_up_no_delivery(results: Results, sweep: Sweep) -> None:
     record_path(results, sweep, seed=0).write_text(OLD_SCHEMA, encoding="utf-8")
-    collected = harness("results", "collect", "demo", "--results", str(results.path))
+    collected = harness("collect", "demo", "--results", str(results.path))
     assert (collected.code, collected.out) == (0, "2 trials delivered, 0 were there already\n")
     assert "1 record left out" in collected.err
 

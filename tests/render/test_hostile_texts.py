@@ -49,7 +49,7 @@ def test_every_label_is_planned_and_shown_as_it_is(
         ["status", "demo"],
         ["compare", "demo", "--by", "precision"],
         ["compare", "demo", "--effects"],
-        ["gate", "baseline", "save", "demo"],
+        ["baseline", "demo"],
     ],
     ids=" ".join,
 )

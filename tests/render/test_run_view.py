@@ -170,7 +170,7 @@ def test_commands_to_try_next_look_where_the_results_are(
     shown = records(sweep.cells[0])
     show_results(sweep, shown, results, trouble="down")
     lines = [line for line in capsys.readouterr().out.splitlines() if "harness " in line]
-    commands = ("harness ui", "harness show demo --phases", "harness results collect demo")
+    commands = ("harness ui", "harness show demo --phases", "harness collect demo")
     for command in commands:
         assert any(f"{command} --results {results.path}" in line for line in lines)
     monkeypatch.setenv("HARNESS_RESULTS", str(results.path))
@@ -188,7 +188,7 @@ def test_suggested_commands_name_the_server_unless_they_find_it(
     shown, uri = records(sweep.cells[0]), "http://me:hunter2@host"
     show_results(sweep, shown, results, trouble="down", tracking_uri=uri)
     printed = capsys.readouterr().out
-    for command in ("harness ui", "harness results collect demo"):
+    for command in ("harness ui", "harness collect demo"):
         assert f"{command} --tracking-uri " in printed
     assert "hunter2" not in printed
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

@@ -1,4 +1,4 @@
-"""`harness machine doctor` on a real cluster: without problems, and with each that can be made on one
+"""`harness doctor` on a real cluster: without problems, and with each that can be made on one
 machine.
 """
 
@@ -73,7 +73,7 @@ def broken_cluster(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `harness machine doctor` has found: its exit code, and the detail of each check by name."""
+    """What `harness doctor` has found: its exit code, and the detail of each check by name."""
 
     code: int
     problems: dict[str, str]
@@ -81,14 +81,13 @@ class Diagnosis:
 
 
 def doctor(folder: Path, *arguments: str, results: Path | None = None, **slurm: Any) -> Diagnosis:
-    """Run `harness machine doctor` with a profile that has these keys in its section `slurm`."""
+    """Run `harness doctor` with a profile that has these keys in its section `slurm`."""
     profile = folder / "profile.yaml"
     section = {"nodes": 2, "exclusive": False} | slurm
     content = {"launcher": "slurm", "device": "cpu", "slurm": section}
     profile.write_text(yaml.safe_dump(content), encoding="utf-8")
     results = results or folder / "results"
     ended = harness(
-        "machine",
         "doctor",
         "--cluster",
         str(profile),

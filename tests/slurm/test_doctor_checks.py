@@ -268,9 +268,7 @@ class TestCommand:
         profile.write_text("launcher: slurm\n")
         results = tmp_path / "results"
         monkeypatch.setenv("PATH", "")
-        ended = harness(
-            "machine", "doctor", "--cluster", str(profile), "--results", str(results), "--json"
-        )
+        ended = harness("doctor", "--cluster", str(profile), "--results", str(results), "--json")
         assert ended.code == 1
         missing = {
             "name": "Slurm",
@@ -287,13 +285,13 @@ class TestCommand:
     def test_refuses_results_outside_the_shared_folder(self, tmp_path: Path) -> None:
         profile = tmp_path / "p.yaml"
         profile.write_text("launcher: slurm\nslurm: {shared_folder: /shared}\n")
-        ended = harness("machine", "doctor", "--cluster", str(profile), "--results", str(tmp_path))
+        ended = harness("doctor", "--cluster", str(profile), "--results", str(tmp_path))
         assert ended.code == 2
         assert "allowed: a folder in /shared, the slurm.shared_folder" in ended.err
 
     def test_refuses_results_that_can_not_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        ended = harness("machine", "doctor", "--results", str(tmp_path / "file"))
+        ended = harness("doctor", "--results", str(tmp_path / "file"))
         assert ended.code == 2
         assert "can't be written" in ended.err
 
@@ -303,9 +301,7 @@ class TestCommand:
         profile = tmp_path / "p.yaml"
         profile.write_text("device: cuda\n")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        ended = harness(
-            "machine", "doctor", "--cluster", str(profile), "--results", str(tmp_path / "results")
-        )
+        ended = harness("doctor", "--cluster", str(profile), "--results", str(tmp_path / "results"))
         assert ended.code == 1
         assert "✗ ranks" in ended.out
         assert "room for none: " in ended.out
@@ -316,7 +312,7 @@ class TestCommand:
         profile = tmp_path / "p.yaml"
         profile.write_text("device: cpu\nslots: 2\n")
         results = tmp_path / "results"
-        ended = harness("machine", "doctor", "--cluster", str(profile), "--results", str(results))
+        ended = harness("doctor", "--cluster", str(profile), "--results", str(results))
         assert (ended.code, ended.err) == (0, "")
         assert "✓ all-reduce  gloo over 2 ranks" in ended.out
         assert list(results.iterdir()) == []
@@ -382,6 +378,6 @@ class TestMeasurement:
         assert sorted(pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
 
     def test_needs_nodes(self, tmp_path: Path) -> None:
-        ended = harness("machine", "doctor", "--measure", "--results", str(tmp_path / "results"))
+        ended = harness("doctor", "--measure", "--results", str(tmp_path / "results"))
         assert ended.code == 2
         assert "--measure: found with launcher torchrun; allowed: with launcher slurm" in ended.err

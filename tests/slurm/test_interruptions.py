@@ -97,7 +97,7 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     row = trial_rows(results)[1]
     assert (row["state"], f"`scontrol release {waiting_job}`" in row["detail"]) == ("held", True)
     slurm.run("scontrol", "release", waiting_job)
-    assert "2 jobs cancelled" in harness("status", "cancel", "line", "--results", str(results)).out
+    assert "2 jobs cancelled" in harness("cancel", "line", "--results", str(results)).out
     array = waiting_job.partition("_")[0]
     wait_until(lambda: array not in slurm.run("squeue", "-h", "-o", "%F").split())
     assert trial_states(results) == ["cancelled", "cancelled"]

@@ -95,7 +95,7 @@ def test_the_doctor_names_both_and_submissions_leave_them_out(slurm: Slurm, tmp_
     profile = write_profile(tmp_path, *planted, nodes=4, exclude="auto")
     results = str(tmp_path / "results")
     arguments = ["--cluster", str(profile), "--results", results]
-    ended = harness("machine", "doctor", *arguments, "--measure", "--json")
+    ended = harness("doctor", *arguments, "--measure", "--json")
     assert ended.code == 1
     checks = {check["name"]: check for check in json.loads(ended.out)["checks"]}
     assert checks["bits"]["detail"].startswith("n2: rank 1 (")

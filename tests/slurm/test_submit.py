@@ -323,7 +323,7 @@ def test_the_shells_variables_change_no_job(
     assert (variables["SLURM_CONF"], variables["MINE"]) == ("/etc/ours.conf", "kept")
     assert os.environ["SBATCH_TIMELIMIT"] == "1"
     slurm.set_queue(squeue_output(results))
-    harness("status", "cancel", "demo", "--results", str(results.path))
+    harness("cancel", "demo", "--results", str(results.path))
     assert "SCANCEL_STATE" not in slurm.variables("scancel")
 
 
@@ -376,7 +376,7 @@ def test_cancel_is_one_call_of_scancel_and_makes_nothing_lost(
     """A second call finds nothing to cancel."""
     submit(write(tmp_path, seeds=[0, 1, 2]), results)
     slurm.set_queue(squeue_output(results))
-    cancel = ("status", "cancel", "demo", "--results", str(results.path))
+    cancel = ("cancel", "demo", "--results", str(results.path))
     assert "3 jobs cancelled: 1_0, 1_1, 1_2" in harness(*cancel).out
     assert slurm.calls("scancel") == ["1_0 1_1 1_2"]
     slurm.set_queue("")
@@ -393,7 +393,7 @@ def test_cancelled_trials_are_not_submitted_before_their_jobs_have_ended(
     sweep = write(tmp_path, seeds=[0, 1])
     submit(sweep, results)
     slurm.set_queue(squeue_output(results, state="RUNNING"))
-    harness("status", "cancel", "demo", "--results", str(results.path))
+    harness("cancel", "demo", "--results", str(results.path))
     slurm.set_queue(squeue_output(results, state="COMPLETING"))
     ended = submit(sweep, results)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
@@ -460,7 +460,7 @@ def test_jobs_with_trials_of_an_earlier_version_of_the_sweep_are_named(
     slurm.set_queue(squeue_output(results))
     remark = "that the sweep no longer has: 2 (1_0, 1_1)"
     edited = write(tmp_path, length={"steps": 70}, seeds=[0, 1])
-    assert f"{remark}; harness status cancel demo" in submit(edited, results).out
+    assert f"{remark}; harness cancel demo" in submit(edited, results).out
     assert remark not in submit(write(tmp_path, seeds=[0, 1, 2]), results, "--dry-run").out
 
 
@@ -479,7 +479,7 @@ def test_a_local_run_after_the_last_submission_counts(
     ended = status(results, "demo")
     assert (ended.code, "1 trial: 1 done" in ended.out) == (0, True)
     monkeypatch.setenv("PATH", str(tmp_path))  # without squeue, what may be open is not removed
-    remove = ("results", "prune", "demo", "--whole", "--yes", "--results", str(results.path))
+    remove = ("prune", "demo", "--whole", "--yes", "--results", str(results.path))
     assert harness(*remove).code == 0
 
 
@@ -501,7 +501,7 @@ def test_where_squeue_is_missing_a_sweep_with_unfinished_trials_is_neither_run_n
     sweep = write(tmp_path)
     submit(sweep, results)
     monkeypatch.setenv("PATH", str(tmp_path))
-    remove = ("results", "prune", "demo", "--whole", "--yes", "--results", str(results.path))
+    remove = ("prune", "demo", "--whole", "--yes", "--results", str(results.path))
     for arguments in (remove, ("run", str(sweep), "--results", str(results.path))):
         ended = harness(*arguments)
         assert ended.code == 2
@@ -528,7 +528,7 @@ def test_where_squeue_is_missing_a_sweep_with_unfinished_trials_is_neither_run_n
             "allowed: for jobs, a path without %",
         ),
         (["status", "nothing"], "nothing: no records of such a sweep"),
-        (["status", "cancel", "nothing"], "nothing: no records of such a sweep"),
+        (["cancel", "nothing"], "nothing: no records of such a sweep"),
         (["status", "logs", "nothing-s0-r0"], "nothing-s0-r0: no such trial in results/runs"),
     ],
 )

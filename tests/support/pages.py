@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from typer import Context
 from typer.exceptions import TyperException
 
 from harness.cli.main import command_tree
@@ -126,17 +127,12 @@ def harness_calls(command: str) -> list[list[str]]:
 def parse_problem(arguments: list[str]) -> str | None:
     """Return what is wrong with a call of `harness`, None if command, options and arguments exist."""
     tree = command_tree()
-    command: Any = tree
-    remaining = [token for token in arguments if token not in TOP_OPTIONS]
-    while hasattr(command, "commands"):
-        if remaining[:1] == ["--help"] or (not remaining and not hasattr(command, "default")):
-            return None
-        if remaining and remaining[0] in command.commands:
-            command = command.commands[remaining.pop(0)]
-        elif hasattr(command, "default"):
-            command = command.default
-        else:
-            return f"no such command: {remaining[0]}"
+    if not arguments or arguments[0] in TOP_OPTIONS:
+        return None
+    name, *remaining = arguments
+    command: Any = tree.get_command(Context(tree), name)
+    if command is None:
+        return f"no such command: {name}"
     if "--help" in remaining:  # to parse it would print the help
         return None
     try:

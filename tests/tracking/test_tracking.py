@@ -480,7 +480,7 @@ def test_a_renaming_that_mlflow_refuses_has_renamed_the_folder_and_ends_with_1(
         connect(tracker.uri).create_experiment("my sweep")
     ended = harness("results", "rename", "demo", "my sweep", "--results", str(results.path))
     assert ended.code == 1
-    assert f"`harness results collect 'my sweep' --results {results.path}` delivers" in ended.err
+    assert f"`harness collect 'my sweep' --results {results.path}` delivers" in ended.err
     assert results.sweep_folder("my sweep").path.exists()
 
 

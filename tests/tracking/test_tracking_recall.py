@@ -90,7 +90,7 @@ def test_a_run_is_compared_with_anything(
     )
     assert json.loads(ended.out)["cells"][0]["metrics"][0]["verdict"] == "faster"
     assert "precision=bf16" in harness("compare", ids["sweep"], "--effects", *options).out
-    assert harness("gate", "baseline", "save", ids["sweep"], *options).code == 0
+    assert harness("baseline", ids["sweep"], *options).code == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     itself = harness("compare", "baseline", ids["sweep"], "--results", str(stored.path))
     assert itself.code == 3
@@ -113,7 +113,7 @@ def test_a_run_without_a_record_of_this_schema_is_refused(
         client.delete_run(ids[FAST.label])
     for refused, why in (
         (foreign, "harness.kind: found None; allowed: the runs of sweeps, cells and trials"),
-        (cut_off, "found no complete record; `harness results collect SWEEP` completes a delivery"),
+        (cut_off, "found no complete record; `harness collect SWEEP` completes a delivery"),
         (run, "record.json: schema: found 3; allowed: "),
         (ids[SLOW.label], f"MLflow run {run}: record.json: schema: found 3"),
         (ids[FAST.label], "found it deleted"),

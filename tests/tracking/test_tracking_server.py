@@ -75,7 +75,7 @@ def test_a_missing_server_costs_seconds_and_one_line(results: Results, silent: b
             tracker.deliver(results.sweep_folder("demo"))
     assert time.monotonic() - start < 10
     assert "hunter2" not in str(caught.value)
-    assert "harness results collect demo" in str(caught.value)
+    assert "harness collect demo" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
 
@@ -86,14 +86,14 @@ def test_what_delivers_later_can_be_pasted(results: Results) -> None:
     with pytest.raises(TrackerDown) as caught:
         Tracker(results, uri).deliver(results.sweep_folder("my sweep"))
     flags = f"--results {results.path} --tracking-uri {uri}"
-    assert f"`harness results collect 'my sweep' {flags}` delivers" in str(caught.value)
+    assert f"`harness collect 'my sweep' {flags}` delivers" in str(caught.value)
 
 
 def test_a_file_that_is_no_database(results: Results) -> None:
     small_sweep(results, "demo")
     results.database.write_bytes(b"no database" * 1000)
     start = time.monotonic()
-    with pytest.raises(TrackerDown, match="harness results collect demo"):
+    with pytest.raises(TrackerDown, match="harness collect demo"):
         Tracker(results).deliver(results.sweep_folder("demo"))
     assert time.monotonic() - start < 10
 

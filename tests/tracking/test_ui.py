@@ -58,7 +58,7 @@ def deliver_until_the_server_dies(
                 os.kill(child, signal.SIGKILL)
 
         patched.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
-        with pytest.raises(TrackerDown, match="harness results collect demo"):
+        with pytest.raises(TrackerDown, match="harness collect demo"):
             Tracker(results, base).deliver(results.sweep_folder("demo"))
 
 

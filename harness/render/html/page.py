@@ -163,7 +163,7 @@ def _steps(report: Report) -> list[tuple[str, list[plots.StepTimeDrawing]]]:
 def _rooflines(report: Report) -> list[tuple[str, Markup]]:
     """Return a text and a drawing for each measured machine that some trials ran on.
 
-    The text says how close to the roof each workload came. A machine is measured by `harness machine peak`,
+    The text says how close to the roof each workload came. A machine is measured by `harness peak`,
     before or after the sweep has run.
     """
     rooflines = []
@@ -278,7 +278,7 @@ SECTIONS = (
         about="steps until the target metric reaches the goal, against the reference, in pairs of"
         " seeds, with the intervals that the verdicts rest on; fewer is faster. A seed that never reached"
         " it makes a cell inconclusive.",
-        needs="a goal that cells of one workload reached: harness results report SWEEP --to-reach VALUE",
+        needs="a goal that cells of one workload reached: harness report SWEEP --to-reach VALUE",
     ),
     Section(
         id="cost",
@@ -391,7 +391,7 @@ SECTIONS = (
         title="Roofline",
         kind="roofline",
         build=_rooflines,
-        needs="harness machine peak, which measures what the machine can do",
+        needs="harness peak, which measures what the machine can do",
     ),
     Section(
         id="memory",
@@ -424,7 +424,7 @@ SECTIONS = (
         build=sections.parity,
         about="how alike the cells compute, each compared with a reference, from the highest rung:"
         " bitwise, n ULP, the fp64 rule, equivalent over seeds, different",
-        needs="harness diff parity",
+        needs="harness parity",
     ),
     Section(
         id="rates",

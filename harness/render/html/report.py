@@ -73,12 +73,12 @@ class Report:
     sweep: Sweep
     folder: SweepFolder
     records: Sequence[Record]  # with MFU against the peaks of `machines`
-    machines: Mapping[str, Machine]  # those that `harness machine peak` has measured, by key
+    machines: Mapping[str, Machine]  # those that `harness peak` has measured, by key
     result: SweepResult
     workloads: dict[str, list[ReportCell]]  # all cells, by label
     shown: dict[str, list[ReportCell]]  # those that have rows, by label
     against: tuple[str, CellComparison] | None  # the name of what the sweep is compared with
-    parity: SweepParity | None  # how alike cells compute; None if `harness diff parity` never ran
+    parity: SweepParity | None  # how alike cells compute; None if `harness parity` never ran
     explanation: Explanation | None  # of two cells; None if `harness explain` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran
@@ -120,7 +120,7 @@ def make_report(
 ) -> Report:
     """Return the report of a sweep, compared with `against` if that is not None.
 
-    Records from before `harness machine peak` has measured their machine get their MFU now.
+    Records from before `harness peak` has measured their machine get their MFU now.
 
     Raises BadInput if there are no records, if `against` cannot be compared with them, and for a
     damaged file of a pre-flight.

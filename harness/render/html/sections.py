@@ -399,7 +399,7 @@ def nodes(report: Report) -> list[TableGroup]:
 
 
 def parity(report: Report) -> list[TableGroup]:
-    """Return the cells that are compared with each reference, as `harness diff parity` measured them."""
+    """Return the cells that are compared with each reference, as `harness parity` measured them."""
     if report.parity is None:
         return []
     groups = []

@@ -1,6 +1,6 @@
 """Examines this machine: what it has, and whether ranks on it can communicate.
 
-This is what `harness machine doctor` does for a profile whose launcher is torchrun.
+This is what `harness doctor` does for a profile whose launcher is torchrun.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ run, every trial has one record, and no process, shared memory or temporary file
 | signals | SIGKILL or SIGSTOP reaches a process of the tree at a random moment | `signals.py` |
 | actors | two commands run at once | `actors.py` |
 | damage | a file that is read back has changed | `damage.py` |
-| gates | a process of `harness gate` or `harness gate bisect` is killed | `gates.py` |
+| gates | a process of `harness gate` or `harness bisect` is killed | `gates.py` |
 | slurm | SIGKILL or SIGSTOP reaches a process of a real Slurm; only if it is named | `slurm.py` |
 
 The command under test, the forkserver, its agents and ranks are the product's own. Only what costs

@@ -23,11 +23,11 @@ RUN = ("run", "line.yaml", "--cluster", "local.yaml", *RESULTS)
 COMMANDS = {
     "run": RUN,
     "force": (*RUN, "--force"),
-    "collect": ("results", "collect", "campaign", *RESULTS),
+    "collect": ("collect", "campaign", *RESULTS),
     "show": ("show", "campaign", *RESULTS),
     "status": ("status", "campaign", *RESULTS),
     "watch": ("status", "campaign", "--watch", *RESULTS),
-    "report": ("results", "report", "campaign", *RESULTS),
+    "report": ("report", "campaign", *RESULTS),
     "ui": ("ui", *RESULTS),
 }
 SERVER = "ui"  # it ends by Ctrl-C, once the other command has ended

@@ -36,7 +36,7 @@ READERS = {
     "show": ("show", "campaign", *RESULTS),
     "status": ("status", "campaign", *RESULTS),
     "compare": ("compare", "campaign", "baseline", *RESULTS),
-    "verify": ("results", "verify", "campaign", *RESULTS),  # reads the columns of records too
+    "verify": ("verify", "campaign", *RESULTS),  # reads the columns of records too
 }
 STEP_SECONDS = 0.05  # slow enough for the second trial to be interrupted after an evaluation
 # Time goes on: what a reader prints of it differs without any damage.
@@ -237,7 +237,7 @@ def _interrupt(stage: Stage) -> None:
 
 def _add_files_of_the_machine(stage: Stage) -> None:
     """Add a baseline, measured peaks and a certificate to the results of the finished sweep."""
-    ended = stage.run(("gate", "baseline", "save", "campaign", *RESULTS))
+    ended = stage.run(("baseline", "campaign", *RESULTS))
     if ended.exit_code:
         raise RuntimeError(f"no baseline was saved: {ended.output}")
     results = Results(stage.work / "results")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of each process of `harness gate` and `harness gate bisect`.
+"""SIGKILL at random moments of each process of `harness gate` and `harness bisect`.
 
 Their address is
 
@@ -33,7 +33,7 @@ from tests.support.running import local_profile
 MEASURE = ("sweep.yaml", "--cluster", "local.yaml", "--min-effect", "90%", "--budget", "2s")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "gate": ("gate", "--against", "HEAD", *MEASURE, "--inconclusive", "ignore"),
-    "bisect": ("gate", "bisect", "HEAD~2", "HEAD", *MEASURE, "--bits"),
+    "bisect": ("bisect", "HEAD~2", "HEAD", *MEASURE, "--bits"),
 }
 # What the shim calls the processes: those of the forkserver are ranks here.
 ROLES = {"harness": "harness", "forkserver": "forkserver", "rank": "agent", "worker": "rank0"}

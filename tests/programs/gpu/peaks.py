@@ -1,4 +1,4 @@
-"""Measures the device's peaks as `harness machine peak` does, and leaves them for the parts that follow."""
+"""Measures the device's peaks as `harness peak` does, and leaves them for the parts that follow."""
 
 from __future__ import annotations
 

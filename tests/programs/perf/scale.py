@@ -48,10 +48,10 @@ COMMANDS = {
     "`harness show`": ("show", "scale"),
     "`harness compare --by`": ("compare", "scale", "--by", "precision"),
     "`harness compare --effects`": ("compare", "scale", "--effects"),
-    "`harness results report`": ("results", "report", "scale"),
+    "`harness report`": ("report", "scale"),
 }
 # Delivering a trial to MLflow takes some hundredths of a second, a hundred times what reading it does.
-COLLECT = ("results", "collect", "scale")
+COLLECT = ("collect", "scale")
 MOST_COLLECTED = 1000  # trials, of which all deliveries take a minute
 QUICK_FOLDER = TOP / "build" / "bench"
 SWEEP = """\
@@ -138,7 +138,7 @@ def measure_trials(counts: Sequence[int]) -> Iterator[Point]:
 
 def measure_collect(results: Results, trials: int) -> Iterator[Point]:
     """Yield what it takes to deliver a recorded sweep, and to do so again."""
-    for name in ("`harness results collect`", "`harness results collect`, again"):
+    for name in ("`harness collect`", "`harness collect`, again"):
         cost = measure(*COLLECT, "--results", results.path)
         yield Point(unit="trials", name=name, size=trials, cost=cost)
 

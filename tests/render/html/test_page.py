@@ -1,4 +1,4 @@
-"""`harness results report`: one file that shows what was measured, and nothing that was not."""
+"""`harness report`: one file that shows what was measured, and nothing that was not."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def sweep(results: Results, tmp_path: Path) -> Sweep:
 
 def report(results: Results, *options: str) -> Page:
     """Return the report of the sweep `demo` as the command writes it."""
-    ended = harness("results", "report", "demo", "--results", str(results.path), *options)
+    ended = harness("report", "demo", "--results", str(results.path), *options)
     assert (ended.code, ended.err) == (0, "")
     return Page(Path(ended.out.strip()))
 
@@ -123,7 +123,7 @@ def test_a_section_without_data_says_what_it_needs(
     results: Results, sweep: Sweep, complete: Page
 ) -> None:
     assert "roofline" not in complete.texts
-    assert "Roofline : needs harness machine peak" in complete.texts["lacking"]
+    assert "Roofline : needs harness peak" in complete.texts["lacking"]
     assert "Energy" in complete.texts["lacking"]
     machines.write(results.peaks, make_machine())
     record = make_records(sweep)[0]
@@ -194,7 +194,7 @@ def test_a_large_sweep_has_rows_of_its_fastest_cells_and_of_the_reference(
 def test_parity_is_shown_once_it_was_measured(
     results: Results, sweep: Sweep, complete: Page
 ) -> None:
-    assert "Parity : needs harness diff parity" in complete.texts["lacking"]
+    assert "Parity : needs harness parity" in complete.texts["lacking"]
     reference, other, *_ = sweep.cells
     parity = make_parity(reference, other)
     write_parity(results.sweep_folder("demo"), parity)
@@ -302,7 +302,7 @@ def test_the_same_records_give_the_same_bytes(results: Results, tmp_path: Path) 
 
 @pytest.mark.usefixtures("sweep")
 def test_a_sweep_is_compared_with_a_baseline(results: Results) -> None:
-    assert harness("gate", "baseline", "save", "demo", "--results", str(results.path)).code == 0
+    assert harness("baseline", "demo", "--results", str(results.path)).code == 0
     compared = report(results, "--against", "baseline")
     assert "1.00×" in compared.texts["against"]
     assert "against" not in report(results).texts
@@ -316,9 +316,7 @@ def test_an_unknown_name_is_bad_input_and_writes_nothing(
     results: Results, tmp_path: Path, arguments: list[str]
 ) -> None:
     out = tmp_path / "out.html"
-    ended = harness(
-        "results", "report", *arguments, "--results", str(results.path), "--output", str(out)
-    )
+    ended = harness("report", *arguments, "--results", str(results.path), "--output", str(out))
     assert ended.code == 2
     assert ended.err.count("\n") == 1
     assert not out.exists()
@@ -326,7 +324,7 @@ def test_an_unknown_name_is_bad_input_and_writes_nothing(
 
 def test_a_sweep_without_records_is_bad_input(results: Results, tmp_path: Path) -> None:
     write_run(results, make_sweep(tmp_path), [])
-    ended = harness("results", "report", "demo", "--results", str(results.path))
+    ended = harness("report", "demo", "--results", str(results.path))
     assert ended.code == 2
     assert "found no records" in ended.err
 
