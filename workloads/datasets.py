@@ -28,13 +28,24 @@ class DatasetSamples:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the samples at `indices`, in that order; raises TypeError if they make no tensors."""
-        rows = [self._rows[index] for index in indices]
+    def batch(
+        self, indices: Sequence[int], before_sample: Callable[[int], None] | None = None
+    ) -> Batch:
+        """Return the samples at `indices`, in that order; raises TypeError if they make no tensors.
+
+        `before_sample` is called with the index of each sample that is fetched by itself.
+        """
         fetch_all = getattr(
             self._dataset, "__getitems__", None
         )  # torch's way to fetch many at once
-        samples = fetch_all(rows) if fetch_all else [self._dataset[row] for row in rows]
+        if fetch_all:
+            samples = fetch_all([self._rows[index] for index in indices])
+        else:
+            samples = []
+            for index in indices:
+                if before_sample is not None:
+                    before_sample(int(index))
+                samples.append(self._dataset[self._rows[index]])
         batch = self._collate(samples)
         if isinstance(batch, Tensor):
             return (batch,)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,13 +40,33 @@ def probe_gradients(
 
 @contextmanager
 def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have a block leave the buffers of a module and the state of torch's generators as they are."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    """Have a block leave a module's buffers and the generators of torch, NumPy and Python as they are."""
+    buffers = {}
+    for path, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            buffers[path, name] = (buffer, buffer.clone())
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     generators = [device] if device.type == "cuda" else []  # besides the CPU's
     with torch.random.fork_rng(generators):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for buffer, original in buffers:
-                    buffer.copy_(original)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            _restore_buffers(module, buffers)
+
+
+@torch.no_grad()
+def _restore_buffers(
+    module: nn.Module, buffers: Mapping[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """Give a module its buffers back, by the path of its part and the buffer's name: each and its copy."""
+    for path, part in module.named_modules():
+        for name, present in list(part.named_buffers(recurse=False)):
+            if (path, name) not in buffers:  # the block has made it
+                setattr(part, name, None)
+                continue
+            buffer, original = buffers[path, name]
+            buffer.copy_(original)
+            if present is not buffer:
+                setattr(part, name, buffer)

@@ -127,13 +127,15 @@ def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -
 def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
     """Return the window of a trial, given the results of its ranks.
 
-    A step takes as long as at its slowest rank. Steps that were fingerprinted are never in the
-    window, and whether the others are does not depend on them.
+    A step takes as long as at its slowest rank. Steps that were fingerprinted, or that a loader has
+    fetched for in an untimed pause, are never in the window, and whether the others are does not depend
+    on them.
     """
     seconds = np.stack([unpack(result.step_seconds) for result in ranks]).max(axis=0)
     resumed_at = [interruption.step for interruption in ranks[0].interruptions]
     is_timed = np.ones(len(seconds), dtype=bool)
-    is_timed[ranks[0].fingerprinted_steps] = False
+    untimed = [*ranks[0].fingerprinted_steps, *ranks[0].refilled_steps]
+    is_timed[[step for step in untimed if step < len(seconds)]] = False
     timed_before = [int(is_timed[:step].sum()) for step in resumed_at]
     window = find_window(seconds[is_timed], warmup, timed_before)
     mask = np.zeros(len(seconds), dtype=bool)

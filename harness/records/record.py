@@ -391,6 +391,8 @@ class RankResult:
     loss: Series | None = None  # this rank's mean loss at each step
     step_seconds: Series | None = None  # of each step since the start, earlier attempts included
     step_phases: Mapping[str, Series] = field(default_factory=dict)  # phase -> seconds of each step
+    # Steps, counted from 0, that are not measured: a loader may have fetched for them in a pause.
+    refilled_steps: Sequence[Number] = ()
     elapsed: float | None = None  # seconds of its clock between two moments that all ranks share
     interruptions: Sequence[Interruption] = ()
     # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.

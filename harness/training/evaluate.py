@@ -40,12 +40,27 @@ def evaluate(
 ) -> Mapping[str, float] | None:
     """Return the workload's metrics over all of `samples`, the same at every rank.
 
-    Every rank must call this. `model` is the one without the strategy's wrapper; its modules are left
-    in the modes that they had. After each PASSES_BETWEEN_CHECKS forward passes, every rank calls
+    Every rank must call this. `model` is the one without the strategy's wrapper. Training goes on as if
+    nothing had been evaluated: modes of modules, buffers and random generators are restored.
+    After each PASSES_BETWEEN_CHECKS forward passes, every rank calls
     `should_continue`; if that returns False, the evaluation is given up and None returned. Raises
     NotApplied if the workload doesn't return one row for each sample.
     """
-    strategy.before_evaluation(model)
+    with undisturbed(model, mesh.device):
+        strategy.before_evaluation(model)
+        return _evaluate(workload, model, samples, axes, strategy, mesh, should_continue)
+
+
+def _evaluate(
+    workload: Workload,
+    model: nn.Module,
+    samples: Samples,
+    axes: Axes,
+    strategy: Strategy,
+    mesh: ParallelMesh,
+    should_continue: Callable[[], bool],
+) -> Scores | None:
+    """Return what `evaluate` does, with the buffers that the model has now."""
     indices = mesh.test_share(len(samples))
     batch_size = max(1, mesh.rank_batch_size(axes))
     all_rows = []

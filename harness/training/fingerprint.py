@@ -1,4 +1,4 @@
-"""Digests that identify the parameters that a trial ended with.
+"""Digests that identify the model that a trial ended with: parameters, buffers and other state.
 
 Two trials with the same digest have computed the same thing to the last bit, at any number of ranks
 and under any strategy: digests are over unsharded parameters.
@@ -37,7 +37,7 @@ def full_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, T
     size = 0
     for name, tensor in tensors:
         pending.append((name, tensor))
-        size += tensor.nbytes
+        size += tensor.numel() * tensor.element_size()
         if size > GATHERED_BYTES:
             yield from _gather_together(pending)
             pending, size = [], 0
@@ -109,8 +109,26 @@ def digest_parameters(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def digest_buffers(model: nn.Module) -> str | None:
+    """Return the SHA-256 of this rank's buffers, None for a model without any.
+
+    Buffers that are in no state dict count too. A rank may have buffers of its own, such as running
+    means; those of rank 0 are the model's.
+    """
+    buffers = sorted(model.named_buffers())
+    if not buffers:
+        return None
+    digest = hashlib.sha256()
+    for name, buffer in buffers:
+        digest.update(f"{name}\0".encode())
+        add_tensor(digest.update, full_tensor(buffer))
+    return digest.hexdigest()
+
+
 def add_tensor(update: Callable[[bytes], object], tensor: Tensor) -> None:
-    """Add type, shape and bytes of a tensor on the CPU to a digest."""
+    """Add type, shape and bytes of a tensor on the CPU to a digest; a sparse one counts as dense."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
     # A copy, because an array that shares a tensor's memory fixes the size of that memory, and
     # FSDP2 frees its parameters by resizing theirs to nothing.
     values = tensor.clone(memory_format=torch.contiguous_format)

@@ -31,8 +31,9 @@ from harness.training.epoch import (
     Permutation,
 )
 from harness.training.order import BatchOrder
-from harness.training.ranks import derive_seed, generators_of, seed_generators
-from workloads.base import Batch, Samples
+from harness.training.ranks import derive_seed, generators_kept, seed_generators
+from workloads.base import Batch, Samples, TensorSamples
+from workloads.datasets import DatasetSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.
@@ -73,14 +74,15 @@ def make_loader(
 ) -> Iterable[Fetched]:
     """Return an iterable over the batches of `order`; each iteration starts where `order` is then.
 
-    Its generators are seeded with `seed` and the rank, so that no setting of it changes the random
-    numbers of training. Under `reduction: tree`, batches are what `MicroBatches` fetches.
+    What is drawn while samples are fetched follows from `seed` and the samples, whoever fetches them,
+    and leaves the generators of training as they are. Under `reduction: tree`, batches are what `MicroBatches` fetches.
     Raises NotApplied for resident samples that can't be moved to `device`.
     """
     is_resident = axes.input == "resident"
     if is_resident:
         samples = _move(samples, device)
-    fetch: Fetch = partial(_fetch_share, samples)
+    samples_device = device if is_resident else CPU
+    fetch: Fetch = SeededFetch(samples, seed, order, samples_device)
     if axes.reduction == "tree":
         fetch = MicroBatches(
             samples=samples,
@@ -88,17 +90,18 @@ def make_loader(
             dp_rank=order.dp_rank,
             dp_size=order.dp_size,
             count=axes.grad_accum_steps,
-            device=device if is_resident else CPU,
+            device=samples_device,
         )
-    elif axes.strategy == "pp" and not axes.num_workers:
-        fetch = partial(_fetch_alike, fetch, seed, device if is_resident else CPU)
     pin_memory = device.type == "cuda" and axes.pin_memory != "never" and not is_resident
     if not axes.num_workers:
+        # Tensors in memory are taken by their indices, which draws nothing: no time is lost for them.
+        if type(samples) is not TensorSamples:
+            fetch = partial(_fetch_undisturbed, fetch, samples_device)
         return _InProcessLoader(fetch, order, pin_memory=pin_memory)
     # The sampler yields whole batches, which the data set fetches at once. By default, torch would
     # fetch sample by sample and put them together.
     return _ForkSafeLoader(
-        _BatchDataset(fetch, seed, order.dp_rank),
+        _BatchDataset(fetch),
         batch_sampler=_NumberedBatches(order),
         collate_fn=_identity,
         num_workers=axes.num_workers,
@@ -111,21 +114,43 @@ def make_loader(
     )
 
 
-def _fetch_share(samples: Samples, step: int, indices: Indices) -> Batch:
-    """Return a rank's share of the batch of a step, all at once."""
-    return samples.batch(as_sequence(indices))
+@dataclass(frozen=True)
+class SeededFetch:
+    """Fetches a rank's share of a batch with random numbers of its own.
 
-
-def _fetch_alike(
-    fetch: Fetch, seed: int, device: torch.device, step: int, indices: Indices
-) -> Batch:
-    """Return the batch of a step, drawn from numbers of its own.
-
-    The first stage of a pipeline takes its inputs and the last its targets, whatever either has drawn
-    for dropout.
+    What a Dataset draws for a sample depends on the seed, the epoch and the sample. What is drawn for
+    a whole batch, as in a collate function, depends on the seed, the step and the rank's share.
     """
-    with generators_of(derive_seed(seed, FETCH_STREAM, step), device):
+
+    samples: Samples
+    seed: int  # of the trial
+    order: BatchOrder
+    device: torch.device  # where the samples are
+
+    def __call__(self, step: int, indices: Indices) -> Batch:
+        """Return the batch of a step; the generators are left where it takes them."""
+        seed_generators(derive_seed(self.seed, self.order.dp_rank, step), self.device)
+        if isinstance(self.samples, DatasetSamples):
+            epoch = step // self.order.steps
+            return self.samples.batch(as_sequence(indices), partial(self._seed_sample, epoch))
+        return self.samples.batch(as_sequence(indices))
+
+    def _seed_sample(self, epoch: int, index: int) -> None:
+        """Seed what is drawn for a sample of an epoch."""
+        seed_generators(derive_seed(self.seed, FETCH_STREAM, epoch, index), self.device)
+
+
+def _fetch_undisturbed(fetch: Fetch, device: torch.device, step: int, indices: Indices) -> Batch:
+    """Return a batch, and leave the generators of training as they are."""
+    with generators_kept(device):
         return fetch(step, indices)
+
+
+def batches_ahead(loader: Iterable[Fetched]) -> int:
+    """Return how many batches the workers of a loader may have fetched before they are asked for."""
+    if not isinstance(loader, DataLoader):
+        return 0
+    return loader.num_workers * (loader.prefetch_factor or 0)
 
 
 def _fetch_pinned(fetch: Fetch, step: int, indices: Indices) -> Batch:
@@ -182,22 +207,22 @@ class _NumberedBatches:
 class _BatchDataset(Dataset[Any]):
     """The data set of the DataLoader: fetches a whole batch at once, in a worker process.
 
-    A batch is fetched with random numbers that depend on its step only. So it does not matter which
-    worker fetches it, and how often workers were started.
+    Which worker fetches it, and how often workers were started, makes no difference to it.
     """
 
-    def __init__(self, fetch: Fetch, seed: int, dp_rank: int) -> None:
+    def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
-        self.seed = seed
-        self.dp_rank = dp_rank
 
     def __getitems__(self, numbered_batch: tuple[int, Indices]) -> Fetched:
         """Return the batch of a sampler's entry; torch calls this with one entry at a time."""
         number, indices = numbered_batch
         worker = get_worker_info()
         assert worker is not None
-        seed_generators(derive_seed(self.seed, self.dp_rank, number), CPU)
-        return indices, worker.id, self.fetch(number, indices)
+        batch = self.fetch(number, indices)
+        # Torch would do so in another thread, whose error, such as a full /dev/shm, nobody hears of.
+        for tensor in batch:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+        return indices, worker.id, batch
 
 
 def _prepare_worker(worker: int) -> None:

@@ -30,6 +30,7 @@ def pack_series(state: TrainingState) -> dict[str, Any]:
         "loss": Series.pack(np.asarray(state.losses, dtype=np.float32)),
         "step_seconds": Series.pack(np.asarray(state.step_seconds, dtype=np.float64)),
         "step_phases": step_phases,
+        "refilled_steps": list(state.refilled_steps),
         **moments,
         "interruptions": list(state.interruptions),
         "refused_checkpoints": list(state.refused_checkpoints),

@@ -212,11 +212,10 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def generators_of(seed: int, device: torch.device) -> Iterator[None]:
-    """Have generators in a block as `seed_generators` leaves them, and afterwards as they were."""
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Leave the generators that code on this device draws from as they are, whatever a block does."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        seed_generators(seed, device)
         try:
             yield
         finally:

@@ -248,7 +248,10 @@ class Recorder(StepObserver, Hooks):
         """Return a tensor's digest, and keep the tensor if that is asked for."""
         if self._recording.values and self._step == self._recording.last_step:
             key = value_name(self._mark(phase, name, ""))
-            self._values[key] = tensor.detach().cpu().contiguous().clone()
+            values = tensor.detach().cpu()
+            if values.layout is not torch.strided:
+                values = values.to_dense()
+            self._values[key] = values.contiguous().clone()
         return digest_tensor(tensor)
 
     def _mark(self, phase: str, name: str, digest: str) -> Mark:
@@ -305,7 +308,10 @@ def digest_tensor(tensor: Tensor) -> str:
     It reads the tensor's memory without a copy. An array of NumPy would do so too, but it fixes the
     size of that memory, and FSDP2 frees its parameters by resizing theirs to nothing.
     """
-    values = tensor.detach().cpu().contiguous()
+    values = tensor.detach().cpu()
+    if values.layout is not torch.strided:  # such as the gradients of a sparse embedding
+        values = values.to_dense()
+    values = values.contiguous()
     content = (
         (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
     )

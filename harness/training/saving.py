@@ -81,14 +81,14 @@ class IntervalSaver:
             seconds = automatic_interval(cost, self._plan.mean_seconds_between_failures)
         return time.monotonic() - self._last >= seconds
 
-    def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> None:
+    def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> bool:
         """Take the next step of the save that is under way, or begin one that is due.
 
-        `agreed` are the smallest of all ranks' votes.
+        `agreed` are the smallest of all ranks' votes. Returns whether there was anything to do.
         """
         not_due, all_done = agreed
         if self._stage == "idle" and not_due:
-            return
+            return False
         start = time.perf_counter()
         if self._stage == "writing" and all_done:
             self._begin_sealing(state)
@@ -102,6 +102,7 @@ class IntervalSaver:
         blocked = state.saves.blocked_seconds + seconds
         state.saves = replace(state.saves, blocked_seconds=blocked)
         state.add_seconds("checkpoint", seconds)
+        return True
 
     def _begin_writing(self, state: TrainingState) -> None:
         """Copy this rank's part, and begin to write it."""

@@ -65,22 +65,14 @@ class StepReports:
     """What a script has reported of its steps at this rank."""
 
     def __init__(self) -> None:
-        # Whether it reports a step before its optimizer has stepped, None before the first report.
-        self._comes_before_step: bool | None = None
         self._pending: list[tuple[int, Any]] = []  # steps and losses, which are read in `settle`
         self._losses: dict[int, list[float]] = {}  # by step, counted from 0
         self._samples: dict[int, int] = {}  # by step
 
-    def add(self, steps_done: int, loss: Any, samples: int | None) -> None:
-        """Add what was reported after so many steps of the leading optimizer.
-
-        Raises ValueError for a negative number of samples.
-        """
+    def add(self, step: int, loss: Any, samples: int | None) -> None:
+        """Add what was reported of a step, counted from 0; raises ValueError for negative samples."""
         if samples is not None and samples < 0:
             raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
-        if self._comes_before_step is None:
-            self._comes_before_step = steps_done == 0
-        step = steps_done if self._comes_before_step else steps_done - 1
         if loss is not None:
             # Not the tensor itself: CUDA graphs write the next loss into the same memory.
             kept = loss.detach().clone() if isinstance(loss, Tensor) else loss
@@ -159,6 +151,11 @@ class ScriptObserver:
         self._clock: StepClock | None = None
         self._telemetry: TelemetrySampler | None = None
         self._steps_seen = 0  # of the leading optimizer, skipped ones too
+        # A parameter whose gradient says whether there was a backward since the last step.
+        self._watched: Tensor | None = None
+        self._last_gradient: Tensor | None = None
+        self._reports_before_step = False  # the first one, which may be before its backward
+        self._last_version = 0  # how often it had been changed in place by then
         self._segment_start = 0  # the steps that were done when the segment began
         self._segment_stop = 0  # and those after which it ends at the latest
         self._segment_began = time.perf_counter()
@@ -191,6 +188,7 @@ class ScriptObserver:
                 clock.enter(Phase.data_wait)  # which stands for everything but the optimizers
             return
         self._steps_seen += 1
+        self._note_gradient()
         if not clock.running:
             return
         clock.end_step()
@@ -206,7 +204,7 @@ class ScriptObserver:
     def on_report(self, loss: Any, samples: int | None, metrics: Mapping[str, Any]) -> None:
         """Keep what the script reports; the target metric makes an evaluation of the newest values."""
         if loss is not None or samples is not None:
-            self.reports.add(self._steps_seen, loss, samples)
+            self.reports.add(self._reported_step(), loss, samples)
         for name, value in metrics.items():
             self.metrics[name] = float(value)
             if name != self.target.name and not math.isfinite(self.metrics[name]):
@@ -220,6 +218,41 @@ class ScriptObserver:
                 started_at=time.time(),
             )
             self.state.evaluations.append(evaluation)
+
+    def _reported_step(self) -> int:
+        """Return the step that a report is of, counted from 0.
+
+        That is the coming one if there was a backward since the last step. Otherwise it is the last one,
+        unless the script has reported its first step before that: then it does so each time.
+        """
+        if not self._steps_seen:
+            self._reports_before_step = True
+            return 0
+        gradient = None if self._watched is None else self._watched.grad
+        if gradient is None:
+            has_new_gradient = False
+        elif gradient is self._last_gradient:
+            # To set it to zero in place is one change, and a backward after that another one.
+            has_new_gradient = gradient._version > self._last_version + 1
+        else:
+            has_new_gradient = True
+        if has_new_gradient or self._reports_before_step:
+            return self._steps_seen
+        return self._steps_seen - 1
+
+    def _note_gradient(self) -> None:
+        """Note the gradient that the leading optimizer has just stepped with.
+
+        Of the smallest parameter, as a gradient that is kept takes memory.
+        """
+        if self._watched is None:
+            leader = next(iter(self.optimizers))
+            parameters = [part for group in leader.param_groups for part in group["params"]]
+            trained = [part for part in parameters if part.grad is not None]
+            self._watched = min(trained, key=torch.numel, default=None)
+        if self._watched is not None and self._watched.grad is not None:
+            self._last_gradient = self._watched.grad
+            self._last_version = self._watched.grad._version
 
     # Segments
 

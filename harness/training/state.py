@@ -35,6 +35,8 @@ class TrainingState:
     step_seconds: list[float] = field(default_factory=list)  # of each step
     # The parts of each step in seconds, by the name of the phase.
     step_phases: dict[str, list[float]] = field(default_factory=dict)
+    # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
+    refilled_steps: list[int] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches

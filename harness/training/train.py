@@ -26,9 +26,9 @@ from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
 from harness.training.epoch import Indices
 from harness.training.evaluate import evaluate
-from harness.training.fingerprint import digest_parameters
+from harness.training.fingerprint import digest_buffers, digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
-from harness.training.loader import Fetched
+from harness.training.loader import Fetched, batches_ahead
 from harness.training.model import must_place_batches, place_batch
 from harness.training.progress import ProgressFile
 from harness.training.saving import IntervalSaver
@@ -197,12 +197,34 @@ class Trainer:
             # Before `synchronize`, which may save a checkpoint from which the next epoch resumes.
             if is_rank_0 and state.step == epoch_end:
                 state.epoch_ended_at.append(time.time())
-            self.synchronize(segment)
+            has_paused = self.synchronize(segment)
             self.hooks.after_segment(state, segment)
             if state.step == next_evaluation:
                 self.evaluate()
                 if self.stop_reason is not None:
                     return
+                has_paused = True
+            if has_paused and state.step < stop:
+                batches = self._without_prefetched(batches, stop)
+
+    def _without_prefetched(self, batches: Iterator[Fetched], stop: int) -> Iterator[Fetched]:
+        """Return the coming batches after an untimed pause, none of which workers have fetched in it.
+
+        Otherwise a loader that is too slow would seem faster, the more often is evaluated. The first
+        steps wait for workers that begin anew, and are noted as no part of the measurement. A stream is
+        not read again: of it, only these steps are noted.
+        """
+        state, order, loader = self.state, self.parts.order, self.parts.loader
+        ahead = batches_ahead(loader)
+        if not ahead:
+            return batches
+        state.refilled_steps += range(state.step, min(stop, state.step + ahead))
+        if order.epoch_order.name == "stream":
+            return batches
+        del batches
+        order.seek(state.step)
+        with state.timed("loader"):
+            return iter(loader)
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
         """Train up to the step `stop`: nothing but training.
@@ -247,8 +269,10 @@ class Trainer:
             is_observed=observer is not None,
         )
 
-    def synchronize(self, segment: Segment) -> None:
+    def synchronize(self, segment: Segment) -> bool:
         """Keep a segment's numbers, and agree with the other ranks on how to continue.
+
+        Returns whether a save took time, the same at every rank.
 
         One reduction tells all ranks the earliest loss that is not finite, the length of the next
         segment, and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and
@@ -281,13 +305,15 @@ class Trainer:
             )
         if not all_continue:
             self._interrupt()
+        has_saved = False
         if self.saver is not None and agreed:
-            self.saver.on_agreement(agreed, self.state)
+            has_saved = self.saver.on_agreement(agreed, self.state)
             self.progress.note_saved(self.saver.saved_step, self.saver.saved_at)
         samples = segment.steps * self.parts.axes.batch_size
         self.progress.report_training(
             self.state.step, samples / segment.seconds, float(segment.losses[-1])
         )
+        return has_saved
 
     def _next_segment_steps(self, segment: Segment) -> int:
         """Return how many steps would last SEGMENT_SECONDS, at this segment's pace.
@@ -496,15 +522,17 @@ class Trainer:
         return self._last_sync - self._first_sync
 
     def fingerprint(self) -> str:
-        """Return the digest of the final parameters, and of the workload's own state if it has one.
+        """Return the digest of the final model: parameters, buffers and the workload's own state.
 
-        Every rank must take part; only rank 0's digest is that of all ranks.
+        Without buffers and state it is the digest of the parameters alone. Every rank must take part;
+        only rank 0's digest is that of all ranks.
         """
         with self.state.timed("fingerprint"):
             with self.parts.strategy.gathered(self.parts.model):
                 parameters = digest_parameters(self.parts.model)
             states = self.parts.mesh.gather(self.parts.workload_state.digest())
-            workload = join_state_digests(states)
-            if workload is None:
+            others = digest_buffers(self.parts.model), join_state_digests(states)
+            digests = [parameters, *(digest for digest in others if digest is not None)]
+            if len(digests) == 1:
                 return parameters
-            return hashlib.sha256(f"{parameters} {workload}".encode()).hexdigest()
+            return hashlib.sha256(" ".join(digests).encode()).hexdigest()

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from harness.core.processes import end_process
 from harness.training.interruption import before_torch
@@ -27,7 +28,14 @@ if __name__ == "__main__":
 
 
 from harness.core import storage
-from harness.core.errors import HarnessError, Interrupted, NonFiniteLoss, StorageError, one_line
+from harness.core.errors import (
+    HarnessError,
+    Interrupted,
+    NonFiniteLoss,
+    NotApplied,
+    StorageError,
+    one_line,
+)
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
 from harness.measure.collectives import count_collectives
@@ -61,6 +69,7 @@ from harness.training.train import Hooks, Trainer
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
 # How gloo reports that another rank is gone, by a RuntimeError.
 CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
+T = TypeVar("T")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 # What a rank may do instead of training, by name: a function with the parameters of `train`, which
 # is imported when it is asked for.
@@ -183,10 +192,10 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     parts, state = trainer.parts, trainer.state
     memory = parts.memory.read()  # before the fingerprint, which gathers parameters
     parameter_digest = trainer.fingerprint()
-    collectives = _count_collectives(parts)
+    collectives = _optional(_count_collectives, parts)
     # At every rank, as a loss or a layer may communicate: SyncBatchNorm does.
-    flops_per_sample = _flops_per_sample(parts)
-    bytes_per_sample = _bytes_per_sample(parts)
+    flops_per_sample = _optional(_flops_per_sample, parts)
+    bytes_per_sample = _optional(_bytes_per_sample, parts)
     rank0_report = environment = None
     if parts.mesh.ranks.is_rank_0:
         environment = environment_of(parts.assignment)
@@ -259,6 +268,21 @@ def _rank0_report(
         sample_order=parts.order.epoch_order.name,
         page_cache=None if parts.page_cache is None else parts.page_cache.read(),
     )
+
+
+def _optional(count: Callable[[TrialParts], T], parts: TrialParts) -> T | None:
+    """Return what a further pass of the model counts, None where the model allows no further pass.
+
+    The training is over by then, and no trial is lost for a figure. A setting without effect still is
+    an error.
+    """
+    try:
+        return count(parts)
+    except NotApplied:
+        raise
+    except Exception as error:
+        print(f"{count.__name__}: unknown: {type(error).__name__}: {one_line(error)}", flush=True)
+        return None
 
 
 def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:

@@ -50,6 +50,15 @@ def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
     assert (figures.window_start, figures.window_steps, figures.settled) == (0, 40, True)
 
 
+def test_steps_that_a_loader_has_fetched_for_in_a_pause_are_not_measured() -> None:
+    """Every tenth step is evaluated after, and the next two steps find their batches ready."""
+    seconds = [0.5 if step % 10 < 2 else 1.0 for step in range(40)]
+    refilled = [step for step in range(40) if step % 10 < 2]
+    figures = summary(replace(rank(0, {"forward": seconds}), refilled_steps=refilled))
+    assert figures.throughput == pytest.approx(64)
+    assert figures.window_steps == 32
+
+
 def test_who_is_slowest_is_unknown_where_communication_is() -> None:
     assert (
         summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40})).slowest is None

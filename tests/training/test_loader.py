@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
 from harness.core.errors import LoaderTimeout
 from harness.spec.axes import Axes
@@ -21,6 +22,7 @@ from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
 from tests.support.training import CPU
 from workloads.base import Batch
+from workloads.datasets import DatasetSamples
 
 
 class RandomSamples:
@@ -95,26 +97,52 @@ def test_what_workers_draw_depends_on_the_batch_only(workers: int) -> None:
     assert not {*drawn[0]} & {*fetch(workers, seed=3, epoch=1)[0][2]}
 
 
+def test_what_is_drawn_is_the_same_with_and_without_workers() -> None:
+    """And leaves the generators of training as they are."""
+    before = generators()
+    assert [drawn for _, _, drawn in fetch(0, seed=3)] == [
+        drawn for _, _, drawn in fetch(2, seed=3)
+    ]
+    assert generators() == before
+
+
+class NoisyDataset(Dataset[Tensor]):
+    """A Dataset that draws for each sample, from all three generators."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Tensor:
+        drawn = [index, random.random(), float(np.random.random()), float(torch.rand(()))]
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_dataset_draws_for_a_sample_depends_on_seed_epoch_and_sample(workers: int) -> None:
+    """Not on how many ranks share the batches out."""
+
+    def drawn_by_sample(ranks: int, epoch: int) -> dict[float, list[float]]:
+        drawn = {}
+        for rank in range(ranks):
+            order = BatchOrder(samples=32, batch_size=8, seed=3, dp_rank=rank, dp_size=ranks)
+            order.epoch = epoch
+            axes = Axes(batch_size=8, num_workers=workers)
+            samples = DatasetSamples(NoisyDataset(), default_collate, range(32))
+            for _, _, (rows,) in make_loader(samples, order, axes, seed=3, device=CPU):
+                drawn.update({row[0]: row[1:] for row in rows.tolist()})
+        return drawn
+
+    alone = drawn_by_sample(1, 0)
+    assert len({tuple(values) for values in alone.values()}) == 32
+    assert drawn_by_sample(2, 0) == alone
+    later = drawn_by_sample(1, 1)
+    assert all(later[sample] != alone[sample] for sample in alone)
+
+
 def generators() -> tuple[Any, ...]:
     """Return the states of torch's, Python's and NumPy's generators."""
     torch_state: list[int] = torch.get_rng_state().tolist()
     return torch_state, random.getstate(), str(np.random.get_state())
-
-
-def test_stages_of_a_pipeline_fetch_the_same_whatever_they_have_drawn() -> None:
-    axes = Axes(batch_size=8, strategy="pp", world_size=2, grad_accum_steps=2)
-    batches = []
-    for draws in (1, 2):
-        order = BatchOrder(samples=32, batch_size=8, seed=3, dp_rank=0, dp_size=1)
-        loader = make_loader(RandomSamples(), order, axes, seed=3, device=torch.device("cpu"))
-        torch.manual_seed(draws)
-        before = generators()
-        batches.append([batch[0].tolist() for _, _, batch in loader])
-        assert generators() == before
-        random.random()
-        np.random.random()
-    assert batches[0] == batches[1]
-    assert len({tuple(batch) for batch in batches[0]}) == 4
 
 
 class PaddedSamples(RandomSamples):

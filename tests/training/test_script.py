@@ -105,6 +105,29 @@ def test_losses_are_those_of_the_steps_that_count(tmp_path: Path, *, before: boo
     assert state.losses == [float(step) for step in range(1, 9)]
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_loss_is_of_its_step_where_few_steps_are_reported(
+    tmp_path: Path, *, before: bool, set_to_none: bool
+) -> None:
+    """The first report may come before a later step, or after it."""
+    state = TrainingState()
+    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+        model = nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for step in range(9):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            model(torch.ones(3, 2)).mean().backward()
+            if before and step % 4 == 3:
+                harness.report(loss=float(step))
+            optimizer.step()
+            if not before and step % 4 == 3:
+                harness.report(loss=float(step))
+        observer.finish()
+    reported = {step: loss for step, loss in enumerate(state.losses) if not math.isnan(loss)}
+    assert reported == {3: 3.0, 7: 7.0}
+
+
 def test_nothing_is_watched_before_or_after(tmp_path: Path) -> None:
     state = TrainingState()
     with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
