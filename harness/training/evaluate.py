@@ -41,8 +41,8 @@ def evaluate(
     """Return the workload's metrics over all of `samples`, the same at every rank.
 
     Every rank must call this. `model` is the one without the strategy's wrapper. Training goes on as if
-    nothing had been evaluated: modes of modules, buffers and random generators are restored.
-    After each PASSES_BETWEEN_CHECKS forward passes, every rank calls
+    nothing had been evaluated: modes of modules, buffers and random generators are restored. After
+    each PASSES_BETWEEN_CHECKS forward passes, every rank calls
     `should_continue`; if that returns False, the evaluation is given up and None returned. Raises
     NotApplied if the workload doesn't return one row for each sample.
     """
@@ -59,7 +59,7 @@ def _evaluate(
     strategy: Strategy,
     mesh: ParallelMesh,
     should_continue: Callable[[], bool],
-) -> Scores | None:
+) -> Mapping[str, float] | None:
     """Return what `evaluate` does, with the buffers that the model has now."""
     indices = mesh.test_share(len(samples))
     batch_size = max(1, mesh.rank_batch_size(axes))

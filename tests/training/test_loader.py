@@ -127,7 +127,9 @@ def test_what_a_dataset_draws_for_a_sample_depends_on_seed_epoch_and_sample(work
             order = BatchOrder(samples=32, batch_size=8, seed=3, dp_rank=rank, dp_size=ranks)
             order.epoch = epoch
             axes = Axes(batch_size=8, num_workers=workers)
-            samples = DatasetSamples(NoisyDataset(), default_collate, range(32))
+            samples = DatasetSamples(
+                NoisyDataset(), lambda rows: default_collate(list(rows)), range(32)
+            )
             for _, _, (rows,) in make_loader(samples, order, axes, seed=3, device=CPU):
                 drawn.update({row[0]: row[1:] for row in rows.tolist()})
         return drawn
