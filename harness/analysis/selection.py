@@ -1,6 +1,6 @@
 """From a name on the command line to the results that it stands for.
 
-`harness compare`, `harness gate baseline` and `harness report --against` take names in any of `FORMS`.
+`harness compare`, `harness baseline` and `harness report --against` take names in any of `FORMS`.
 """
 
 from __future__ import annotations

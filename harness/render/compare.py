@@ -1,4 +1,4 @@
-"""Shows `harness compare` and `harness gate baseline`: tables, the conclusion, and the same as JSON.
+"""Shows `harness compare` and `harness baseline`: tables, the conclusion, and the same as JSON.
 
 Verdicts come from `harness.analysis.compare`; this module decides nothing, it only says what they
 mean. In all of it A is the reference and B what is judged.
