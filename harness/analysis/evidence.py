@@ -194,9 +194,10 @@ def compare_evidence(
     gaps: list[float | None] = []  # as a share of the larger number
     for name in rows:
         numbers, again_numbers = recorded.rows[name].numbers, again.rows[name].numbers
-        if not same_bytes(numbers, again_numbers):
+        has_same_steps = list(recorded.rows[name].steps) == list(again.rows[name].steps)
+        if not has_same_steps or not same_bytes(numbers, again_numbers):
             unequal_rows.append(name)
-        ulp = largest_ulp(numbers, again_numbers)
+        ulp = largest_ulp(numbers, again_numbers) if has_same_steps else None
         ulps.append(ulp)
         gaps.append(None if ulp is None else _largest_relative_gap(numbers, again_numbers))
     rung = _rung(
@@ -206,6 +207,7 @@ def compare_evidence(
         rows,
         OTHER_KERNELS if has_other_kernels else FP32_EPSILON,
         is_equal=not unequal and not unequal_rows,
+        has_equal_numbers=not unequal_rows,
     )
     return Agreement(
         rung=rung,
@@ -280,6 +282,7 @@ def _rung(
     least_rounding: float,
     *,
     is_equal: bool,
+    has_equal_numbers: bool,
 ) -> Rung | None:
     """Return the rung that holds for everything that was compared.
 
@@ -287,14 +290,16 @@ def _rung(
     """
     if is_equal:
         return "bitwise"
-    if not _has_series(rows):
+    if not _has_series(rows) or has_equal_numbers:
         return None  # digests show that something differs, but not how much
-    rungs: list[Rung] = ["ulp"]  # if only digests differ, the numbers decide
+    rungs: list[Rung] = []
     rows = [name for name in rows if name != LAST_METRIC]  # which a series has too
     rounding = 0.0
     if exact is not None:
         rounding = min(_relative_error(trial, exact, rows) for trial in (recorded, again))
     for name in rows:
+        if list(recorded.rows[name].steps) != list(again.rows[name].steps):
+            return None  # numbers of other steps do not correspond to each other
         numbers = recorded.rows[name].numbers
         rung = _rung_of_row(
             numbers,

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import get_args
 
@@ -30,6 +30,7 @@ from harness.statistics.interval import Interval, geometric_mean_interval, mean_
 from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
+FEWEST_SEEDS = 3  # of a mean with an interval
 ALONE = "alone"  # the company of a trial that had the machine for itself
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
@@ -135,10 +136,16 @@ class CellResult:
 
     @cached_property
     def throughput(self) -> Interval | None:
-        """The geometric mean of samples/s with its 95% interval; None if it was not measured."""
+        """The geometric mean of samples/s with its 95% interval over seeds; None if not measured.
+
+        Fewer than `FEWEST_SEEDS` seeds have a mean without an interval: two would have one of 25 times
+        their standard error.
+        """
         if not self.measured_trials:
             return None
-        return geometric_mean_interval([math.exp(log) for log in self.independent_logs])
+        logs = self.independent_logs
+        interval = geometric_mean_interval([math.exp(log) for log in logs])
+        return interval if len(logs) >= FEWEST_SEEDS else replace(interval, bounds=None)
 
     @property
     def mean_throughput(self) -> float:
@@ -163,7 +170,10 @@ class CellResult:
         repeats show nothing of how much the metric scatters, even where there are few seeds.
         """
         means = list(self.metric_by_seed.values())
-        return mean_interval(means) if means else None
+        if not means:
+            return None
+        interval = mean_interval(means)
+        return interval if len(means) >= FEWEST_SEEDS else replace(interval, bounds=None)
 
     @property
     def companies(self) -> list[str]:

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from statistics import fmean
@@ -264,12 +264,6 @@ def trained_share(record: Record) -> float | None:
     return None if spent is None else spent.share
 
 
-def wall_time_parts(record: Record) -> Mapping[str, float]:
-    """Return where a trial's wall time went, nothing unless it has come to its end."""
-    spent = goodput(record)
-    return {} if spent is None else asdict(spent)
-
-
 SCALARS: tuple[Scalar, ...] = (
     # Speed, in the steady state of the trial.
     Scalar(RATE, "samples/s", "samples of all ranks a second, in the measured window",
@@ -318,7 +312,6 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar("phase_*_s", "s", "time of this phase of the trial, at the rank that took longest",
                  lambda record: record.phases),
     Scalar("ettr", "", "share of the wall time over all attempts that trained", trained_share),
-    Scalar("ettr_*_s", "s", "wall time over all attempts that went there", wall_time_parts),
     # What torch.compile and fp16's loss scaling did.
     Scalar("compile_graphs", "", "graphs that were compiled, at the rank with most",
            most_compiled(lambda compiled: compiled.graphs)),

@@ -68,7 +68,8 @@ ORIGIN = (
         name="hardware", kind="text", meaning="kind of hardware, as baselines are filed by"
     ),
     TableColumn(name="torch", kind="text", meaning="version of torch"),
-    TableColumn(name="commit", kind="text", meaning="commit of the harness, where it has one"),
+    TableColumn(name="commit", kind="text", meaning="commit of the sweep's repository, if any"),
+    TableColumn(name="harness_commit", kind="text", meaning="commit of the harness, if any"),
     TableColumn(name="parameter_digest", kind="text", meaning="SHA-256 of the final parameters"),
     TableColumn(name="order_digest", kind="text", meaning="digest of the order of all samples"),
     TableColumn(name="violations", kind="text", meaning="rules of validity that it broke"),
@@ -114,7 +115,10 @@ def trial_facts(record: Record) -> dict[str, Value]:
         environment = record.environment
         facts["hardware"] = machine_key(environment.hardware, device_of(record))
         facts["torch"] = environment.software.torch
-        facts["commit"] = None if environment.code is None else environment.code.commit
+        if environment.repository is not None:
+            facts["commit"] = environment.repository.commit
+        if environment.code is not None:
+            facts["harness_commit"] = environment.code.commit
     if record.rank0 is not None:
         facts["parameter_digest"] = record.rank0.parameter_digest
     return facts
@@ -189,7 +193,8 @@ def headline_columns(table: TrialTable) -> list[str]:
     names = []
     for column in table.columns:
         is_target = column.name.startswith("final_") and column.name != "final_loss"
-        is_axis = column.name in AXES or "." in column.name
+        name = column.name
+        is_axis = name in AXES or setting_of(name) is not None or variable_of(name) is not None
         differs = is_axis and len({row.get(column.name) for row in table.rows}) > 1
         if column.name in HEADLINE or is_target or differs:
             names.append(column.name)

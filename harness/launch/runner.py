@@ -136,7 +136,6 @@ class Runner:
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
     excluded_nodes: Sequence[str] = ()  # that the job of these trials was not to get
-    queued_seconds: Mapping[str, float] = field(default_factory=dict)  # by trial id; see Record
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None]
 
@@ -372,19 +371,16 @@ class Runner:
             for result in record.ranks
         ]
         first_started = None
-        queued_seconds = self.queued_seconds.get(assignment.trial.id)
         previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
         # One that has come to its end was only measured again: this attempt does not continue it.
         if previous is not None and previous.status not in COMPLETE:
             first_started = previous.first_started or previous.started
-            queued_seconds = previous.queued_seconds
         return replace(
             record,
             failure=_clean_failure(record.failure, self.secrets),
             ranks=in_memory_ranks(ranks),
             settings=self.settings,
             first_started=first_started,
-            queued_seconds=queued_seconds,
         )
 
     def _assignment(self, trial: Trial, attempt: int, lane: Lane | None = None) -> Assignment:

@@ -1,41 +1,26 @@
-"""Says how much of a trial's wall time trained, and where the rest went.
+"""Says how much of a trial's wall time trained.
 
-The share is what Llama 3's report calls effective training time, and others goodput or ETTR. It goes
-from the start of the first attempt to the end of the last one, so what was lost to deaths counts. A
-job's time in the queue is added to its first trial.
+The share is what Llama 3's report calls effective training time, and others goodput or ETTR. The wall
+time is that of all attempts, so that what was lost to deaths counts, and pauses between attempts do
+not: in the queue, or because a user has stopped the sweep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from harness.records.record import Record
 
 TRAINING_PHASES = ("warmup", "train", "fingerprint")  # the last one of steps that leave digests
-STARTING_PHASES = ("startup", "data", "build", "cool_down", "loader")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """The wall time of trials in seconds, each second in one place."""
+    """The wall time of the attempts of trials, in seconds."""
 
     trained: float  # steps that the result rests on, those of the warm-up included
-    start: float  # from the launch of ranks to their first step, with data, model and cool-down
-    compile: float
-    evaluate: float
-    checkpoint: float  # that training stood still for
-    again: float  # work after the last checkpoint before a death, which was done twice
-    # No rank was in any of these: in the queue between attempts, launching, ending.
-    waiting: float
-    queue: float = 0.0  # that its job was pending before it started
-
-    @property
-    def wall(self) -> float:
-        """Return all of it."""
-        seconds: float = sum(vars(self).values())
-        return seconds
+    wall: float
 
     @property
     def share(self) -> float:
@@ -44,61 +29,20 @@ class Goodput:
 
 
 def goodput(record: Record) -> Goodput | None:
-    """Return where the wall time of a trial went, None unless it has come to its end.
+    """Return how much of a trial's attempts trained, None unless it has come to its end.
 
-    What no phase and no death explains is `waiting`, so that all parts make up the wall time.
+    Attempts before the trial began anew, as after an invalid one, do not count.
     """
     if record.summary is None:
         return None
-    wall = record.ended - (record.first_started or record.started)
-    trained = sum(record.phases.get(name, 0.0) for name in TRAINING_PHASES)
-    start = sum(record.phases.get(name, 0.0) for name in STARTING_PHASES)
-    explained = {
-        name: record.phases.get(name, 0.0) for name in ("compile", "evaluate", "checkpoint")
-    }
-    again = min(work_done_twice(record), max(0.0, wall - trained))
-    known = trained + start + sum(explained.values()) + again
-    return Goodput(
-        trained=trained,
-        start=start,
-        again=again,
-        waiting=max(0.0, wall - known),
-        queue=record.queued_seconds or 0.0,
-        **explained,
-    )
-
-
-def work_done_twice(record: Record) -> float:
-    """Return the seconds of work that deaths have cost, over all of them.
-
-    That is from the save that a later attempt went on from to the death after it, or the whole attempt
-    where none did. Who is told to stop saves first, and loses nothing. Attempts before the trial began
-    anew, as after an invalid one, do not count.
-    """
     first_started = record.first_started or record.started
-    failures = [failure for failure in record.previous_failures if failure.at > first_started]
-    if not failures:
-        return 0.0
-    failures.sort(key=lambda failure: failure.at)
-    began: list[float] = []
-    ended = first_started
-    for failure in failures:
-        began.append(ended if failure.began_at is None else failure.began_at)
-        ended = failure.at
-    seconds = 0.0
-    # A save may be later than the last sign of life that dates a death, but not than the next attempt.
-    spans = pairwise([*began, record.started])
-    for failure, (start, next_start) in zip(failures, spans, strict=True):
-        saves = [
-            resumed
-            for resumed in record.ranks.across.interruptions
-            if start <= resumed.at < next_start
-        ]
-        if not saves:
-            seconds += max(0.0, failure.at - start)
-        elif saves[-1].signal is None:
-            seconds += max(0.0, failure.at - saves[-1].at)
-    return seconds
+    wall = record.ended - record.started
+    for failure in record.previous_failures:
+        if failure.began_at is not None and failure.at > first_started:
+            wall += max(0.0, failure.at - failure.began_at)
+    # Each phase is that of the rank that was in it longest.
+    trained = sum(record.phases.get(name, 0.0) for name in TRAINING_PHASES)
+    return Goodput(trained=min(trained, wall), wall=wall)
 
 
 def whole_seconds(record: Record) -> float:
@@ -112,9 +56,10 @@ def whole_seconds(record: Record) -> float:
 
 
 def total(trials: Iterable[Goodput]) -> Goodput | None:
-    """Return where the wall time of several trials went, None for none."""
-    sums: dict[str, float] = {}
-    for trial in trials:
-        for name, seconds in vars(trial).items():
-            sums[name] = sums.get(name, 0.0) + seconds
-    return Goodput(**sums) if sums else None
+    """Return the wall time of several trials together, None for none."""
+    listed = list(trials)
+    if not listed:
+        return None
+    return Goodput(
+        trained=sum(trial.trained for trial in listed), wall=sum(trial.wall for trial in listed)
+    )

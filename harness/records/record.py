@@ -600,9 +600,6 @@ class Outcome:
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
     first_started: Moment | None = None
-    # Seconds that its job was pending, from submission to its first start; of the trials of a job
-    # the first has them. None of the others, and without a queue.
-    queued_seconds: Amount | None = None
     company: Company | None = None  # None: it ran alone, or in a group with a single lane
 
 

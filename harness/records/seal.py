@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -37,8 +38,9 @@ def problem_of(text: bytes) -> str | None:
 def sealed_text(content: Mapping[str, Any]) -> str:
     """Return the text of a sealed JSON file; raises ValueError for numbers that JSON can't hold.
 
-    Paths and other values that JSON does not know are written as text. Half a surrogate pair, as in
-    the names of files that are no UTF-8, is replaced by a question mark: no reader accepts one.
+    Paths are written as text. Raises TypeError for any other value that JSON does not know: as text,
+    no reader would accept it. Half a surrogate pair, as in the names of files that are no UTF-8, is
+    replaced by a question mark.
     """
     return with_seal(object_text(content))
 
@@ -58,8 +60,17 @@ def with_seal(text: str) -> str:
 
 def json_text(content: Any, indent: int | None = None) -> bytes:
     """Return JSON in UTF-8, as `sealed_text` does, without a seal."""
-    text = json.dumps(content, indent=indent, allow_nan=False, default=str, ensure_ascii=False)
+    text = json.dumps(
+        content, indent=indent, allow_nan=False, default=_path_text, ensure_ascii=False
+    )
     return text.encode("utf-8", errors="replace")
+
+
+def _path_text(value: object) -> str:
+    """Return a path as text; raises TypeError for anything else."""
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
 def clean_text(text: str, clean: Callable[[str], str]) -> str:

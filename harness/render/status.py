@@ -42,9 +42,6 @@ PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks
 # Shows the states of sweeps, and why records were not delivered, if so.
 StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
 
-# Parts of the wall time whose names need more than a word.
-GOODPUT_WORDS: Mapping[str, str] = {"again": "work done twice", "checkpoint": "checkpoints"}
-LEAST_SHARE = 0.0005  # of the wall time, below which a part is not listed
 SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
 NUMBER_COLUMNS = ("seed", "repeat", "step", *THROUGHPUT_UNITS, "left")  # aligned to the right
 
@@ -240,15 +237,8 @@ def cell_table(trials: Sequence[TrialState]) -> Table:
 
 
 def goodput_line(spent: Goodput) -> str:
-    """Return how much of the wall time trained, and where the rest went, the largest part first."""
-    parts = asdict(spent)
-    del parts["trained"]
-    shares = []
-    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
-        if spent.wall and seconds / spent.wall >= LEAST_SHARE:
-            shares.append(f"{GOODPUT_WORDS.get(name, name)} {seconds / spent.wall:.1%}")
-    rest = f"; {', '.join(shares)}" if shares else ""
-    return f"{spent.share:.1%} of the wall time of finished trials trained (ETTR){rest}"
+    """Return how much of the wall time trained."""
+    return f"{spent.share:.1%} of the wall time of finished trials trained (ETTR)"
 
 
 def headline(status: SweepStatus) -> str:

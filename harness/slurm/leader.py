@@ -125,10 +125,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         f"job {own_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
         f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
     )
-    queued_seconds = {}
-    if not restart_count() and pending:
-        queued_seconds[pending[0].id] = max(0.0, time.time() - submission.created_at)
-    runner = replace(runner, stacks=stacks_of(runner, pending), queued_seconds=queued_seconds)
+    runner = replace(runner, stacks=stacks_of(runner, pending))
     record_lost_attempts(runner, pending, submission_folder)
     restarts = Restarts(submission_folder.restarts(own_job_id()))
     refuse_too_many_restarts(slurm, restarts)

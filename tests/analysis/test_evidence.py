@@ -186,7 +186,7 @@ def test_a_single_number_that_is_exact_by_chance_is_allowed_the_error_of_the_los
 def test_what_is_computed_first_is_named() -> None:
     late = changed_report(RECORD, parameter_digest="f" * 64)
     assert first(late).subject == "parameters at the end"
-    assert agreement(late).rung == "ulp"  # no number tells how far they are apart
+    assert agreement(late).rung is None  # no number tells how far they are apart
     evaluations = list(RECORD.rank0.evaluations)  # type: ignore[union-attr]
     metrics = {**evaluations[0].metrics, "accuracy": 0.5}
     evaluations[0] = replace(evaluations[0], metrics=metrics)
@@ -218,3 +218,11 @@ def test_a_trial_without_evaluations_or_with_infinite_losses_is_compared() -> No
     found = agreement(with_losses(RECORD, 0, infinite))
     assert (found.rung, found.max_relative) == (None, None)
     assert first(with_losses(RECORD, 0, infinite)).recorded == repr(losses_of(0)[3].item())
+
+
+def test_losses_of_other_steps_do_not_correspond_to_each_other() -> None:
+    losses, later = losses_of(0)[:4].copy(), losses_of(0)[:4].copy()
+    losses[2], later[1] = np.nan, np.nan
+    later[2] = losses[1]  # the same numbers, reported a step later
+    sparse = [with_losses(RECORD, 0, numbers) for numbers in (losses, later)]
+    assert agreement(sparse[1], recorded=sparse[0]).rung is None

@@ -82,6 +82,12 @@ class TestOnDisk:
         assert machines.read(path) == machine
         assert machines.read_all(tmp_path) == {machine.key: machine}
 
+    def test_one_that_is_damaged_stops_no_command(self, tmp_path: Path) -> None:
+        machine = make_machine()
+        machines.write(tmp_path, machine)
+        (tmp_path / "other-machine.json").write_text('{"schema": "2.0"}')
+        assert machines.read_all(tmp_path) == {machine.key: machine}
+
     def test_nothing_measured_yet(self, tmp_path: Path) -> None:
         assert machines.read_all(tmp_path / "peaks") == {}
 
@@ -102,8 +108,7 @@ class TestOnDisk:
             BadInput,
             match=r": schema: found .*allowed: 3\.x; .*harness peak makes a new one$",
         ):
-            machines.read_all(tmp_path)
-        assert path.exists()
+            machines.read(path)
 
     @pytest.mark.parametrize(
         "damage",

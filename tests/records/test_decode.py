@@ -17,7 +17,9 @@ from harness.core.errors import BadInput
 from harness.core.validation import decode_value
 from harness.records.bounds import Number
 from harness.records.decode import FileFormat, decode_file, decode_text
+from harness.records.files import write_record
 from harness.spec.cluster import Profile
+from tests.factories import make_record
 from workloads.options import Between
 
 
@@ -128,7 +130,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         decode_file(Tree, tmp_path / "tree.json", TREE_FORMAT)
 
 
-def test_threads_of_a_new_process_may_read_records_at_once() -> None:
+def test_threads_of_a_new_process_may_read_records_at_once(tmp_path: Path) -> None:
     """Without a lock, msgspec ends such a process with a segmentation fault."""
     program = """
 import sys
@@ -147,7 +149,8 @@ sys.setswitchinterval(1e-6)
 with ThreadPoolExecutor(8) as threads:
     print(*threads.map(read, [Path(sys.argv[1])] * 8))
 """
-    record = sorted(Path(__file__).with_name("schemas").glob("*/done.json"))[-1]
+    record = tmp_path / "record.json"
+    write_record(record, make_record())
     command = [sys.executable, "-c", program, str(record)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout.split()) == (0, ["done"] * 8), ended.stderr

@@ -213,3 +213,8 @@ def test_seal_is_the_digest_of_the_text_before_it() -> None:
     content = json.loads(text)
     del content["seal"]
     assert content == {"path": "a", "pair": [1, 2], "names": {"10": "ä", "9": "b"}}
+
+
+def test_a_value_that_json_does_not_know_is_refused_when_it_is_written() -> None:
+    with pytest.raises(TypeError):
+        sealed_text({"steps": np.int64(3)})

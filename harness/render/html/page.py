@@ -361,15 +361,6 @@ SECTIONS = (
         needs="a done trial",
     ),
     Section(
-        id="wall-time",
-        title="Wall time of a trial",
-        kind="bars",
-        build=sections.wall_time,
-        about="from its first start to its record, over all attempts: trained, and where the rest went"
-        " (again: work done twice; waiting: in the queue between attempts, launching, ending)",
-        needs="a done trial",
-    ),
-    Section(
         id="nodes",
         title="Nodes",
         kind="tables",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.scalars import joules_per_sample, step_phase_shares, wall_time_parts
+from harness.analysis.scalars import joules_per_sample, step_phase_shares
 from harness.analysis.stopping import mean_over, summarize_stops
 from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
@@ -49,16 +49,7 @@ TRIAL_COLORS = {  # the phases of a trial in their order
     "fingerprint": INK,
     "profile": "#CCCCCC",
 }
-WALL_COLORS = {  # the parts of a trial's wall time
-    "trained": COLORS[0],
-    "start": COLORS[5],
-    "compile": COLORS[1],
-    "evaluate": COLORS[2],
-    "checkpoint": COLORS[3],
-    "again": COLORS[7],
-    "waiting": "#999999",
-    "queue": "#CCCCCC",
-}
+
 MIB = 2**20
 SCALING_TOP = 1.25  # the share of ideal scaling that a bar of full width stands for
 
@@ -173,15 +164,6 @@ def trial_phases(report: Report) -> list[RowGroup]:
         return f"{sum(seconds.values()):.1f} s"
 
     return _stacked(report, TRIAL_COLORS, lambda record: record.phases, describe)
-
-
-def wall_time(report: Report) -> list[RowGroup]:
-    """Return where the wall time of a trial went, over all of its attempts."""
-
-    def describe(seconds: Mapping[str, float]) -> str:
-        return f"{seconds.get('trained', 0.0) / sum(seconds.values()):.1%} trained (ETTR)"
-
-    return _stacked(report, WALL_COLORS, wall_time_parts, describe)
 
 
 def _stacked(
