@@ -220,7 +220,7 @@ def read(path: Path) -> Machine:
 def read_all(folder: Path) -> dict[str, Machine]:
     """Return the records in `folder` by key.
 
-    One that can't be read is left out: peaks are optional, and `harness results verify` names it.
+    One that can't be read is left out: peaks are optional, and `harness verify` names it.
     """
     machines: dict[str, Machine] = {}
     for path in sorted(folder.glob("*.json")):
