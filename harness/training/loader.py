@@ -95,7 +95,9 @@ def make_loader(
     pin_memory = device.type == "cuda" and axes.pin_memory != "never" and not is_resident
     if not axes.num_workers:
         # Tensors in memory are taken by their indices, which draws nothing: no time is lost for them.
-        if type(samples) is not TensorSamples:
+        if type(samples) is TensorSamples and axes.reduction != "tree":
+            fetch = partial(_fetch_rows, samples)
+        else:
             fetch = partial(_fetch_undisturbed, fetch, samples_device)
         return _InProcessLoader(fetch, order, pin_memory=pin_memory)
     # The sampler yields whole batches, which the data set fetches at once. By default, torch would
@@ -138,6 +140,11 @@ class SeededFetch:
     def _seed_sample(self, epoch: int, index: int) -> None:
         """Seed what is drawn for a sample of an epoch."""
         seed_generators(derive_seed(self.seed, FETCH_STREAM, epoch, index), self.device)
+
+
+def _fetch_rows(samples: Samples, step: int, indices: Indices) -> Batch:
+    """Return the batch of a step, which draws nothing."""
+    return samples.batch(as_sequence(indices))
 
 
 def _fetch_undisturbed(fetch: Fetch, device: torch.device, step: int, indices: Indices) -> Batch:

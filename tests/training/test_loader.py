@@ -21,7 +21,7 @@ from harness.spec.axes import Axes
 from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
 from tests.support.training import CPU
-from workloads.base import Batch
+from workloads.base import Batch, Samples, TensorSamples
 from workloads.datasets import DatasetSamples
 
 
@@ -62,12 +62,10 @@ def drawn_numbers(fetched: list[tuple[list[int], int, list[float]]]) -> set[floa
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_generator_of_training_stays_as_it_is(workers: int) -> None:
+@pytest.mark.parametrize("samples", [RandomSamples(), TensorSamples((torch.arange(32),))])
+def test_the_generators_of_training_stay_as_they_are(workers: int, samples: Samples) -> None:
     order = BatchOrder(samples=32, batch_size=8, seed=0, dp_rank=0, dp_size=1)
-    samples = RandomSamples()
-    samples.batch = lambda indices: (torch.tensor(indices),)  # type: ignore[method-assign]
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
+    before = generators()
     list(
         make_loader(
             samples,
@@ -77,7 +75,7 @@ def test_the_generator_of_training_stays_as_it_is(workers: int) -> None:
             device=torch.device("cpu"),
         )
     )
-    assert torch.equal(torch.get_rng_state(), before)
+    assert generators() == before
 
 
 def test_workers_change_nothing_but_who_fetches() -> None:
