@@ -23,10 +23,8 @@ from harness.records.decode import FileFormat, read_json
 from harness.records.files import RECORD_FILE, read_record
 from harness.records.record import Record
 from harness.records.store import (
-    read_recorded_spec,
     read_recorded_sweep,
     read_spec,
-    recorded_sweep_names,
     trials_of_other_code,
 )
 from harness.spec.cell import Cell, is_named
@@ -318,33 +316,6 @@ def _unknown_name(
     suggestion = did_you_mean(cell_name, candidates).partition("allowed: ")[0].strip()
     hint = suggestion or f"found {len(candidates)} others"
     return f"{name}: nothing of that name in {results.runs}; {hint}; allowed: {FORMS}"
-
-
-def planned_cell(results: Results, name: str, option: str) -> tuple[Sweep, Cell]:
-    """Return the cell that `is_named` so, and the one recorded sweep that has it.
-
-    `option` is where the name was given, for errors. Raises BadInput if there is none, or several.
-    """
-    matching: list[tuple[Sweep, Cell]] = []
-    cell_ids: set[str] = set()
-    for sweep_name in recorded_sweep_names(results):
-        sweep = read_recorded_spec(results, sweep_name)
-        for cell in sweep.cells:
-            cell_ids.add(cell.id)
-            if is_named(cell, name):
-                matching.append((sweep, cell))
-    if not matching:
-        hint = did_you_mean(name, cell_ids)
-        raise BadInput(
-            f"{option} {name}: no such cell in {results.runs}; {hint}, or SWEEP to look in"
-        )
-    if len(matching) > 1:
-        found = ", ".join(f"{cell.id} of {sweep.source}" for sweep, cell in matching[:10])
-        raise BadInput(
-            f"{option} {name}: names {len(matching)} cells; allowed: one, also with its sweep as SWEEP:"
-            f" {found}"
-        )
-    return matching[0]
 
 
 def _at_path(path: Path) -> Named:

@@ -146,9 +146,6 @@ SummaryOption = Annotated[
     Path | None,
     typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
 ]
-JunitOption = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML.")
-]
 NoWaitOption = Annotated[
     bool,
     typer.Option("--no-wait", help="Fail if another command is measuring on this machine."),

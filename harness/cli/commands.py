@@ -40,13 +40,11 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bisect": ("gate", "Find the commit that made training slower."),
         "baseline": ("gate", "Save results that later runs are compared with."),
         "certify": ("gate", "Measure a machine's false alarms."),
-        "explain": ("explain", "After a gate: find out what makes training slower."),
     },
     "Reproduce": {
         "reproduce": ("reproduce", "Run a recorded trial again, and compare the bits."),
         "diff": ("reproduce", "Find out why two cells or two trials differ."),
         "parity": ("reproduce", "Find out which cells of a sweep compute the same."),
-        "audit": ("reproduce", "Find out which settings change bits on this machine."),
     },
     "Machine": {
         "doctor": ("machine", "On a new machine or cluster: check it."),

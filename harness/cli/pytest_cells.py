@@ -32,7 +32,6 @@ from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
 from harness.gate.answer import GateAnswer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
-from harness.hardware.certificate import citation_lines
 from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
 from harness.records.record import Record
@@ -204,12 +203,6 @@ class SweepFile(pytest.File):
         """Return the results of the selected cells; only valid after `measure`, as it is cached."""
         return Side(name="run", cells=aggregate(self.records))
 
-    def print_certificate(self) -> None:
-        """Print how often equal code was told apart on this hardware; raises BadInput."""
-        reporter = TrialReporter(self.config)
-        for line in citation_lines(self.results, sorted(self.measured.hardware)):
-            reporter.print_line(f"harness: {line}")
-
     @cached_property
     def comparison(self) -> CellComparison | BadInput:
         """Compare all selected cells with their baselines at once, or return why that is refused.
@@ -225,10 +218,7 @@ class SweepFile(pytest.File):
             for cell in self.sweep.cells:
                 limits = self.gate.limits(cell)
                 overrides[cell.id] = (limits.min_effect, limits.accuracy_margin)
-            rules = Rules(
-                across=self.gate.file.across,
-                overrides=overrides,
-            )
+            rules = Rules(across=self.gate.file.across, overrides=overrides)
             return compare(reference, [self.measured], rules)
         except BadInput as error:
             return error

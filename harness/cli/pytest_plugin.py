@@ -155,6 +155,5 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     for sweep_file in sweep_files:
         try:
             sweep_file.measure()
-            sweep_file.print_certificate()
         except HarnessError as error:
             raise pytest.UsageError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Defines the commands about reproducing: `harness diff`, its `parity` and `audit`, `reproduce`."""
+"""Defines the commands about reproducing: `harness diff`, its `parity`, and `reproduce`."""
 
 import shlex
 import sys
@@ -272,87 +272,6 @@ def parity(
         if loaded.whole() is loaded and not resume_at and sweep_folder.recorded_ids():
             print_collect(results_folder, loaded.name)
     raise typer.Exit(measured.exit_code(rung))
-
-
-@app.command(
-    epilog=examples(
-        "harness audit",
-        "harness audit --workload mlp --budget 0s",
-        "harness audit --operations --workload cnn --all",
-        "harness audit my-audit.yaml --json",
-    )
-)
-def audit(
-    sweep: SweepArgument = "audit",
-    workloads: Annotated[
-        list[str],
-        typer.Option(
-            "--workload", metavar="LABEL", help="Audit only this workload of the sweep. Repeatable."
-        ),
-    ] = [],  # noqa: B006 - typer copies it
-    operations: Annotated[
-        bool,
-        typer.Option("--operations", help="Run each operation of a training step again and again."),
-    ] = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="With --operations: show those that nothing changes too.")
-    ] = False,
-    budget: Annotated[
-        str,
-        typer.Option(
-            "--budget",
-            metavar="DURATION",
-            help="Measure each cost for this long, as in 1m; 0s: not at all.",
-        ),
-    ] = "20s",
-    settings: SetOption = [],  # noqa: B006
-    data: DataOption = [],  # noqa: B006
-    cluster: ClusterOption = "local",
-    as_json: JsonOption = False,
-) -> None:
-    """Show what changes bits, and what determinism costs.
-
-    Runs the cells of a sweep that turns one setting at a time, and compares each with the most similar cell
-    before it: bitwise, within tolerance, or neither, with the step and the phase in which they
-    diverge and the likely cause. Then measures in turn what `deterministic: true` and
-    `reduction: tree` cost. With --operations, runs every operation of a training step on the same
-    inputs instead: 25 times, at other addresses and with 1, 2 and 4 threads, in fp32 and bf16.
-
-    Exit code 1 if a second run computes other bits, a cell fails, or an operation does not repeat.
-    """
-    from harness.core.text import parse_duration
-    from harness.interface import reproducing
-    from harness.interface.planning import load_planned
-    from harness.render import audit as view
-    from harness.render.console import TerminalConsole, print_json, spinner
-    from harness.reproduce.audit import choose_workloads
-
-    if every and not operations:
-        raise BadInput("--all: found without --operations; allowed: with it")
-    seconds = parse_duration(budget, "--budget")
-    loaded, profile = load_planned(sweep, settings, data, cluster, timed=False)
-    check_launcher(cluster, profile, "torchrun")
-    loaded = choose_workloads(loaded, workloads)
-    if operations:
-        with spinner() as on_progress:
-            measured = reproducing.audit_operations(loaded, profile, on_progress)
-        if as_json:
-            print_json(view.operations_to_json(measured))
-        else:
-            view.show_operations(TerminalConsole(), measured, every=every)
-        all_well = all(result.is_repeatable for results in measured.values() for result in results)
-    else:
-        with spinner() as on_progress:
-            parity, taxes = reproducing.audit_settings(
-                loaded, profile, seconds=seconds, on_progress=on_progress
-            )
-        if as_json:
-            print_json(view.to_json(parity, taxes))
-        else:
-            view.show_audit(TerminalConsole(), parity, taxes)
-        all_well = reproducing.is_repeatable(parity)
-    if not all_well:
-        raise typer.Exit(1)
 
 
 @app.command(

@@ -257,23 +257,13 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
 
 
 def _show_comparison(verdicts: "Verdicts", results: "Results", *, as_json: bool) -> None:
-    """Print verdicts, below the certificates of the hardware that they rest on.
-
-    A certificate says how often equal code was told apart on that machine. With `as_json` the
-    comparison alone is printed, without the certificates.
-    """
-    from harness.hardware.certificate import citation_lines
+    """Print verdicts."""
     from harness.render import compare as view
 
     comparison = verdicts.comparison
     if as_json:
         view.print_comparison_json(comparison, verdicts.a, verdicts.b)
         return
-    hardware: list[str] = []  # keys; one that several matches share is cited once
-    for match in comparison.matches:
-        hardware += match.hardware
-    for line in citation_lines(results, hardware):
-        print(line)
     view.show_comparison(comparison, verdicts.a, verdicts.b)
 
 

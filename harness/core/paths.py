@@ -1,8 +1,7 @@
 """Paths of everything in the results folder, and writing files so that no reader sees half of one.
 
     results/
-      runs/<sweep>/           a SweepFolder: sweep.json, lock, report.html, roofline.png, parity.json,
-                              explanation.json
+      runs/<sweep>/           a SweepFolder: sweep.json, lock, report.html, roofline.png, parity.json
         <cell id>-s<seed>-r<repeat>/   a TrialFolder: trial.json, record.json, logs/, best/, ...
       peaks/                  what machines were measured to reach
       certificates/           A/A certificates of machines
@@ -242,11 +241,6 @@ class SweepFolder:
     def parity_path(self) -> Path:
         """Return where `harness parity` writes how alike the sweep's cells are."""
         return self.path / "parity.json"
-
-    @property
-    def explanation_path(self) -> Path:
-        """Return where `harness explain` writes what the difference of two cells consists of."""
-        return self.path / "explanation.json"
 
     @property
     def rates_path(self) -> Path:

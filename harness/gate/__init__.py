@@ -1,16 +1,9 @@
-"""Decides whether a change may go in.
+"""Paired measurement of two revisions, and what CI makes of measurements.
 
-Two ways lead to that decision. `limits` and `answer` compare recorded trials with baselines that
-are committed with the code; the pytest plugin shows what they say. All other modules measure two
-revisions of a repository against each other:
-
-* `ranks` and `pairs` start the ranks of both trees, `arms` lets them train in turn, and
-  `turn_worker` is such a rank,
-* `paired` measures pairs of arms until the ratio of their throughputs is certain, and `explain` what the
-  difference of their steps consists of (`harness explain`, whose answer `explanation` keeps),
-* `against` does so for every cell of a sweep (`harness gate`), whose changes `sweep_changes` names
-  and whose learning `accuracy` compares, `stacks` for two stacks, `certify` for equal code (`harness
-  gate certify`) and `tax` for a cell with a setting and without it,
-* `bisect` searches the commits of a history (`harness bisect`), which `history` reads and `judge`
-  judges; `bisect_stacks` searches stacks.
+- `harness gate` (`against`) measures every cell of a sweep in the working tree against another revision,
+  `harness bisect` (`bisect`, `commits`) searches the commits between two revisions, and `harness certify`
+  (`certify`) measures code against itself. All of them train both sides in turn (`paired`), in ranks
+  that are forked from one process (`pairs`, `arms`) and wait between their turns (`turn_worker`). `bits`
+  compares losses alone.
+- The pytest plugin compares a run with a baseline: `limits` reads what matters, `answer` decides.
 """

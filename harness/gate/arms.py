@@ -1,7 +1,7 @@
 """The ranks of one tree of files, which train only when it is their turn.
 
-A rank reports its own speed, so the code that is measured could misreport it. Therefore the gate
-reads its own clock around every turn, and stops an arm's processes while the other arm trains.
+A rank reports the times of its own steps. The gate reads its own clock around every turn as well, and
+stops an arm's processes while the other arm trains.
 """
 
 from __future__ import annotations
@@ -21,52 +21,15 @@ from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.redaction import redact_text
-from harness.measure.timeline import StepPart
 from harness.spec.cell import THROUGHPUT_UNITS, ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
 # with every change of the messages, the arguments of `turn_worker` or the content of `trial.json`.
-PROTOCOL = 5
+PROTOCOL = 6
 START_TIMEOUT = 300.0  # seconds that all ranks may take until they can train
 TURN_TIMEOUT = 600.0  # seconds that a turn may take
 WAKE_SECONDS = 1.0  # without an answer, after which an arm is continued once more
 LONGEST_MESSAGE = 10_000_000  # characters; a turn of 200 steps takes 5,000
-# How far a rank's clock, which may be a GPU's, and this one may be apart after a turn.
-CLOCK_DRIFT = 0.01  # a fraction of the turn
-CLOCK_ERROR = 1e-4  # seconds
-# <linux/posix-timers.h>: the clock of the CPU time of a process, all of its threads together, has
-# the number ~PID << 3 | CPUCLOCK_SCHED.
-CPUCLOCK_SCHED = 2
-NANOSECOND = 1e-9
-
-
-class WaitClock:
-    """Counts the seconds for which other programs kept a process's main thread from a core.
-
-    Another program takes a core from whichever arm is training. The kernel counts how long a thread
-    that could run waited for a core, so this time can be subtracted from a turn. Linux only;
-    elsewhere nothing is subtracted.
-    """
-
-    def __init__(self, process_id: int) -> None:
-        self._path = Path(f"/proc/{process_id}/schedstat")
-        self._cpu_clock = (~process_id << 3) | CPUCLOCK_SCHED
-
-    def read(self) -> float:
-        """Return a count of seconds, of which only differences mean something.
-
-        The main thread may also have waited for other threads of the same process, for at most as
-        long as those ran. Their CPU time is subtracted, so code cannot hide its own CPU time. 0 for
-        a process that has ended, and where the kernel does not count.
-        """
-        try:
-            # Nanoseconds on a core and waiting for one, of the main thread (sched-stats.rst).
-            ran, waited, _ = self._path.read_text(encoding="ascii").split()
-            process_ran = time.clock_gettime_ns(self._cpu_clock)
-        except (OSError, ValueError):
-            return 0.0
-        other_threads_ran = process_ran - int(ran)
-        return (int(waited) - other_threads_ran) * NANOSECOND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +37,8 @@ class ArmTurn:
     """The measurement of one turn: steps that an arm trained without a pause, the other arm stopped."""
 
     seconds: Sequence[float]  # of each step, at the slowest rank, by the ranks' own clocks
-    reported: Sequence[float]  # seconds of all steps together, by rank, by the rank's own clock
-    elapsed: Sequence[float]  # seconds from the request to the answer, by rank, by this clock
-    delay: float  # seconds of the turn that the arm or the gate waited for cores of other programs
+    wall_seconds: float  # from the request to the last rank's answer, by the gate's clock
     losses: str  # digests of the losses, one for each rank
-    parts: Sequence[Sequence[StepPart]] = ()  # of the profiled steps, by rank; empty without any
-
-    @property
-    def wall_seconds(self) -> float:
-        """Return how long the whole turn took by the gate's clock."""
-        return max(self.elapsed)
 
 
 class TrainingArm:
@@ -105,16 +60,6 @@ class TrainingArm:
         self.sockets: dict[int, socket.socket] = {}  # by rank
         self.lines: dict[int, TextIO] = {}  # messages of each rank
         self.process_groups: Sequence[int] = ()  # of its ranks
-        self._wait_clocks: Sequence[WaitClock] = ()  # of its ranks
-        self._gate_clock = WaitClock(os.getpid())
-
-    def watch(self, process_ids: Sequence[int], *, with_delays: bool) -> None:
-        """Store the processes of the ranks, each the leader of its own group.
-
-        `with_delays`: whether delays by other programs can be measured.
-        """
-        self.process_groups = process_ids
-        self._wait_clocks = [WaitClock(number) for number in process_ids if with_delays]
 
     def connect(self, rank: int, connection: socket.socket, lines: TextIO) -> None:
         """Store the connection of a rank."""
@@ -131,19 +76,7 @@ class TrainingArm:
         All ranks get the request before the first answer is read, because they train together.
         Raises HarnessError with a rank's own message if it fails, and for impossible answers.
         """
-        return self._take_turn(steps)
-
-    def profile(self, steps: int, first: int) -> ArmTurn:
-        """Train as `train` does, and profile the steps from `first` on."""
-        return self._take_turn(steps, profiled_from=first)
-
-    def _take_turn(self, steps: int, profiled_from: int | None = None) -> ArmTurn:
-        """Have all ranks train `steps` steps, while the gate's clock runs."""
-        content = {"steps": steps}
-        if profiled_from is not None:
-            content["profiled_from"] = profiled_from
-        request = (json.dumps(content) + "\n").encode()
-        waited = self._read_wait_clocks()
+        request = (json.dumps({"steps": steps}) + "\n").encode()
         # Before the arm may run, so that nothing it does goes uncounted.
         start = time.perf_counter()
         self._signal(signal.SIGCONT)
@@ -151,26 +84,15 @@ class TrainingArm:
             connection.settimeout(TURN_TIMEOUT)
             with suppress(BrokenPipeError):  # its last message, read below, has the reason
                 connection.sendall(request)
-        elapsed = self._wait_for_answers(start)
+        wall_seconds = self._wait_for_answers(start)
         self.freeze()
-        delay = self._delay_since(waited)
         answers = {rank: self.receive(rank, TURN_TIMEOUT) for rank in sorted(self.sockets)}
         by_rank = []
         for rank, answer in answers.items():
-            by_rank.append(self._step_seconds(rank, answer, steps, elapsed[rank]))
+            by_rank.append(self._step_seconds(rank, answer, steps))
         slowest = [max(step) for step in zip(*by_rank, strict=True)]
         losses = [str(answer.get("losses")) for answer in answers.values()]
-        parts = []
-        if profiled_from is not None:
-            parts = [self._parts(rank, answer) for rank, answer in answers.items()]
-        return ArmTurn(
-            seconds=slowest,
-            reported=[math.fsum(seconds) for seconds in by_rank],
-            elapsed=[elapsed[rank] for rank in answers],
-            delay=delay,
-            losses=" ".join(losses),
-            parts=parts,
-        )
+        return ArmTurn(seconds=slowest, wall_seconds=wall_seconds, losses=" ".join(losses))
 
     def wait_until_ready(self, rank: int) -> None:
         """Wait until a rank is ready to train and has reported its batch size.
@@ -220,30 +142,10 @@ class TrainingArm:
             with suppress(ProcessLookupError):  # reading its connection reports that it has ended
                 os.killpg(group, number)
 
-    def _read_wait_clocks(self) -> list[float]:
-        """Return how long each rank, and last the gate, have waited for a core; empty if unknown."""
-        if not self._wait_clocks:
-            return []
-        return [clock.read() for clock in (*self._wait_clocks, self._gate_clock)]
-
-    def _delay_since(self, before: Sequence[float]) -> float:
-        """Return how long other programs have delayed a turn that began with these readings.
-
-        Ranks wait for each other, so the longest delay counts. The gate's own delay is added,
-        because it has to wake up for the answer.
-        """
-        if not before:
-            return 0.0
-        waited = []
-        for start, end in zip(before, self._read_wait_clocks(), strict=True):
-            waited.append(max(0.0, end - start))
-        *ranks_waited, gate_waited = waited
-        return max(ranks_waited) + gate_waited
-
-    def _wait_for_answers(self, start: float) -> dict[int, float]:
-        """Return how many seconds after `start` each rank answered, or ended."""
+    def _wait_for_answers(self, start: float) -> float:
+        """Return how many seconds after `start` the last rank answered, or ended."""
         ranks = {connection: rank for rank, connection in self.sockets.items()}
-        elapsed: dict[int, float] = {}
+        elapsed = 0.0
         while ranks:
             left = start + TURN_TIMEOUT - time.perf_counter()
             if left <= 0:
@@ -254,9 +156,9 @@ class TrainingArm:
                 # a loader's worker, may stay stopped on Linux.
                 self._signal(signal.SIGCONT)
                 continue
-            now = time.perf_counter()
+            elapsed = time.perf_counter() - start
             for connection in ready:
-                elapsed[ranks.pop(connection)] = now - start
+                del ranks[connection]
         return elapsed
 
     def _no_answer(self, rank: int, timeout: float) -> HarnessError:
@@ -265,13 +167,10 @@ class TrainingArm:
             f"{self.name}: rank {rank} did not answer for {timeout:g} s; log: {self.log}"
         )
 
-    def _step_seconds(
-        self, rank: int, answer: Mapping[str, Any], steps: int, elapsed: float
-    ) -> list[float]:
+    def _step_seconds(self, rank: int, answer: Mapping[str, Any], steps: int) -> list[float]:
         """Return the seconds of each step as a rank reports them.
 
-        Raises HarnessError unless there are `steps` positive numbers, and if they add up to more
-        time than has passed.
+        Raises HarnessError unless there are `steps` positive numbers.
         """
         seconds = answer.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != steps:
@@ -282,23 +181,4 @@ class TrainingArm:
             raise HarnessError(
                 f"{self.name}: rank {rank} reported a step that took no time; log: {self.log}"
             )
-        if sum(seconds) > elapsed * (1 + CLOCK_DRIFT) + CLOCK_ERROR:
-            raise HarnessError(
-                f"{self.name}: rank {rank} reported {milliseconds(sum(seconds))}"
-                f" for a turn that took {milliseconds(elapsed)}; log: {self.log}"
-            )
         return seconds
-
-    def _parts(self, rank: int, answer: Mapping[str, Any]) -> list[StepPart]:
-        """Return the parts of a rank's profiled steps; raises HarnessError if it sent none."""
-        try:
-            return [StepPart(**part) for part in answer["parts"]]
-        except (KeyError, TypeError):
-            raise HarnessError(
-                f"{self.name}: rank {rank} did not report its profile; log: {self.log}"
-            ) from None
-
-
-def milliseconds(seconds: float) -> str:
-    """Return a duration as `0.4 ms` or `510 ms`."""
-    return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"

@@ -1,29 +1,32 @@
 """`harness bisect GOOD BAD`: finds the commit that made a cell slower, or changed its losses.
 
-Every commit is measured against both ends and never against its neighbors. So the question is the same
-for each commit, and a series of small regressions can't hide between neighbors.
+A binary search over the commits between the ends, along first parents. Every commit is compared with
+GOOD, and never with its neighbor, so a series of small regressions can't hide between neighbors. It is
+bad if it is slower by at least half of the loss between the ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
 import numpy as np
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.scratch import ScratchFolder
-from harness.core.worktree import Tree, checked_out, find_repository
-from harness.gate.history import Bisection, Commit, Mark, describe_commit, resolve_ends
-from harness.gate.judge import BisectFinding, Judge, LossJudge, SpeedJudge, TrainingSetup
+from harness.core.worktree import Tree, checked_out
+from harness.gate.bits import compare_losses
+from harness.gate.commits import Commit, describe_commit
+from harness.gate.paired import Budget, PairedResult, measure
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
+
+CERTAIN_SHARE = 0.5  # of the loss between the ends
+Mark = Literal["good", "bad", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +38,29 @@ class BisectOptions:
     min_effect: float = 0.01  # smallest change of throughput that matters, a fraction
     budget_seconds: float = 30.0  # of measuring, for each commit
     compare_bits: bool = False  # whether to look for other losses instead of speed
-    first_parent: bool = False  # whether a merge is one change
-    order_seed: int | None = None  # of the random order of arms, to repeat a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a comparison of two revisions found about the later one."""
+
+    mark: Mark  # `skip`: it could not be judged
+    measured: PairedResult | None = None  # its speed, if that was compared
+    steps: int | None = None  # that were trained to compare losses
+    failure: str | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the mark is more than the likelier of good and bad."""
+        return self.measured is None or self.measured.verdict != "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A commit that was tried against the ends."""
+    """A commit that was compared with GOOD."""
 
     commit: Commit
-    finding: BisectFinding
-    remaining: str  # git's message about the commits left to try
+    finding: Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,27 +74,81 @@ class BisectOutcome:
     cell: Cell
     steps: Sequence[Step]
     suspects: Sequence[Commit]  # the first bad commit is one of them
-    against_parent: BisectFinding | None  # the only suspect against its own parent
+    against_parent: Finding | None  # the only suspect against its own parent
 
     @property
     def exit_code(self) -> int:
-        """0 for a commit that is bad against its own parent too, else 3."""
-        if self.against_parent is not None and self.against_parent.mark == "bad":
-            return 0
-        return 3
-
-    @property
-    def uncertain_steps(self) -> list[Step]:
-        """The commits for which only the more likely of good and bad is known."""
-        return [step for step in self.steps if not step.finding.is_certain]
-
-    def count_marked(self, mark: Mark) -> int:
-        """Return how many commits have this mark."""
-        return sum(step.finding.mark == mark for step in self.steps)
+        """0 for a commit that is certainly bad against its own parent too, else 3."""
+        parent = self.against_parent
+        return 0 if parent is not None and parent.mark == "bad" and parent.is_certain else 3
 
 
-class BisectListener(Protocol):
-    """Shows the progress of a bisect."""
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Tells good commits from bad ones by training a cell of both in turn."""
+
+    sweep: Sweep
+    cell: Cell
+    profile: Profile
+    options: BisectOptions
+    alpha: float  # the allowed chance of an error in a comparison
+    rng: np.random.Generator
+    on_progress: Callable[[str], None]
+
+    def compare(self, good: Tree, tree: Tree, ends: Finding | None = None) -> Finding:
+        """Return what is found of a tree; `ends` is the finding on BAD, once that is known.
+
+        Raises HarnessError if a rank fails.
+        """
+        if self.options.compare_bits:
+            return self._compare_losses(good, tree, ends)
+        return self._compare_speed(good, tree, ends)
+
+    def _compare_speed(self, good: Tree, tree: Tree, ends: Finding | None) -> Finding:
+        """Measure the ends until half of their loss is certain, and others against half of it."""
+        min_effect, certain_share = self.options.min_effect, CERTAIN_SHARE
+        if ends is not None and ends.measured is not None and ends.measured.ratio is not None:
+            min_effect, certain_share = (1 - ends.measured.ratio) / 2, 0.0
+        budget = Budget(
+            min_effect=min_effect,
+            seconds=self.options.budget_seconds,
+            alpha=self.alpha,
+            certain_share=certain_share,
+        )
+        measured = measure(
+            self.cell,
+            self.sweep.seeds[0],
+            {"a": good, "b": tree},
+            self.sweep.base_folder,
+            self.profile,
+            budget,
+            self.rng,
+            self.on_progress,
+        )
+        mark: Mark = "bad" if measured.verdict == "slower" else "good"
+        if measured.verdict == "inconclusive":
+            # One commit near the middle does not end the search: the likelier mark is taken, and the
+            # commit that is found is compared with its parent.
+            mark = "bad" if (measured.ratio or 1) < 1 - min_effect else "good"
+        return Finding(mark=mark, measured=measured)
+
+    def _compare_losses(self, good: Tree, tree: Tree, ends: Finding | None) -> Finding:
+        """Train both, the ends until their losses differ, and others for as many steps."""
+        compared = compare_losses(
+            self.cell,
+            self.sweep.seeds[0],
+            {"a": good, "b": tree},
+            self.sweep.base_folder,
+            self.profile,
+            seconds=self.options.budget_seconds,
+            max_steps=None if ends is None else ends.steps,
+            on_progress=self.on_progress,
+        )
+        return Finding(mark="good" if compared.same_losses else "bad", steps=compared.steps)
+
+
+class BisectListener:
+    """Gets the progress of a bisect; by default it ignores it."""
 
     def on_comparison_start(self, comparison: str) -> None:
         """Two revisions will be compared, as in `1a2b3c4 against v1.0`."""
@@ -88,7 +157,7 @@ class BisectListener(Protocol):
         """The comparison has progressed, as described by the text."""
 
     def on_step_end(self, step: Step) -> None:
-        """A commit has been tried and marked in git."""
+        """A commit has been compared."""
 
 
 def bisect(
@@ -96,163 +165,128 @@ def bisect(
     cell: Cell,
     profile: Profile,
     options: BisectOptions,
-    inside: Path,
+    repository: Path,
+    commits: Sequence[str],
     listener: BisectListener,
 ) -> BisectOutcome:
-    """Find the first bad commit of the repository that contains the path `inside`.
+    """Find the first bad commit among `commits`, the ids of those after GOOD up to BAD.
 
-    A commit between the ends that fails is skipped; an uncertain one gets the more likely mark, and
-    the commit that is found must be bad against its own parent too. Raises BadInput if BAD is not
-    bad, Inconclusive if that is uncertain, HarnessError if an end fails.
+    A commit that fails is skipped; an uncertain one gets the more likely mark, and the commit that is
+    found must be bad against its own parent too. Raises BadInput if BAD is not bad, Inconclusive if
+    that is uncertain, HarnessError if an end fails.
     """
-    repository = find_repository(inside)
-    good, bad = resolve_ends(repository, options.good, options.bad)
-    setup = TrainingSetup(
+    judge = Judge(
+        sweep=sweep,
         cell=cell,
-        seed=sweep.seeds[0],
-        base=sweep.base_folder,
         profile=profile,
+        options=options,
+        # An error in any comparison misleads the whole search, so they share ALPHA.
+        alpha=ALPHA / (2 + len(commits).bit_length()),
+        rng=np.random.default_rng(),
         on_progress=listener.on_progress,
     )
+    steps: list[Step] = []
     with (
         ScratchFolder("bisect") as scratch,
-        _check_out(repository, scratch.path, good) as reference,
-        _check_out(repository, scratch.path, bad) as bad_tree,
+        checked_out(repository, options.good, scratch.path / "good") as good,
     ):
-        search = _Search(repository, scratch.path, options, listener, reference, bad_tree)
-        git = Bisection(reference.path, good.id, bad.id, first_parent=options.first_parent)
-        judge_of_ends = make_judge(options, setup, comparisons=2 + git.commit_count.bit_length())
-        listener.on_comparison_start(f"{options.bad} against {options.good}")
-        finding = compare_ends(judge_of_ends, reference, bad_tree, options)
-        judge = judge_of_ends.narrowed(finding)
-        if options.compare_bits and judge.compare(reference, reference).mark == "bad":
-            raise Inconclusive(
-                f"GOOD {options.good}: found other losses whenever it trains, so comparing losses proves nothing"
-            )
-        search.add_step(Step(commit=bad, finding=finding, remaining=git.remaining))
-        search.narrow_down(judge, git)
-        suspects = [describe_commit(repository, suspect) for suspect in git.suspects]
+
+        def compare(index: int, find: Callable[[Tree], Finding]) -> Finding:
+            """Check a commit out, and return what is found of it against GOOD."""
+            commit = describe_commit(repository, commits[index])
+            listener.on_comparison_start(f"{commit.short} against {options.good}")
+            # At its own path, so that Python's caches have nothing of other commits.
+            with checked_out(repository, commit.id, scratch.path / commit.id) as tree:
+                finding = find(tree)
+            steps.append(Step(commit=commit, finding=finding))
+            listener.on_step_end(steps[-1])
+            return finding
+
+        ends = compare(len(commits) - 1, lambda tree: _compare_ends(judge, good, tree))
+        indices = find_suspects(
+            len(commits),
+            lambda index: compare(index, lambda tree: _try(judge, good, tree, ends)).mark,
+        )
+        suspects = [describe_commit(repository, commits[index]) for index in indices]
         against_parent = None
         if len(suspects) == 1:
-            judge_of_parent = judge if options.compare_bits else judge_of_ends
-            against_parent = search.compare_with_parent(judge_of_parent, suspects[0])
+            listener.on_comparison_start(f"{suspects[0].short} against its parent")
+            against_parent = _compare_with_parent(judge, repository, scratch.path, suspects[0].id)
     return BisectOutcome(
         options=options,
         cell=cell,
-        steps=search.steps,
+        steps=steps,
         suspects=suspects,
         against_parent=against_parent,
     )
 
 
-def make_judge(
-    options: BisectOptions, setup: TrainingSetup, comparisons: int
-) -> SpeedJudge | LossJudge:
-    """Return the judge of the ends.
+def find_suspects(count: int, try_commit: Callable[[int], Mark]) -> range:
+    """Return the indices of the commits that may be the first bad one of `count`, the last of them bad.
 
-    An error in any comparison misleads the whole search, so they share ALPHA.
+    It is one commit unless commits next to it are skipped.
     """
-    if options.compare_bits:
-        return LossJudge(setup=setup, seconds=options.budget_seconds)
-    return SpeedJudge(
-        setup=setup,
-        min_effect=options.min_effect,
-        seconds=options.budget_seconds,
-        alpha=ALPHA / comparisons,
-        rng=np.random.default_rng(options.order_seed),
-    )
+    last_good, first_bad = -1, count - 1
+    skipped: set[int] = set()
+    while untried := [i for i in range(last_good + 1, first_bad) if i not in skipped]:
+        middle = untried[len(untried) // 2]
+        mark = try_commit(middle)
+        if mark == "good":
+            last_good = middle
+        elif mark == "bad":
+            first_bad = middle
+        else:
+            skipped.add(middle)
+    return range(last_good + 1, first_bad + 1)
 
 
-class _Search:
-    """Compares commits of one repository with its ends, and keeps the steps.
-
-    `reference` is GOOD and `bad_tree` is BAD, both checked out until the search ends.
-    """
-
-    def __init__(
-        self,
-        repository: Path,
-        folder: Path,
-        options: BisectOptions,
-        listener: BisectListener,
-        reference: Tree,
-        bad_tree: Tree,
-    ) -> None:
-        self.repository = repository
-        self.folder = folder  # where commits are checked out
-        self.options = options
-        self.listener = listener
-        self.reference = reference
-        self.bad_tree = bad_tree
-        self.steps: list[Step] = []
-
-    def add_step(self, step: Step) -> None:
-        """Keep a step and show it to the listener."""
-        self.steps.append(step)
-        self.listener.on_step_end(step)
-
-    def narrow_down(self, judge: Judge, git: Bisection) -> None:
-        """Try the commits that git selects until it names suspects.
-
-        Each has its own checkout, without files of other commits.
-        """
-        while not git.suspects:
-            commit = describe_commit(self.repository, git.next_commit)
-            self.listener.on_comparison_start(f"{commit.short} between the ends")
-            with _check_out(self.repository, self.folder, commit) as tree:
-                finding = finding_or_skip(
-                    partial(judge.classify, self.reference, tree, self.bad_tree)
-                )
-            git.mark(finding.mark)
-            self.add_step(Step(commit=commit, finding=finding, remaining=git.remaining))
-
-    def compare_with_parent(self, judge: Judge, commit: Commit) -> BisectFinding:
-        """Return the finding on a commit against its own parent.
-
-        So far it is only known to be nearer to BAD; that its parent is not may be a measurement
-        error.
-        """
-        self.listener.on_comparison_start(f"{commit.short} against its parent")
-        parent = describe_commit(self.repository, f"{commit.id}^")
-        with (
-            _check_out(self.repository, self.folder / "parent", parent) as a,
-            # BAD may be the suspect, and is checked out already.
-            _check_out(self.repository, self.folder / "suspect", commit) as b,
-        ):
-            return finding_or_skip(partial(judge.compare, a, b))
-
-
-def compare_ends(
-    judge: Judge, good: Tree, bad: Tree, options: BisectOptions, kind: str = "revision"
-) -> BisectFinding:
-    """Return the finding on BAD against GOOD; `kind` is the noun for both in messages.
+def _compare_ends(judge: Judge, good: Tree, bad: Tree) -> Finding:
+    """Return the finding on BAD against GOOD.
 
     Raises BadInput if BAD is not bad, Inconclusive if that is uncertain, HarnessError if one of them
     fails.
     """
+    options = judge.options
     context = f"BAD {options.bad} against GOOD {options.good}"
     try:
         finding = judge.compare(good, bad)
+        is_repeatable = not options.compare_bits or judge.compare(good, good).mark == "good"
     except HarnessError as error:
         raise HarnessError(f"{context}: {error}") from None
-    if finding.mark == "skip":
+    if not is_repeatable:
         raise Inconclusive(
-            f"{context}: {finding.description}; allow more time (--budget) or use a quieter machine"
+            f"GOOD {options.good}: found other losses whenever it trains, so comparing losses proves"
+            " nothing"
+        )
+    if not finding.is_certain:
+        seconds = 0.0 if finding.measured is None else finding.measured.seconds
+        raise Inconclusive(
+            f"{context}: {seconds:.0f} s of measuring gave no certain difference; allow more time"
+            " (--budget) or use a quieter machine"
         )
     if finding.mark == "good":
-        change = "computes other losses" if options.compare_bits else "is slower"
-        raise BadInput(f"{context}: {finding.description}; allowed: a {kind} that {change}")
+        found, allowed = "as fast", "is slower"
+        if options.compare_bits:
+            found, allowed = "the same losses", "computes other losses"
+        raise BadInput(f"{context}: found {found}; allowed: a revision that {allowed}")
     return finding
 
 
-def finding_or_skip(find: Callable[[], BisectFinding]) -> BisectFinding:
+def _try(judge: Judge, good: Tree, tree: Tree, ends: Finding | None) -> Finding:
     """Return the finding on a commit; one that fails is skipped, because a commit may be broken."""
     try:
-        return find()
+        return judge.compare(good, tree, ends)
     except HarnessError as error:
-        return BisectFinding(mark="skip", description=f"failed: {error}")
+        return Finding(mark="skip", failure=str(error))
 
 
-def _check_out(repository: Path, folder: Path, commit: Commit) -> AbstractContextManager[Tree]:
-    """Check a commit out at its own path, so that Python's caches have nothing of other commits."""
-    return checked_out(repository, commit.short, folder / commit.short)
+def _compare_with_parent(judge: Judge, repository: Path, folder: Path, commit: str) -> Finding:
+    """Return the finding on a commit against its own parent.
+
+    So far it is only known to be bad against GOOD; that its parent is not may be an error.
+    """
+    with (
+        checked_out(repository, f"{commit}^", folder / "parent") as parent,
+        checked_out(repository, commit, folder / "suspect") as suspect,
+    ):
+        return _try(judge, parent, suspect, None)

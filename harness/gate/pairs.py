@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cores import usable_cores
-from harness.core.errors import HarnessError
+from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.ports import unix_socket_path
+from harness.core.ports import free_port, unix_socket_path
 from harness.core.processes import Process
 from harness.core.redaction import secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.gate.arms import LONGEST_MESSAGE, PROTOCOL, START_TIMEOUT, TrainingArm
-from harness.gate.ranks import StackTree, rank_requests, server_of, start_ranks
-from harness.launch.forkserver import ForkRequest, ForkServer
+from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
+from harness.launch.launcher import rank_variables
 from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
+from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile
 
@@ -59,23 +60,21 @@ class PairStarter:
         trees: Mapping[str, Tree],
         base: Path,
         profile: Profile,
-        *,
-        other_cells: Mapping[str, Cell] | None = None,
     ) -> None:
         """Prepare to train a cell in `trees`; the cell's paths are relative to the folder `base`.
 
-        `other_cells` are cells that single arms train instead, by the arm's key. They must have the
-        same ranks, threads and variables as `cell`.
+        Raises BadInput for a cell of a stack: its packages would be those of the harness.
         """
+        if cell.axes.stack is not None:
+            raise BadInput(
+                f"{cell.label}: stack: found {cell.axes.stack}; allowed: cells without a stack"
+                " (harness run and harness compare compare stacks)"
+            )
         self.cell = cell
-        self.other_cells = other_cells or {}
-        cells = [cell, *self.other_cells.values()]
-        self.num_workers = max(each.axes.num_workers for each in cells)
         self.seed = seed
         self.trees = trees
         self.base = base
         self.profile = profile
-        self.server: ForkServer | None = None  # None if arms have their own stacks
 
     def __enter__(self) -> PairStarter:
         with ExitStack() as stack:
@@ -120,33 +119,23 @@ class PairStarter:
                 arms[key] = TrainingArm(self.trees[key].name, log, secrets)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
-            self.server = server_of(self.trees.values(), self.variables, self.profile)
-            of_trees = [(self.trees[name.arm], request) for name, request in requests.items()]
-            started = start_ranks(self.server, of_trees, stack)
-            processes = dict(zip(requests, started, strict=True))
-            self._accept_all(arms, processes, stack)
+            # Drivers and libraries of GPUs may start threads when they are loaded.
+            setup = Setup(preload=TORCH, refuse_threads=not self.profile.gpus)
+            server = shared_server(self.variables, setup)
+            forked = server.fork(list(requests.values()))
+            stack.callback(kill_all, forked)
+            processes = dict(zip(requests, forked, strict=True))
+            self._accept_all(arms, processes, server, stack)
             for key, arm in arms.items():
                 for rank in arm.sockets:
                     arm.wait_until_ready(rank)
-                process_ids = [
+                arm.process_groups = [
                     process.pid for name, process in processes.items() if name.arm == key
                 ]
-                arm.watch(process_ids, with_delays=self._can_measure_delays())
             refuse_different_units(list(arms.values()))
             for arm in arms.values():
                 arm.freeze()
             yield arms
-
-    def _can_measure_delays(self) -> bool:
-        """Return whether a rank that waits for a core waits for other programs.
-
-        Not with loader workers, which belong to the arm; nor on a GPU, which works while its rank
-        waits; nor in a container, where the rank is not the process that was started.
-        """
-        for tree in self.trees.values():
-            if isinstance(tree, StackTree) and tree.stack.prefix:
-                return False
-        return not self.profile.gpus and self.num_workers == 0
 
     def _draw_cores(self) -> list[list[int]]:
         """Return the cores of each rank, shared only with the same rank of the other arm.
@@ -159,7 +148,7 @@ class PairStarter:
         # Ranks with a binding bind themselves, to a part of what they have.
         if self.profile.gpus or axes.binding != "none":
             return [usable] * axes.world_size
-        wanted = axes.num_threads + self.num_workers
+        wanted = axes.num_threads + axes.num_workers
         if axes.strategy != "single":
             wanted += 1  # for the threads of gloo
         share = min(len(usable) // axes.world_size, wanted)
@@ -170,29 +159,48 @@ class PairStarter:
         return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
 
     def _rank_requests(self, key: str, cores: Sequence[Sequence[int]]) -> list[ForkRequest]:
-        """Return a fork request for each rank of an arm.
+        """Write the assignment of an arm, and return a fork request for each of its ranks.
 
-        Its ranks never reach the end of training: they end when their connections are closed.
+        The ranks import from their arm's tree, with which their PYTHONPATH begins. They never reach
+        the end of training: they end when their connections are closed.
         """
+        tree = self.trees[key]
+        folder = TrialFolder(self.folder / key)
         # All steps count as warm-up, so that no telemetry lengthens the turns.
-        cell = self.other_cells.get(key, self.cell).with_any_code()
-        endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
-        return rank_requests(
-            Trial(cell=endless, seed=self.seed),
-            self.trees[key],
-            TrialFolder(self.folder / key),
-            self.base,
-            self.profile,
-            module="harness.gate.turn_worker",
-            arguments=[str(self.socket_path), key],
-            variables=self.variables,
-            cores=cores,
+        endless = replace(self.cell.with_any_code(), length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
+        assignment = Assignment(
+            trial=Trial(cell=endless, seed=self.seed),
+            base_folder=str(tree.counterpart(self.base)),
+            device=self.profile.device,
         )
+        write_assignment(folder.assignment_path, assignment)
+        folder.log_folder.mkdir(exist_ok=True)
+        common = {
+            **self.variables,
+            "PYTHONPATH": tree.python_path,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
+        requests = []
+        world_size = self.cell.axes.world_size
+        for rank in range(world_size):
+            request = ForkRequest(
+                module="harness.gate.turn_worker",
+                arguments=[str(folder.path), str(self.socket_path), key],
+                variables={**common, **rank_variables(rank, world_size)},
+                folder=str(tree.path),
+                log=str(folder.launch_log),
+                cores=cores[rank],
+                packages=tree.own_packages,
+            )
+            requests.append(request)
+        return requests
 
     def _accept_all(
         self,
         arms: Mapping[str, TrainingArm],
         processes: Mapping[ArmRank, Process],
+        server: ForkServer,
         stack: ExitStack,
     ) -> None:
         """Wait until every rank has connected.
@@ -209,17 +217,14 @@ class PairStarter:
                     f"the ranks did not start within {START_TIMEOUT:g} s; logs: {logs}"
                 )
             ended = [name for name, process in processes.items() if process.poll() is not None]
-            if self.server is not None and self.server.has_ended:
-                raise self.server.error()
+            if server.has_ended:
+                raise server.error()
             # A rank that has ended may have connected before, and sent the reason.
             while select.select([self.listening], [], [], 0)[0]:
                 connection, _ = self.listening.accept()
                 connect_rank(connection, names, arms, stack)
             check_connected(ended, arms)
-            waited_for = [self.listening.fileno()]
-            if self.server is not None:
-                waited_for.append(self.server.fileno())
-            select.select(waited_for, [], [], POLL)
+            select.select([self.listening.fileno(), server.fileno()], [], [], POLL)
 
 
 def connect_rank(
@@ -232,14 +237,13 @@ def connect_rank(
 
     The rank is identified by the process id that the kernel reports for the connection, by `names`:
     the code of one arm could otherwise answer for the other arm. Connections of other processes,
-    and a second one of a rank, are closed. The connection is closed with `stack`. In a container, a
-    rank is another process of the same process group than the one in `names`.
+    and a second one of a rank, are closed. The connection is closed with `stack`.
     """
     stack.enter_context(connection)
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     process_id, _, _ = struct.unpack("3i", credentials)
-    name = names.get(process_id) or names.get(_process_group(process_id))
+    name = names.get(process_id)
     if name is None or name.rank in arms[name.arm].sockets:
         connection.close()
         return
@@ -265,14 +269,6 @@ def refuse_different_units(arms: Sequence[TrainingArm]) -> None:
     if len({arm.unit for arm in arms}) > 1:
         found = " and ".join(f"{arm.unit} in {arm.name}" for arm in arms)
         raise HarnessError(f"throughput is in {found}, which can't be compared")
-
-
-def _process_group(process_id: int) -> int:
-    """Return the group of a process, 0 of one that has ended."""
-    try:
-        return os.getpgid(process_id)
-    except ProcessLookupError:
-        return 0
 
 
 def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, TrainingArm]) -> None:

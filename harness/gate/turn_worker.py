@@ -1,16 +1,15 @@
 """One rank of one arm of a gate: trains in its arm's turns, and waits between them.
 
-`harness.gate.ranks` forks it as the module `harness.gate.turn_worker` with the arguments FOLDER
-SOCKET ARM, or starts it fresh under a stack. It speaks JSON lines over the socket, so the arm may be
-of another revision than the gate. A rank sends
+`harness.gate.pairs` forks it as the module `harness.gate.turn_worker` with the arguments FOLDER
+SOCKET ARM. It speaks JSON lines over the socket, so the arm may be of another revision than the gate.
+A rank sends
 
 - `{"protocol": PROTOCOL, "side": ARM, "rank": N}` when it starts,
 - `{"ready": true, "batch_size": N}` when it is built; the batch size is that of all ranks; a script
   whose samples nobody counts adds `"unit": "steps/s"` and has a batch size of 1,
 - `{"seconds": [...], "losses": DIGEST}` when a turn is over, and `{"failure": TEXT}` when it fails,
 
-and receives `{"steps": N}` for each turn. With `"profiled_from": K` in it, the turn's steps from K on
-are profiled, and the answer also has their `"parts"`. It ends when the connection is cut.
+and receives `{"steps": N}` for each turn. It ends when the connection is cut.
 """
 
 from __future__ import annotations
@@ -21,24 +20,20 @@ import json
 import os
 import socket
 import traceback
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.core.redaction import scrub
 from harness.gate.arms import PROTOCOL
-from harness.measure.timeline import StepPart
 from harness.records.assignment import read_assignment
 from harness.spec.cell import Cell
 from harness.training.build import build_trial
 from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
-from harness.training.profiler import SegmentProfiler
 from harness.training.ranks import Ranks
 from harness.training.script import ScriptObserver, execute, observe
 from harness.training.state import TrainingState
@@ -65,75 +60,40 @@ class TurnSocket:
         """Send a message as a line of JSON."""
         self._socket.sendall((json.dumps(message) + "\n").encode())
 
-    def wait_for_turn(self) -> TurnRequest:
-        """Return the next turn; raises EOFError when there is none."""
+    def wait_for_turn(self) -> int:
+        """Return the steps of the next turn; raises EOFError when there is none."""
         line = self._lines.readline()
         if not line:
             raise EOFError
-        return TurnRequest(**json.loads(line))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnRequest:
-    """What a rank is asked for: steps to train without a pause."""
-
-    steps: int
-    profiled_from: int | None = None  # the first of them that is profiled; None: none is
+        steps: int = json.loads(line)["steps"]
+        return steps
 
 
 class TakingTurns(Hooks):
     """Makes the harness's training loop train in turns and report each turn, without evaluations."""
 
-    # Whether what is outside of forward, backward and optimizer is known to be a wait.
-    with_phases = True
-
-    def __init__(self, turns: TurnSocket, folder: Path) -> None:
-        """Take turns; `folder` holds a trace while it is read."""
+    def __init__(self, turns: TurnSocket) -> None:
         self._turns = turns
-        self._folder = folder
-        self._turn = TurnRequest(steps=0)
-        self._turn_start = 0  # the steps that were done when it began
-        self._profiler: SegmentProfiler | None = None  # of the present segment
-        self._parts: list[StepPart] = []  # of the profiled segments of this turn
+        self._turn_start = 0  # the steps that were done when the turn began
+        self._turn_stop = 0  # and that will be done when it ends
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
-        """Wait for a turn if the last one is over; no segment goes beyond its turn.
-
-        None is profiled in part.
-        """
-        if state.step >= self._turn_start + self._turn.steps:
-            self._turn = self._turns.wait_for_turn()
+        """Wait for a turn if the last one is over; no segment goes beyond its turn."""
+        if state.step >= self._turn_stop:
+            steps = self._turns.wait_for_turn()
             self._turn_start = state.step
-            self._parts = []
-        stop = min(stop, self._turn_start + self._turn.steps)
-        if self._turn.profiled_from is None:
-            return stop
-        first_profiled = self._turn_start + self._turn.profiled_from
-        if state.step < first_profiled:
-            return min(stop, first_profiled)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._profiler = SegmentProfiler(device, self._folder)
-        return stop
+            self._turn_stop = state.step + steps
+        return min(stop, self._turn_stop)
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Report the step times of a turn that is over, in seconds, and a digest of its losses.
 
         The gate compares the digests of both arms to see whether they compute the same bits.
         """
-        if self._profiler is not None:
-            first = segment.start_step - self._turn_start - (self._turn.profiled_from or 0)
-            parts = self._profiler.stop(segment.times, with_phases=self.with_phases)
-            self._parts += [replace(part, first_step=first) for part in parts]
-            self._profiler = None
-        if state.step < self._turn_start + self._turn.steps:
+        if state.step < self._turn_stop:
             return
-        answer: dict[str, Any] = {
-            "seconds": state.step_seconds[self._turn_start :],
-            "losses": self._digest_results(state, self._turn_start),
-        }
-        if self._turn.profiled_from is not None:
-            answer["parts"] = [asdict(part) for part in self._parts]
-        self._turns.send(**answer)
+        seconds = state.step_seconds[self._turn_start :]
+        self._turns.send(seconds=seconds, losses=self._digest_results(state, self._turn_start))
 
     def _digest_results(self, state: TrainingState, start: int) -> str:
         """Return a digest of the losses of the steps from `start` on."""
@@ -148,13 +108,9 @@ class TakingTurns(Hooks):
 class ScriptTurns(TakingTurns):
     """Makes a script train in turns: between two of its steps it waits for the next one."""
 
-    with_phases = False
-
-    def __init__(
-        self, turns: TurnSocket, folder: Path, observed: ScriptObserver, cell: Cell
-    ) -> None:
+    def __init__(self, turns: TurnSocket, observed: ScriptObserver, cell: Cell) -> None:
         """Take turns with a script whose global batch is the cell's unless it reports its own."""
-        super().__init__(turns, folder)
+        super().__init__(turns)
         self._observed = observed
         self._cell = cell
         self._is_ready = False
@@ -217,7 +173,7 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
-        trainer = Trainer(parts, state, TakingTurns(turns, folder.path))
+        trainer = Trainer(parts, state, TakingTurns(turns))
         turns.send(ready=True, batch_size=parts.axes.batch_size)
         trainer.run()
         total_steps = parts.total_steps
@@ -233,7 +189,7 @@ def run_script_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) ->
     assignment = prepare_rank(folder)
     with observe(assignment, folder, ranks, TrainingState()) as observed:
         observed.skipped_steps = 1
-        observed.hooks = ScriptTurns(turns, folder.path, observed, assignment.trial.cell)
+        observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell)
         execute(assignment, folder)
     raise HarnessError(
         f"{observed.uses} ended after {observed.state.step + 1} steps, before the gate had measured"

@@ -6,14 +6,15 @@ A gate compares two versions of the code. If it compares a version with itself, 
 
 - how often a gate raises false alarms on this machine, and whether that is as rare as promised,
 - how large a change has to be to rise above the machine's noise.
+
+It changes nothing about other commands.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,20 +25,19 @@ from harness.records.bounds import Amount, Moment, Number, Share
 from harness.records.code import Code
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software
-from harness.records.seal import object_text, with_seal
+from harness.records.seal import sealed_text
 from harness.statistics.interval import share_interval
 from workloads.options import Between
 
-SCHEMA = "5.0"
+SCHEMA = "6.0"
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
-    remedy="harness certify --restart makes a new one",
+    remedy="harness certify makes a new one once it is gone",
     is_sealed=True,
 )
 MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
 NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor
-FEWEST_OF_DEVIATION = 10  # comparisons below which the deviation is not known well enough
 FALSE_ALARMS = ("faster", "slower")  # the verdicts that are wrong about identical code
 
 
@@ -59,7 +59,6 @@ class SelfComparison:
     verdict: Literal["faster", "slower", "same", "not slower", "inconclusive"]
     # The mean difference of log throughput between the two sides.
     log_ratio: Annotated[float, Between(-100, 100)]
-    rate: Annotated[float, Between(1e-9)]  # samples/s, the geometric mean of the two sides
     pairs: Number  # pairs of processes that were measured
     seconds: Amount  # of measuring
     ended: Moment  # seconds since the epoch
@@ -109,28 +108,6 @@ class Certificate:
         return sorted(changes)[rank - 1]
 
     @property
-    def pair_deviation(self) -> float | None:
-        """The standard deviation of a pair's log ratio, None for too few comparisons.
-
-        The true ratio of identical code is known to be 1, so no mean is subtracted. However many pairs
-        a comparison has, and although that depends on them, the square of their sum is the variance
-        times their number on average (Wald's second identity).
-        """
-        if len(self.comparisons) < FEWEST_OF_DEVIATION:
-            return None
-        squares = [
-            (comparison.pairs * comparison.log_ratio) ** 2 for comparison in self.comparisons
-        ]
-        pairs = sum(comparison.pairs for comparison in self.comparisons)
-        return math.sqrt(math.fsum(squares) / pairs)
-
-    @property
-    def pair_seconds(self) -> float:
-        """The mean seconds of measuring with a pair."""
-        pairs = sum(comparison.pairs for comparison in self.comparisons)
-        return math.fsum(comparison.seconds for comparison in self.comparisons) / pairs
-
-    @property
     def description(self) -> str:
         """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% within 30 s; 2026-11-21`."""
         count = len(self.comparisons)
@@ -158,16 +135,9 @@ def certificate_path(results: Results, hardware: str) -> Path:
 
 
 def write(results: Results, certificate: Certificate) -> Path:
-    """Write the certificate under its machine's key, and return the path.
-
-    Each comparison is on one line, so that the file reads well in a diff.
-    """
+    """Write the certificate under its machine's key, and return the path."""
     path = certificate_path(results, certificate.key)
-    text = object_text(asdict(certificate))
-    # Comparisons are the only innermost objects with a verdict.
-    comparison_object = r"\{[^{}]*\"verdict\"[^{}]*\}"
-    text = re.sub(comparison_object, lambda match: " ".join(match[0].split()), text)
-    write_atomically(path, with_seal(text))
+    write_atomically(path, sealed_text(asdict(certificate)))
     return path
 
 
@@ -186,24 +156,3 @@ def read(results: Results, hardware: str) -> Certificate | None:
     if certificate.key != hardware:
         raise CERTIFICATE_FORMAT.error(path, f"not a valid certificate: is of {certificate.key}")
     return certificate
-
-
-def citation_lines(results: Results, hardware: Iterable[str]) -> list[str]:
-    """Return a line for the certificate of each machine that a verdict rests on.
-
-    `hardware` has the machines' keys. Of several machines there are lines only if all of them have
-    a certificate.
-    """
-    certificates = {key: read(results, key) for key in dict.fromkeys(hardware)}
-    if len(certificates) == 1:
-        (certificate,) = certificates.values()
-        description = "none; harness certify measures it"
-        if certificate is not None:
-            description = certificate.description
-        return [f"A/A certificate of this hardware: {description}"]
-    lines: list[str] = []
-    for key, certificate in certificates.items():
-        if certificate is None:
-            return []
-        lines.append(f"A/A certificate of {key}: {certificate.description}")
-    return lines

@@ -17,7 +17,6 @@ from harness.analysis import baseline
 from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
-from harness.gate.explanation import read_explanation
 from harness.hardware import certificate, machine
 from harness.preflight.rates import read_search
 from harness.preflight.report import read_preflight
@@ -52,7 +51,6 @@ def verify_sweep(results: Results, name: str) -> Iterator[Verified]:
     for path in sorted(folder.environment_paths()):
         yield _verify(path, partial(_check_digest, path, path.stem, "its name"))
     yield from _verify_present(folder.parity_path, partial(read_parity, folder))
-    yield from _verify_present(folder.explanation_path, partial(read_explanation, folder))
     yield from _verify_present(folder.rates_path, partial(read_search, folder))
     yield from _verify_present(
         folder.preflight_path, partial(read_preflight, folder.preflight_path)

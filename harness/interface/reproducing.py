@@ -1,17 +1,15 @@
-"""Trials that run again: reproductions, where two of them diverge, parity and audits."""
+"""Trials that run again: reproductions, where two of them diverge, and parity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
-from harness.analysis.rungs import MAX_ULP
 from harness.analysis.selection import BASELINE, best_record, find, recorded_results
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
-from harness.gate.tax import Tax, measure_tax
 from harness.hardware.machine import machine_key
 from harness.interface.folders import run_folder
 from harness.records.environment import describe_hardware
@@ -19,8 +17,6 @@ from harness.render.chart import png_bytes
 from harness.render.divergence import differing_settings, draw_divergence
 from harness.render.reproduction import ReproductionView, markdown
 from harness.reproduce import bundle
-from harness.reproduce.audit import measure_operations, plan_audit, taxed_pairs
-from harness.reproduce.catalog import OperationResult
 from harness.reproduce.parity import ParityPlan, measure_parity
 from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
 from harness.reproduce.reproduction import Demand, Subject, reproduce
@@ -158,60 +154,6 @@ def _measure_parity(
         if any(cell.failure for cell in measured.cells):
             scratch.keep()
     return measured
-
-
-def audit_settings(
-    sweep: Sweep, profile: Profile, *, seconds: float, on_progress: Callable[[str], None]
-) -> tuple[SweepParity, list[Tax]]:
-    """Return what each setting of an audit changes, and what deterministic training costs.
-
-    Each cost is measured for `seconds`, none for 0. Raises HarnessError if a reference fails; logs that
-    errors name stay.
-    """
-    plan = plan_audit(sweep)
-    seed = sweep.seeds[0]
-    parity = _measure_parity(
-        sweep,
-        profile,
-        plan,
-        seed=seed,
-        max_ulp=MAX_ULP,
-        margin=0.0,
-        on_progress=on_progress,
-        on_cell=lambda cell: None,
-    )
-    taxes = []
-    for pair in taxed_pairs(plan) if seconds else []:
-        on_progress(f"measuring what {pair.setting} costs {pair.reference.label}")
-        taxes.append(
-            measure_tax(
-                pair.setting,
-                pair.reference,
-                pair.cell,
-                seed=seed,
-                base=sweep.base_folder,
-                profile=profile,
-                seconds=seconds,
-            )
-        )
-    return parity, taxes
-
-
-def audit_operations(
-    sweep: Sweep, profile: Profile, on_progress: Callable[[str], None]
-) -> Mapping[str, Sequence[OperationResult]]:
-    """Return what was measured of each operation of a training step, by workload.
-
-    Raises HarnessError if a process fails; the log that it names stays.
-    """
-    with run_folder("audit") as scratch:
-        return measure_operations(sweep, profile, scratch.path, on_progress)
-
-
-def is_repeatable(parity: SweepParity) -> bool:
-    """Return whether every reference computed the same bits twice, and no cell failed."""
-    same_bits = all(reference.control is None for reference in parity.references)
-    return same_bits and not any(cell.failure for cell in parity.cells)
 
 
 def choose_trials(

@@ -1,4 +1,4 @@
-"""Texts for what CI shows: Markdown of a comment or a summary, and JUnit XML.
+"""Texts for what CI shows: Markdown of a comment or a summary.
 
 Names and messages in them may come from a pull request, and have any character.
 """
@@ -6,7 +6,6 @@ Names and messages in them may come from a pull request, and have any character.
 from __future__ import annotations
 
 import re
-from xml.etree.ElementTree import Element, SubElement
 
 from harness.core.errors import one_line
 
@@ -24,14 +23,5 @@ def escape_markdown(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text in one line, without what a terminal obeys and what XML can't hold."""
+    """Return the text in one line, without what a terminal obeys."""
     return one_line(text, LONGEST_TEXT)
-
-
-def add_problem(case: Element, tag: str, kind: str, text: str) -> None:
-    """Add to a test case why it does not pass.
-
-    The text is in it twice: GitLab shows that of the element, other tools its attribute.
-    """
-    problem = SubElement(case, tag, message=text, type=kind)
-    problem.text = text

@@ -1,4 +1,4 @@
-"""Shows what a machine can be trusted with: `harness doctor`, `gate certify`."""
+"""Shows what a machine can be trusted with: `harness doctor`, `certify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from statistics import median
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from harness.core.text import counted
 from harness.hardware.certificate import (
     MAX_FALSE_ALARMS,
     Certificate,
@@ -47,12 +46,9 @@ def certify_progress(count: int) -> Iterator[Callable[[Certificate], None]]:
             progress.stop()
 
 
-def show_certificate(certificate: Certificate, path: Path, new_comparisons: int) -> None:
+def show_certificate(certificate: Certificate, path: Path) -> None:
     """Print what was measured, and what it says of this machine; `path` is that of the certificate."""
     console = TerminalConsole()
-    if not new_comparisons:
-        count = counted(len(certificate.comparisons), "comparison")
-        console.print(f"[dim]{count} there already; --restart makes new ones[/]")
     for line in summary_lines(certificate):
         console.print_text(line)
     console.print_text(str(path), "quiet")
@@ -69,7 +65,6 @@ def summary_lines(certificate: Certificate) -> list[str]:
     """Return what was measured, on what, and with which verdicts.
 
     Seconds and load are medians over the comparisons: a busy minute among them does not count much.
-    The last line is the one that later verdicts cite.
     """
     settings = certificate.settings
     comparisons = certificate.comparisons

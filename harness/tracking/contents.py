@@ -34,7 +34,6 @@ from harness.analysis.scalars import (
 )
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
-from harness.gate.explanation import Explanation
 from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Record, Status
 from harness.render.format import checkpoint_notes, nondeterminism_notes, stop_note
@@ -265,13 +264,11 @@ def sweep_contents(
     spec: Mapping[str, Any],
     outlines: Sequence[TrialOutline],
     result: SweepResult | None = None,
-    explanation: Explanation | None = None,
 ) -> RunContents:
     """Return what the run of a whole sweep shows: its progress, and its result as a description.
 
     `spec` is the content of sweep.json, empty if there is none. Trials that the sweep no longer
-    plans do not count. `result` is None until the sweep is complete. The description ends with the
-    explanation of two cells, if there is one.
+    plans do not count. `result` is None until the sweep is complete.
     """
     planned = set(spec.get("trials", ()))
     outlines = [outline for outline in outlines if outline.trial in planned] or outlines
@@ -282,9 +279,7 @@ def sweep_contents(
         metrics["trials_planned"] = len(spec["trials"])
     description = spec.get("description") or ""
     if result is not None:
-        description = (
-            describe(description, result, VALUE_LENGTH, explanation) or "No trial is done."
-        )
+        description = describe(description, result, VALUE_LENGTH) or "No trial is done."
     tags = {DESCRIPTION_TAG: description or None}
     return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
 

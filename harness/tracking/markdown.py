@@ -12,8 +12,6 @@ from urllib.parse import quote
 
 from harness.analysis.compare import MetricRow
 from harness.analysis.sweep_result import SweepResult
-from harness.gate.explanation import Explanation
-from harness.render import explain as explain_texts
 from harness.render import format as fmt
 from harness.render.findings import findings
 from harness.render.table import Table, markdown_lines
@@ -35,7 +33,6 @@ def describe(
     description: str,
     result: SweepResult,
     max_length: int,
-    explanation: Explanation | None = None,
 ) -> str:
     """Return the sweep's description with its winners, leader boards and attributions.
 
@@ -44,7 +41,7 @@ def describe(
     """
     text = description
     for max_rows in MAX_ROWS:
-        text = _describe(description, result, explanation, max_rows)
+        text = _describe(description, result, max_rows)
         if len(text) <= max_length:
             break
     return text
@@ -84,9 +81,7 @@ def picture(workload: str, run_id: str) -> str:
     return f"![leader board of {escape_markdown(workload)}]({address})"
 
 
-def _describe(
-    description: str, result: SweepResult, explanation: Explanation | None, max_rows: int
-) -> str:
+def _describe(description: str, result: SweepResult, max_rows: int) -> str:
     """Return the description with tables of at most `max_rows` rows each."""
     paragraphs = [description]
     names = fmt.cell_names(result.all_cells)
@@ -97,9 +92,6 @@ def _describe(
     for workload, attribution in result.attributions.items():
         paragraphs.append(f"**Contribution of each axis: {escape_markdown(workload)}**")
         paragraphs.append(_effects(attribution, max_rows))
-    if explanation is not None and max_rows:
-        paragraphs.append(f"**Why: {escape_markdown(explain_texts.arms_line(explanation))}**")
-        paragraphs.append(escape_markdown(explain_texts.headline(explanation)))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 

@@ -24,7 +24,6 @@ from harness.analysis.scalars import is_scalar, metric_name
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import SweepFolder, write_atomically
 from harness.core.redaction import redact_text, secret_values
-from harness.gate.explanation import read_explanation
 from harness.preflight.rates import RateSearch, read_search
 from harness.records.files import read_record
 from harness.records.seal import clean_text
@@ -206,7 +205,7 @@ class SweepRuns:
             self.spec = spec
             self.names = _cell_names(self.folder, outlines)
         result = result_of(self.sweep, spec, outlines)
-        contents = sweep_contents(self.sweep, spec, outlines, result, read_explanation(self.folder))
+        contents = sweep_contents(self.sweep, spec, outlines, result)
         sweep_run = self._update(contents, None)
         self._update_spec(sweep_run)
         self.headline = UNFINISHED

@@ -1,14 +1,7 @@
-"""Traces of training steps by torch.profiler: of a trial's last ones, and of segments between others.
-
-Profiling slows training down. Of a trial it happens once all that it records has been measured; the
-segments are those of `harness explain`, which says what their profiler costs.
-"""
+"""Traces of training steps by torch.profiler, once all that a trial records has been measured."""
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +10,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.core.paths import write_atomically
-from harness.measure.clock import SegmentTimes
-from harness.measure.timeline import MARK, StepPart, divide
 from harness.training.build import TrialParts
 from harness.training.loader import Fetched
 from harness.training.model import place_batch
@@ -57,30 +48,6 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     if device.type == "cuda":
         return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     return [ProfilerActivity.CPU]
-
-
-class SegmentProfiler:
-    """Traces one segment of training, and divides its steps' time into parts."""
-
-    def __init__(self, device: torch.device, folder: Path) -> None:
-        """Begin to trace; `folder` holds the trace while it is read."""
-        self._path = folder / f"segment-{os.getpid()}.json"  # ranks share the folder
-        self._profile = profile(activities=_activities(device), record_shapes=True)
-        self._profile.start()
-        with record_function("the first range takes longer to begin"):
-            pass
-        self._mark = record_function(MARK)
-        self._marked_at = time.perf_counter()
-        self._mark.__enter__()  # type: ignore[no-untyped-call]
-
-    def stop(self, times: SegmentTimes, *, with_phases: bool) -> list[StepPart]:
-        """End the trace, after the segment, and return the parts of its steps."""
-        self._mark.__exit__(None, None, None)
-        self._profile.stop()
-        self._profile.export_chrome_trace(str(self._path))
-        trace = json.loads(self._path.read_bytes())
-        self._path.unlink()
-        return divide(trace, times, self._marked_at, with_phases=with_phases)
 
 
 def _train(parts: TrialParts, start_step: int, steps: int, profiler: profile) -> None:

@@ -75,7 +75,6 @@ TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 # is imported when it is asked for.
 TASKS = {
     "trace": "harness.reproduce.trace_worker:trace_rank",
-    "operations": "harness.reproduce.operation_worker:measure_rank",
     "compile": "harness.training.compile_worker:compile_cell",
     "check": "harness.preflight.worker:examine_workload",
     "find-lr": "harness.preflight.rate_worker:search_rates",

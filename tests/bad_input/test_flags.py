@@ -108,12 +108,7 @@ def test_flag(flags: list[str], begins: str) -> None:
             ["parity", "quickstart", "--reference", "strategy=single", "--resume-at", "2"],
             "--reference: found with --resume-at; allowed: one of them",
         ),
-        (["audit", "--all"], "--all: found without --operations; allowed: with it"),
         (["status", "mine", "--watch", "--all"], "found --all with --watch; allowed: one of them"),
-        (
-            ["gate", "quickstart", "--against", "main", "--accuracy-seeds", "9"],
-            "--accuracy-seeds, --accuracy-margin: found without --accuracy; allowed: with it",
-        ),
         (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),

@@ -120,19 +120,6 @@ MISTAKES = {
     "a fraction for a percentage": Mistake("run demo.yaml --until 0.05", "did you mean '5%' or '0.05%'?"),
     "a budget without --until": Mistake("run demo.yaml --budget 30m", "allowed: --until PERCENT"),
     # wrong commands
-    "a cell to explain without the other": Mistake("explain precision=bf16", "Missing argument 'B'"),
-    "revisions and stacks at once": Mistake(
-        "explain a b demo.yaml --revisions --stacks", "found both; allowed: one of them, or neither"
-    ),
-    "a cell to train where cells are explained": Mistake(
-        "explain a b demo.yaml --cell c", "--cell: found c with cells as A and B"
-    ),
-    "an unknown cell to explain": Mistake(
-        "explain precision=bf16 b demo.yaml", "A precision=bf16: no such cell in demo.yaml"
-    ),
-    "an unknown stack to explain": Mistake(
-        "explain old new demo.yaml --stacks", "A old: found no such stack in demo.yaml"
-    ),
     "an axis as an option": Mistake(
         "plan demo.yaml --batch-size 32", "did you mean `--set batch_size=32`?"
     ),
@@ -143,7 +130,7 @@ MISTAKES = {
     "--dry-run": Mistake("run demo.yaml --dry-run", "did you mean `harness plan SWEEP`?"),
     "no sweep": Mistake("run", "a sweep file, or the name of a sweep such as quickstart"),
     "a gate against nothing": Mistake(
-        "gate demo.yaml", "as in harness gate demo.yaml --against main"
+        "gate demo.yaml", "Missing option '--against'"
     ),
     "a server without http": Mistake(
         "run demo.yaml --tracking-uri localhost:5000", "did you mean 'http://localhost:5000'?"

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.core.paths import Results
-from harness.gate.explanation import write_explanation
 from harness.interface.reporting import write_report
 from harness.records.store import RecordedSweep
 from tests.browser.conftest import screenshot
-from tests.support.reports import HOSTILE, make_explanation, make_records, make_sweep, write_run
+from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -30,7 +29,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     records = make_records(sweep, hostile=True)
     write_run(results, sweep, records, logs=HOSTILE)
-    write_explanation(results.sweep_folder(sweep.name), make_explanation(sweep, part=HOSTILE))
     recorded = RecordedSweep(sweep=sweep, records=records, unreadable=())
     write_report(folder / "report.html", results, recorded)
     return folder / "report.html"

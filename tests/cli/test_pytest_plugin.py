@@ -70,16 +70,6 @@ def test_pytest_benchmark_draws_its_histogram(project: BenchmarkProject) -> None
     assert {project.fp32.label, project.bf16.label} <= drawn
 
 
-def test_the_certificate_of_this_hardware_is_cited(project: BenchmarkProject) -> None:
-    project.save_and_record()
-    run = project.pytest()
-    run.assert_outcomes(passed=2)
-    assert (
-        "harness: A/A certificate of this hardware: none; harness certify measures it"
-        in run.outlines
-    )
-
-
 def test_a_sweep_in_a_folder_above_is_found(
     project: BenchmarkProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:

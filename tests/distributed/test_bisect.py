@@ -63,9 +63,8 @@ def test_the_commit_that_made_it_slower_is_found_past_a_broken_one(repository: R
     first, *_, against_parent, counts = ended.out.splitlines()
     assert first == f"{repository.git('rev-parse', 'slow')} is the first bad commit"
     assert against_parent.startswith("against its parent: ")
-    assert " slower (" in against_parent
+    assert "slower" in against_parent
     assert "against words" in counts
-    assert "Bisecting: " in ended.err
     assert "skip" in ended.err
     assert "No module named 'a_module_that_nobody_has'" in ended.err
     assert repository.git("worktree", "list").count("\n") == 0
@@ -79,7 +78,7 @@ def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> 
     assert ended.code == 0, ended.err + ended.out
     outcome = json.loads(ended.out)
     assert [suspect["subject"] for suspect in outcome["suspects"]] == ["other"]
-    assert outcome["against_parent"]["description"] == "other losses within 20 steps"
+    assert outcome["against_parent"]["steps"] == 20
 
 
 @pytest.mark.nightly

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.distributed
 # Differences that stand out from whatever else the machine does, so that a few short pairs of
 # processes suffice.
 LOUD = ("--min-effect", "33%", "--budget", "3s")
-LOUDER = ("--min-effect", "90%", "--budget", "3s")
+# Next to other programs, 3 s do not always decide; a gate ends as soon as it has decided.
+LOUDER = ("--min-effect", "90%", "--budget", "60s")
 
 
 @pytest.fixture(autouse=True)
@@ -33,68 +34,31 @@ def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "repository")
     repository.write(1.0)
-    summary, junit = tmp_path / "gate.md", tmp_path / "gate.xml"
-    ended = harness(
-        "gate",
-        "--against",
-        "main",
-        str(repository.sweep),
-        *LOUD,
-        "--summary",
-        str(summary),
-        "--junit",
-        str(junit),
-    )
+    summary = tmp_path / "gate.md"
+    command = ("gate", "--against", "main", str(repository.sweep), *LOUD)
+    ended = harness(*command, "--summary", str(summary))
     assert ended.code == 1, ended.err + ended.out
-    # Next to other tests, steps that wait for a core may decide sooner than the usual ones.
-    *_, reason, headline, command = ended.out.splitlines()
-    assert re.search("slower (as a whole )?than main", reason)
+    *_, reason, headline = ended.out.splitlines()
+    assert re.search("slower( in whole turns)?, -.* against main", reason)
     assert headline == "The gate fails: 1 of 1 cell."
-    assert command.startswith(
-        f"next  harness explain main . {repository.sweep} --revisions --cell "
-    )
     assert summary.read_text(encoding="utf-8").startswith("### Training speed of own: fails")
-    assert '<failure message="own eager' in junit.read_text(encoding="utf-8")
     assert repository.git("worktree", "list").count("\n") == 0  # the other one is gone
     assert processes_below(tmp_path) == []
 
 
 @pytest.mark.nightly
-def test_a_gate_explains_what_makes_a_cell_slower(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "repository")
-    more = (
-        "\n\nplain_loss = Slowed.loss\n\n\ndef loss(self, model, batch):\n    import torch\n\n"
-        "    torch.ones(700, 700).cumsum(dim=0)\n    return plain_loss(self, model, batch)\n"
-        "\n\nSlowed.loss = loss\n"
-    )
-    repository.write(0.0, more=more)
-    summary = tmp_path / "gate.md"
-    options = ("--explain", "--budget", "30s", "--min-effect", "20%", "--summary", str(summary))
-    ended = harness("gate", "--against", "main", str(repository.sweep), *options, "--json")
-    assert ended.code == 1, ended.err + ended.out
-    (cell,) = json.loads(ended.out)["cells"]
-    parts = cell["explanation"]["parts"]
-    assert parts[0]["name"] == "aten::cumsum"
-    assert "aten::cumsum" in summary.read_text(encoding="utf-8")
-
-
-@pytest.mark.nightly
-def test_the_same_code_passes_with_the_same_bits_its_control_and_its_accuracy(
-    tmp_path: Path,
-) -> None:
+def test_the_same_code_passes_with_the_same_bits(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     for name in ("harness", "workloads"):  # folders of the user's hide nothing of ours
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not ours')")
     repository.commit("folders that are called like ours")
     command = ("gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--json")
-    options = ("--control", "--bits", "--accuracy", "--accuracy-seeds", "2")
-    ended = harness(*command, *options)
+    ended = harness(*command, "--bits")
     assert ended.code == 0, ended.err + ended.out
     (cell,) = json.loads(ended.out)["cells"]
     assert cell["measured"]["same_bits"] is True
-    assert (cell["measured"]["verdict"], cell["control"]["verdict"]) == ("same", "same")
-    assert cell["accuracy"]["outcome"] == "same"
+    assert cell["measured"]["verdict"] == "same"
 
 
 @pytest.mark.nightly
@@ -154,9 +118,20 @@ def test_ranks_of_both_sides_are_bound(tmp_path: Path) -> None:
     assert cell["measured"]["same_bits"] is True, ended.out
 
 
+FAILS = """
+
+
+def fail(self, model, batch):
+    raise ValueError("the dog ate the model")
+
+
+Slowed.loss = fail
+"""
+
+
 def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
-    repository.write(0.0, more="\n\nraise ValueError('the dog ate the model')\n")
+    repository.write(0.0, more=FAILS)
     repository.commit("broken")
     repository.write(0.0)
     ended = harness("gate", "--against", "HEAD", str(repository.sweep), *LOUD)
@@ -168,30 +143,29 @@ def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:
     shutil.rmtree(log.parents[1])
 
 
-# As fast as before, since all is computed, and learns nothing.
-FORGETS = """
+DRAWS = """
 
 honest_loss = Slowed.loss
-Slowed.loss = lambda self, model, batch: honest_loss(self, model, batch) * 0.0
+
+
+def loss(self, model, batch):
+    import os
+
+    return honest_loss(self, model, batch) * (1 + os.getpid() % 1000 / 1e5)
+
+
+Slowed.loss = loss
 """
 
 
 @pytest.mark.nightly
-def test_a_bug_that_keeps_the_speed_and_ruins_the_learning_fails(tmp_path: Path) -> None:
+def test_equal_code_that_is_not_deterministic_does_not_fail_for_its_bits(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
-    repository.write(0.0, more=FORGETS)
+    repository.write(0.0, more=DRAWS)
+    repository.commit("draws")
     command = ("gate", "--against", "HEAD", str(repository.sweep), *LOUDER, "--json")
-    # Next to other tests, three seconds do not always decide; a gate ends as soon as it has decided.
-    ended = harness(*command, "--accuracy", "--accuracy-seeds", "3", "--budget", "30s")
-    assert ended.code == 1, ended.err + ended.out
+    ended = harness(*command, "--bits")
     (cell,) = json.loads(ended.out)["cells"]
-    assert cell["measured"]["verdict"] == "same"
-    accuracy = cell["accuracy"]
-    assert (accuracy["outcome"], accuracy["metric"], accuracy["seeds"]) == ("worse", "accuracy", 3)
-    assert accuracy["before"] > 0.6 > accuracy["now"]
-    repository.write(0.0, more="\n\nSlowed.loss = lambda self, model, batch: 1 / 0\n")
-    ended = harness(*command, "--accuracy", "--accuracy-seeds", "2")
-    assert ended.code == 1
-    (cell,) = json.loads(ended.out)["cells"]
-    assert "the working tree: seed 0: ZeroDivisionError" in cell["accuracy"]["failure"]
-    shutil.rmtree(Path(cell["accuracy"]["failure"].partition("; log: ")[2]).parents[2])
+    assert cell["measured"]["same_bits"] is False
+    assert cell["is_repeatable"] is False
+    assert ended.code == 3, ended.out

@@ -17,7 +17,6 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.core.errors import HarnessError
 from harness.core.worktree import Tree
 from harness.gate import paired, pairs
 from harness.gate.paired import Budget, PairedResult, measure
@@ -152,10 +151,9 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
     usable = os.sched_getaffinity(0)
     with line_starter(tmp_path, strategy="ddp", world_size=2) as starter:
         for order in ("ab", "ba"):
-            with starter.pair(order):
-                assert starter.server is not None
-                ranks = psutil.Process(starter.server.process.pid).children()
-                cores = Counter(tuple(rank.cpu_affinity()) for rank in ranks)
+            with starter.pair(order) as arms:
+                ranks = [rank for arm in arms.values() for rank in arm.process_groups]
+                cores = Counter(tuple(psutil.Process(rank).cpu_affinity()) for rank in ranks)
             assert sorted(cores.values()) == ([2, 2] if len(usable) > 1 else [4])
             assert usable.issuperset(core for shared in cores for core in shared)
             assert len(usable) < 2 or len({core for shared in cores for core in shared}) == sum(
@@ -230,17 +228,11 @@ def measured_against(mutant: str, folder: Path, **budget: Any) -> PairedResult:
     return measure(cell, 0, trees, before.path, profile, limits, np.random.default_rng())
 
 
-def test_a_rank_that_sleeps_and_lies_fails_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        HarnessError,
-        match=r"^the working tree: rank 0 reported [\d.]+ ms for turns that took [5-9]\d ms; log: ",
-    ):
-        measured_against(SLEEPS_AND_LIES, tmp_path)
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", [WORKS_IN_THE_UNCOUNTED_STEP, WORKS_IN_THE_IDLE_TURN])
-def test_work_can_be_hidden_neither_in_the_uncounted_step_nor_in_the_idle_turn(
+@pytest.mark.parametrize(
+    "mutant", [SLEEPS_AND_LIES, WORKS_IN_THE_UNCOUNTED_STEP, WORKS_IN_THE_IDLE_TURN]
+)
+def test_work_can_be_hidden_neither_by_lies_nor_in_what_is_not_counted(
     mutant: str, tmp_path: Path
 ) -> None:
     assert measured_against(mutant, tmp_path).verdict == "slower"

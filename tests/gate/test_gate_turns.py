@@ -96,9 +96,7 @@ class EvenArm(TrainingArm):
 
     def train(self, steps: int) -> ArmTurn:
         seconds = [self.step_seconds] * steps
-        return ArmTurn(
-            seconds=seconds, reported=[sum(seconds)], elapsed=[sum(seconds)], delay=0.0, losses=""
-        )
+        return ArmTurn(seconds=seconds, wall_seconds=sum(seconds), losses="")
 
 
 def test_a_turn_is_so_many_steps_wherever_epochs_end(tmp_path: Path) -> None:
@@ -137,8 +135,7 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(
             cell, lambda keys: nullcontext(arms), budget, np.random.default_rng(0), heard.append
         )
     assert result.verdict == "slower"
-    assert len(heard) == result.pairs == len(result.log_ratios) >= 3
-    assert result.windows >= paired.MIN_WINDOWS * result.pairs
+    assert len(heard) == result.pairs >= 3
     assert result.ratio is not None
     assert result.ratio < 0.8
 
@@ -244,7 +241,6 @@ def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
         ('{"seconds": [0.1], "losses": ""}', "did not report 2 steps"),
         ('{"seconds": [NaN, 0.1], "losses": ""}', "reported a step that took no time"),
         ('{"seconds": [0.1, -0.1], "losses": ""}', "reported a step that took no time"),
-        ('{"seconds": [9.0, 9.0], "losses": ""}', "reported 18000 ms for a turn that took"),
     ],
 )
 def test_an_answer_that_can_not_be_true_is_refused(answer: str, words: str, tmp_path: Path) -> None:
@@ -318,7 +314,7 @@ def test_a_process_that_missed_its_continuation_is_continued_again(
         try:
             arm = TrainingArm("main", tmp_path / "log")
             arm.connect(0, ours, lines)
-            arm.watch([process.pid], with_delays=False)
+            arm.process_groups = [process.pid]
             assert arm.train(2).losses == "same"
         finally:
             process.kill()

@@ -119,9 +119,9 @@ def test_a_full_disk_loses_only_the_name_of_the_holder(
     "command",
     [
         "gate --against HEAD",
-        "gate bisect HEAD HEAD",
-        "gate certify",
-        "machine peak",
+        "bisect HEAD~1 HEAD",
+        "certify",
+        "peak",
     ],
 )
 def test_what_measures_on_this_machine_holds_it_too(
@@ -131,9 +131,13 @@ def test_what_measures_on_this_machine_holds_it_too(
     monkeypatch.delenv(SHARED_HOST)
     monkeypatch.setattr(module, "TIMEOUT", 0.0)
     repository = Repository(tmp_path / "repository")
-    sweep = [] if command == "machine peak" else [str(repository.sweep)]
+    repository.write(0.5)
+    repository.commit("after")
+    arguments = [] if command == "peak" else [str(repository.sweep)]
+    if command in ("certify", "peak"):
+        arguments += ["--results", str(tmp_path)]
     with host_lock("running trials of first", wait=True, on_message=print):
-        ended = harness(*command.split(), *sweep, "--no-wait", "--results", str(tmp_path))
+        ended = harness(*command.split(), *arguments, "--no-wait")
     assert ended.code == 2, ended.out
     assert ended.err.startswith("harness: --no-wait: process ")
     assert "has been running trials of first on this machine since" in ended.err

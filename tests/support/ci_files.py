@@ -30,19 +30,19 @@ LOSS = """
 """
 
 
-def github_file(name: str = "github.yml") -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((CI / name).read_text(encoding="utf-8"))
+def github_file() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((CI / "github.yml").read_text(encoding="utf-8"))
     return content
 
 
-def github_step(name: str, file: str = "github.yml") -> str:
-    steps = [step for job in github_file(file)["jobs"].values() for step in job["steps"]]
+def github_step(name: str) -> str:
+    steps = [step for job in github_file()["jobs"].values() for step in job["steps"]]
     (script,) = (step["run"] for step in steps if step.get("name") == name)
     return str(script)
 
 
-def gitlab_job(file: str = "gitlab.yml") -> dict[str, Any]:
-    (job,) = yaml.safe_load((CI / file).read_text(encoding="utf-8")).values()
+def gitlab_job() -> dict[str, Any]:
+    (job,) = yaml.safe_load((CI / "gitlab.yml").read_text(encoding="utf-8")).values()
     definition: dict[str, Any] = job
     return definition
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.paths import Results
-from harness.gate.explanation import Explanation, PartDifference
 from harness.records.record import Failure, Record
 from harness.records.store import write_spec
 from harness.spec.sweep import Sweep
@@ -84,38 +83,3 @@ def write_run(results: Results, sweep: Sweep, records: list[Record], *, logs: st
     for record in records:
         write_trial(folder, record, logs=logs)
     write_spec(sweep, folder)
-
-
-def make_explanation(sweep: Sweep, *, part: str = "copies") -> Explanation:
-    """Return why the steps of the sweep's second cell take longer than those of the first."""
-    a, b = sweep.cells[:2]
-
-    def difference(name: str, seconds: float, **keys: Any) -> PartDifference:
-        error = 0.0001
-        return PartDifference(
-            name=name,
-            kind="operator",
-            a=0.002,
-            b=0.002 + seconds,
-            low=seconds - error,
-            high=seconds + error,
-            **keys,
-        )
-
-    return Explanation(
-        a_name=a.label,
-        b_name=b.label,
-        cell=a,
-        plain=difference("a step without the profiler", 0.001),
-        whole=difference("the whole difference", 0.0012),
-        parts=[
-            difference(part, 0.0011, a_calls=11, b_calls=12, b_shapes={"1000": 1.0}),
-            difference("aten::mm", 0.00005),
-        ],
-        left_over=difference("left over", 0.00005),
-        ranks=1,
-        pairs=5,
-        steps=300,
-        seconds=30.0,
-        confidence=0.95,
-    )

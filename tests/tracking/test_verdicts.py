@@ -19,7 +19,6 @@ from harness.tracking.verdicts import (
     verdict_tags,
 )
 from tests.factories import make_cell
-from tests.support.reports import make_explanation, make_sweep
 from tests.support.results import make_result
 
 STUDENT_2 = 4.3027  # the 97.5% quantile of Student's distribution with 2 degrees of freedom
@@ -151,11 +150,3 @@ def test_the_picture_has_every_cell(tmp_path: Path) -> None:
         draw_board(make_sweep_result(*speeds, label="$x_{"), "$x_{", path)
         heights.append(matplotlib.image.imread(path).shape[0])
     assert heights[1] > heights[0] + 200
-
-
-def test_a_description_ends_with_why_two_cells_differ(tmp_path: Path) -> None:
-    explanation = make_explanation(make_sweep(tmp_path))
-    text = describe("", make_sweep_result(100.0, 150.0), 5000, explanation)
-    assert "**Why: A: mlp eager fp32 " in text
-    assert "most of it: copies, +1.100 ms a step" in text
-    assert "Why" not in describe("", make_sweep_result(100.0, 150.0), 5000)

@@ -344,15 +344,6 @@ SECTIONS = (
         needs="a measured cell",
     ),
     Section(
-        id="explanation",
-        title="Why",
-        kind="tables",
-        build=sections.explanation,
-        about="what the difference of two cells' steps consists of, in milliseconds a step with the"
-        " profiler; the likeliest cause first, and the intervals hold together",
-        needs="harness explain A B, with two cells of this sweep",
-    ),
-    Section(
         id="trial-phases",
         title="Time by phase of a trial",
         kind="bars",

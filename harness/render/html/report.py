@@ -16,7 +16,6 @@ from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
-from harness.gate.explanation import Explanation, read_explanation
 from harness.hardware.machine import Machine
 from harness.preflight.rates import RateSearch, read_search
 from harness.preflight.report import Preflight, read_preflight
@@ -79,7 +78,6 @@ class Report:
     shown: dict[str, list[ReportCell]]  # those that have rows, by label
     against: tuple[str, CellComparison] | None  # the name of what the sweep is compared with
     parity: SweepParity | None  # how alike cells compute; None if `harness parity` never ran
-    explanation: Explanation | None  # of two cells; None if `harness explain` never ran
     preflight: Preflight | None  # what `harness check` has found out; None if it never ran
     rates: RateSearch | None  # what `harness find-lr` has found out; None if it never ran
     exports: Sequence[TrialExport]  # of those trials that `harness export` was used on
@@ -145,7 +143,6 @@ def make_report(
         shown={label: _shown_cells(cells) for label, cells in workloads.items()},
         against=comparison,
         parity=None if parity is None else with_seeds(parity, result.cells),
-        explanation=read_explanation(results.sweep_folder(sweep.name)),
         preflight=read_preflight(results.sweep_folder(sweep.name).preflight_path),
         rates=read_search(results.sweep_folder(sweep.name)),
         exports=_exports(results.sweep_folder(sweep.name), records),

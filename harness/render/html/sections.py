@@ -15,7 +15,6 @@ from harness.analysis.scalars import joules_per_sample, step_phase_shares
 from harness.analysis.stopping import mean_over, summarize_stops
 from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
-from harness.render import explain as explain_texts
 from harness.render import format as fmt
 from harness.render import parity as parity_texts
 from harness.render import serving
@@ -394,18 +393,6 @@ def parity(report: Report) -> list[TableGroup]:
             )
         )
     return groups
-
-
-def explanation(report: Report) -> list[TableGroup]:
-    """Return what the difference of two cells consists of, as `harness explain` measured it."""
-    if report.explanation is None:
-        return []
-    group = TableGroup(
-        title=explain_texts.arms_line(report.explanation),
-        tables=[explain_texts.difference_table(report.explanation)],
-        notes=explain_texts.lines(report.explanation),
-    )
-    return [group]
 
 
 def exports(report: Report) -> list[TableGroup]:

@@ -58,7 +58,7 @@ def tries(
         "b": Tree(name="now", top=before.path, path=now.path),
     }
     (cell,) = load_sweep(before.sweep).cells
-    budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA, one_sided=True)
+    budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
     rng = np.random.default_rng()
     results = []
     for number in range(count):

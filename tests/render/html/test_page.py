@@ -13,7 +13,6 @@ import pytest
 
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results
-from harness.gate.explanation import write_explanation
 from harness.hardware import machine as machines
 from harness.records.code import Repository
 from harness.records.record import TargetMetric
@@ -27,7 +26,6 @@ from tests.support.parity import make_parity
 from tests.support.reports import (
     HOSTILE,
     failed,
-    make_explanation,
     make_records,
     make_sweep,
     write_run,
@@ -204,17 +202,6 @@ def test_parity_is_shown_once_it_was_measured(
     shown = harness("show", "demo", "--results", str(results.path))
     assert shown.code == 0
     assert "step 1, all-reduce  reduction order" in shown.out
-
-
-def test_the_explanation_of_two_cells_is_shown_once_it_was_measured(
-    results: Results, sweep: Sweep, complete: Page
-) -> None:
-    assert "Why : needs harness explain A B" in complete.texts["lacking"]
-    write_explanation(results.sweep_folder("demo"), make_explanation(sweep))
-    text = report(results).texts["explanation"]
-    for shown in ("11 → 12 calls a step, of 1000", "█", "+1.100", sweep.cells[1].label):
-        assert shown in text
-    assert "most of it: copies, +1.100 ms a step" in text
 
 
 def test_an_interaction_of_two_axes_is_not_called_a_speedup(complete: Page) -> None:
