@@ -28,7 +28,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "harness doctor",
-        "harness doctor --cluster slurm --all-nodes --measure",
+        "harness doctor --cluster slurm --all-nodes",
         "harness doctor --cluster slurm --json",
     )
 )
@@ -47,41 +47,29 @@ def doctor(
         bool,
         typer.Option(
             "--all-nodes",
-            help="Examine every node of the partition, once all are free, not only as many as a"
-            " job takes.",
-        ),
-    ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Also train shortly on every node, which must give the same bits everywhere, and"
-            " compare the nodes' speed and every two nodes' all-reduce.",
+            help="Run a trial on every node that responds, which must compute the same bits.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that trials can run where a cluster profile says.
 
-    Checks Python, torch, the harness and the results folder; on a Slurm cluster also names, ports,
-    clocks and an all-reduce, by a small job on as many nodes as a job of the profile takes. Exit
-    code 1 if a check fails.
+    Runs one short trial as `harness run` or `harness submit` would, over as many ranks as a job of
+    the profile has, and says what became of it. Exit code 1 if a check fails.
     """
     from harness.core.paths import Results
-    from harness.interface.machine import examine_profile
     from harness.render.console import spinner
     from harness.render.machine import show_checks
+    from harness.slurm.doctor import examine
     from harness.spec import cluster as clusters
 
-    # Unlike the commands below, the doctor takes a profile of either launcher.
     profile = clusters.load_profile(cluster)
     with spinner() as on_progress:
-        checks = examine_profile(
+        checks = examine(
             profile,
             Results(results),
             patience=parse_duration(timeout, "--timeout"),
             all_nodes=all_nodes,
-            measure=measure,
             on_progress=on_progress,
         )
     passed = all(check.passed for check in checks)  # a check that was not made has not passed

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.hardware.machine import Machine
 from harness.launch import probe
@@ -14,9 +13,6 @@ from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.render import chart
 from harness.render.peak import draw
-from harness.slurm.doctor.checks import Check
-from harness.slurm.doctor.cluster import examine_cluster
-from harness.slurm.doctor.machine import examine_machine
 from harness.spec.cluster import Profile
 
 
@@ -39,33 +35,6 @@ def hold_machine(
     finally:
         # At the end: what the command before has left may be too new at first to be told from what is used.
         remove_abandoned_blocks()
-
-
-def examine_profile(
-    profile: Profile,
-    results: Results,
-    *,
-    patience: float,
-    all_nodes: bool,
-    measure: bool,
-    on_progress: Callable[[str], None],
-) -> list[Check]:
-    """Return the checks of what a profile launches on.
-
-    `patience` is how many seconds the doctor's job may be pending in Slurm's queue; with `all_nodes` it
-    examines every node of the partition; with `measure` it measures them. Raises BadInput if results
-    can't be written, and for a measurement without nodes.
-    """
-    if profile.launcher == "slurm":
-        return examine_cluster(
-            profile, results, on_progress, patience, all_nodes=all_nodes, measure=measure
-        )
-    if measure:
-        raise BadInput(
-            "--measure: found with launcher torchrun; allowed: with launcher slurm"
-            " (harness peak measures this machine)"
-        )
-    return examine_machine(profile, results, on_progress)
 
 
 def measure_peaks(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from harness.core.paths import Results
-from harness.interface.planning import estimate_cells
 from harness.launch.sweep import Redo
 from harness.slurm import submit
 from harness.slurm.submission import Submission
@@ -25,8 +24,7 @@ def submit_sweep(
 ) -> Submission:
     """Submit the trials of a sweep that are pending.
 
-    `redo` says which finished trials run again. Jobs are packed by how long earlier trials of the same
-    cells took, in any sweep among these results. `on_prepared` is called before Slurm is, so that the
+    `redo` says which finished trials run again. `on_prepared` is called before Slurm is, so that the
     remarks are seen even if sbatch refuses. `on_wait` gets a line while Slurm's controller is waited for.
 
     Raises BadInput and HarnessError as `harness.slurm.submit` does.
@@ -38,7 +36,6 @@ def submit_sweep(
         profile,
         sweep_folder,
         redo=redo,
-        estimates=estimate_cells(sweep.cells, results),
         on_prepared=on_prepared,
         on_wait=on_wait,
     )
@@ -50,8 +47,7 @@ def prepare_submission(
     """Return what `submit_sweep` would submit at this moment, without writing anything."""
     sweep_folder = results.sweep_folder(sweep.name)
     submit.check_folder(profile, sweep_folder.path)
-    estimates = estimate_cells(sweep.cells, results)
-    return submit.prepare(sweep, profile, sweep_folder, redo=redo, estimates=estimates)
+    return submit.prepare(sweep, profile, sweep_folder, redo=redo)
 
 
 def batch_scripts(results: Results, submission: Submission) -> Iterator[str]:

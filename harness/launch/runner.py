@@ -135,7 +135,6 @@ class Runner:
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
-    excluded_nodes: Sequence[str] = ()  # that the job of these trials was not to get
     # Returns why the running trial is to save its state and stop, and why no other one begins.
     stop_reason: Callable[[], str | None]
 
@@ -160,7 +159,7 @@ class Runner:
     def settings(self) -> RunSettings:
         """Return the settings that the records of all trials have."""
         settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
-        return replace(settings, excluded_nodes=self.excluded_nodes)
+        return settings
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Give each trial's record once it is on disk and the listener has been called.

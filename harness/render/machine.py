@@ -17,7 +17,7 @@ from harness.hardware.certificate import (
     Certificate,
 )
 from harness.render.console import TerminalConsole, print_json, styled
-from harness.slurm.doctor.checks import Check
+from harness.slurm.doctor import Check
 
 
 @contextmanager
@@ -102,10 +102,9 @@ def conclusion(certificate: Certificate) -> str:
     )
 
 
-TICKS: Mapping[bool | None, str] = {  # by `Check.passed`
+TICKS: Mapping[bool, str] = {  # by `Check.passed`
     True: styled("✓", "better"),
     False: styled("✗", "failed"),
-    None: styled("–", "open"),  # not tried, because an earlier check failed
 }
 
 

@@ -208,7 +208,7 @@ def plan_table(cells: Sequence[Cell], axes: Sequence[str], estimates: Mapping[st
     return table
 
 
-JOB_COLUMNS = ("job", "jobs", "nodes", "ranks a node", "trials", "longest")
+JOB_COLUMNS = ("job", "jobs", "nodes", "ranks a node", "trials")
 JOB_NUMBERS = ("jobs", "nodes", "trials")  # aligned to the right
 
 
@@ -228,7 +228,7 @@ def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> Non
 
 
 def show_jobs(console: TerminalConsole, submission: Submission) -> None:
-    """Print a row for each array: its jobs, what each of them asks for, its trials, its longest job.
+    """Print a row for each array: its jobs, what each of them asks for and its trials.
 
     The id is a dash where Slurm has not given one, as in a dry run. Prints nothing without arrays.
     """
@@ -236,16 +236,11 @@ def show_jobs(console: TerminalConsole, submission: Submission) -> None:
         return
     table = Table(JOB_COLUMNS, JOB_NUMBERS)
     for array in submission.arrays:
-        estimates = [seconds for seconds in array.estimated_seconds if seconds is not None]
-        longest = "unknown"  # if any job's duration is, since that job may be the longest
-        if len(estimates) == len(array.estimated_seconds):
-            longest = duration(max(estimates))
         table.add_row(
             array.slurm_id or MISSING,
             str(len(array.trial_ids)),
             str(array.nodes),
             str(array.ranks_per_node),
             str(sum(len(trial_ids) for trial_ids in array.trial_ids)),
-            longest,
         )
     show_table(console, table)

@@ -60,8 +60,6 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
         content = {
             "sweep": status.sweep.name,
             "slurm_error": status.slurm_error,
-            "bad_nodes": dict(status.bad_nodes),
-            "nodes": list(map(asdict, status.nodes)),
             "goodput": goodput,
             "trials": list(map(asdict, status.trials)),
         }
@@ -244,8 +242,8 @@ def goodput_line(spent: Goodput) -> str:
 def headline(status: SweepStatus) -> str:
     """Return a sweep's state in a line of markup.
 
-    As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`. A line each follows for bad and for slow nodes,
-    and for a Slurm that does not answer.
+    As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`. A line follows for a Slurm that does not answer.
+
     """
     counts = Counter(trial.state for trial in status.trials)
     listed = []
@@ -253,12 +251,6 @@ def headline(status: SweepStatus) -> str:
         listed.append(styled(f"{count} {state}", STATE_LOOKS.get(state, "plain")))
     name = escape(status.sweep.name)
     lines = [f"[bold]{name}[/]: {counted(len(status.trials), 'trial')}: {', '.join(listed)}"]
-    for node, lost_count in sorted(status.bad_nodes.items()):
-        attempts = counted(lost_count, "attempt")
-        lines.append(f"[yellow]bad node {escape(node)}: {attempts} lost with it[/]")
-    for speed in status.nodes:
-        if speed.is_slow:
-            lines.append(f"[yellow]slow node {escape(speed.node)}: {speed.description}[/]")
     if status.slurm_error:
         lines.append(f"[yellow]Slurm did not answer: {escape(status.slurm_error)}[/]")
     return "\n".join(lines)

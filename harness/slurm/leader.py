@@ -10,8 +10,8 @@ life of a job:
   alone, because between two trials there is no step that could receive it. The script's shell
   passes it on to the leader, and the leader to the running trials, which save and stop.
 - The leader requeues the job, and continues where it stopped when Slurm starts the job again.
-- If a node dies, Slurm kills and requeues the job. The leader has a moment to exclude
-  that node, or else the next start finds the attempt without a record.
+- If a node dies, Slurm kills and requeues the job, and the next start finds the attempt without a
+  record.
 - If the leader itself is killed, or hangs and is killed by the script's shell, that shell runs
   `... leader revive ...` instead, which has Slurm requeue the job.
 - While Slurm's controller does not answer, the leader waits for it.
@@ -50,7 +50,6 @@ from harness.records.record import Record
 from harness.slurm import submission as submissions
 from harness.slurm.packing import JobArray
 from harness.slurm.submission import Submission, SubmissionFolder
-from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import INTERFACE_VARIABLES, Profile
 from harness.spec.slurm import SlurmOptions
@@ -129,9 +128,6 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     record_lost_attempts(runner, pending, submission_folder)
     restarts = Restarts(submission_folder.restarts(own_job_id()))
     refuse_too_many_restarts(slurm, restarts)
-    job_slurm = replace(slurm, nodes=job_array.nodes)
-    if _finish_exclusion(submission_folder, job_slurm, restarts):
-        return
 
     with _node_held(submission, listener):
         interruption = _run_until_interrupted(runner, pending, restarts, stop)
@@ -139,20 +135,9 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     if not undone:
         return
     refuse_cancelled(submissions.read(submission_folder.file), array)  # it may be by now
-    bad = bad_nodes(runner, undone)
-    excluded = sorted({*submission.excluded_nodes, *bad}) if bad else []
-    if excluded:
-        # Slurm accepts the exclusion only of a job that is pending, when this process may be gone.
-        write_atomically(submission_folder.exclusion(own_job_id()), "\n".join(excluded))
     to_be_requeued = _was_interrupted_by_slurm(listener.signals, interruption)
-    try:
-        if to_be_requeued:
-            requeue(slurm, restarts)
-    finally:
-        # Slurm requeues a job if a node of it dies: bad nodes are excluded in any case.
-        if excluded:
-            exclude_nodes(excluded, job_slurm)
-            submission_folder.exclusion(own_job_id()).unlink()
+    if to_be_requeued:
+        requeue(slurm, restarts)
     if not to_be_requeued:
         reason = f": {interruption}" if interruption else ""
         raise JobIsOver(f"left undone: {counted(len(undone), 'trial')}{reason}")
@@ -174,15 +159,15 @@ def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
 class Restarts:
     """How often a job was started again without getting anywhere.
 
-    A job that finishes a trial each time may come back as often as it takes: only restarts since
-    the last start in which a trial has ended count. The file holds how often the job had been
+    A job that finishes a trial, or saves what it has trained, may come back as often as it takes: only
+    restarts since the last start in which that happened count. The file holds how often the job had been
     started again by then; it is written once in each start.
     """
 
     path: Path
 
     def fruitless(self) -> int:
-        """Return how often the job was started again since a trial has ended in it."""
+        """Return how often the job was started again since a trial has ended, or saved, in it."""
         try:
             fruitful = int(self.path.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
@@ -190,7 +175,7 @@ class Restarts:
         return restart_count() - fruitful
 
     def note_progress(self) -> None:
-        """Remember that a trial has ended in this start of the job."""
+        """Remember that a trial has ended, or saved, in this start of the job."""
         if self.fruitless():
             write_atomically(self.path, str(restart_count()))
 
@@ -230,6 +215,8 @@ def _run_until_interrupted(
         if kind in ALLOCATION_LOST or record.status == "interrupted":
             interruption = interruption or str(record.failure)
             stop.note(interruption)
+            if _has_saved(runner.folder.trial_folder(record.trial.id), record.started):
+                restarts.note_progress()
         elif kind == "ControllerDown":
             # Wait until the controller answers, or this process is to stop.
             controller.call(
@@ -240,6 +227,12 @@ def _run_until_interrupted(
         else:
             restarts.note_progress()
     return interruption
+
+
+def _has_saved(folder: TrialFolder, since: float) -> bool:
+    """Return whether a trial has saved its state since a moment, in seconds since the epoch."""
+    paths = folder.resume_checkpoints.glob("step-*")
+    return any(path.stat().st_mtime >= since for path in paths)
 
 
 def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
@@ -256,30 +249,6 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
         command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
         return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
     return interruption is not None and not cancelled_by_user(interruption)
-
-
-def _finish_exclusion(
-    submission_folder: SubmissionFolder, slurm: SlurmOptions, restarts: Restarts
-) -> bool:
-    """Requeue the job without the nodes that its last start was about to exclude, if it was.
-
-    That start was killed after Slurm had requeued the job and before the nodes were excluded.
-    Returns whether the job was requeued, which it is if enough other nodes remain.
-    """
-    path = submission_folder.exclusion(own_job_id())
-    if not path.exists():
-        return False
-    nodes = path.read_text(encoding="utf-8").split()
-    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-    job_nodes = controller.call(command).stdout.split()
-    if not set(nodes) & set(job_nodes) or not partitions.can_exclude_nodes(nodes, slurm):
-        path.unlink()
-        return False
-    log(f"the job is requeued without {', '.join(nodes)}")
-    requeue(slurm, restarts)
-    exclude_nodes(nodes, slurm)
-    path.unlink()
-    return True
 
 
 def refuse_foreign_files(submission_folder: SubmissionFolder) -> None:
@@ -368,7 +337,6 @@ def runner_of(
         listener=listener,
         peaks=machine.read_all(sweep_folder.results.peaks),
         first_attempts=submission.first_attempts,
-        excluded_nodes=submission.excluded_nodes,
         arrange=side_by_side(
             JobRoom(ranks_per_node=job_array.ranks_per_node),
             submission.profile.parallel,
@@ -445,16 +413,6 @@ def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
         ):
             pending.append(trial)
     return pending
-
-
-def bad_nodes(runner: Runner, trials: Sequence[Trial]) -> set[str]:
-    """Return the names of nodes with which an attempt of these trials was lost."""
-    names: set[str] = set()
-    for trial in trials:
-        record = read_record_if_exists(runner.folder.trial_folder(trial.id).record_path)
-        if record is not None:
-            names.update(record.bad_nodes)
-    return names
 
 
 def log(text: str) -> None:
@@ -555,22 +513,6 @@ def requeue(slurm: SlurmOptions, restarts: Restarts) -> None:
     completed = controller.call(["scontrol", "requeue", own_job_id()], on_wait=log)
     if completed.returncode:
         raise HarnessError(f"job {own_job_id()} can't be requeued: {one_line(completed.stderr)}")
-
-
-def exclude_nodes(nodes: Sequence[str], slurm: SlurmOptions) -> None:
-    """Have Slurm start this job, which was requeued, without these nodes.
-
-    If too few nodes would remain, nothing is done. A refusal is logged; a job that is not in the
-    queue is not affected.
-    """
-    if not partitions.can_exclude_nodes(nodes, slurm):
-        return
-    names = slurm.excluding(nodes)  # which replaces what the job was submitted with
-    completed = controller.call(
-        ["scontrol", "update", f"JobId={own_job_id()}", f"ExcNodeList={names}"], on_wait=log
-    )
-    if completed.returncode:
-        log(f"{names} can't be excluded: {one_line(completed.stderr)}")
 
 
 if __name__ == "__main__":

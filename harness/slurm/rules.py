@@ -15,7 +15,6 @@ from typing import Literal
 
 from harness.launch.retries import RETRIED_FAILURES, RETRIES, count_without_save
 from harness.records.goodput import Goodput
-from harness.records.nodes import NodeTimes
 from harness.records.record import Failure, Status
 
 # lost: its job has ended and left no record of it; missing: it was never submitted;
@@ -45,7 +44,6 @@ class RecordHeader:
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
     retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures, where it failed
     goodput: Goodput | None = None  # None unless the trial has come to its end
-    node_times: NodeTimes | None = None  # None unless it was measured
     # When it was last saved at an interval, since the epoch, where it failed; 0 if never.
     saved_at: float = 0.0
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -29,7 +28,6 @@ from harness.launch.retries import RETRIED_FAILURES, last_saved_at, retried_kind
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, CommonParts, read_record
 from harness.records.goodput import Goodput, goodput, total, whole_seconds
-from harness.records.nodes import node_times, speeds_by_trials
 from harness.records.record import Record
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.store import is_locked, recorded_trials
@@ -40,7 +38,6 @@ from harness.slurm.rules import OPEN_STATES, JobState, RecordHeader, State, Tria
 from harness.slurm.submission import Submission, SubmittedJob
 from harness.spec.cell import ThroughputUnit, Trial
 from harness.spec.sweep import Sweep
-from harness.statistics.nodes import NodeSpeed
 
 # States of a trial without a record. One that is lost or cancelled may have that of an interruption.
 NOT_BEGUN = ("queued", "held", "missing", "lost", "cancelled")
@@ -115,9 +112,7 @@ class SweepStatus:
 
     sweep: Sweep
     trials: Sequence[TrialState]
-    bad_nodes: Mapping[str, int]  # by name of a node, the attempts that were lost with it
     goodput: Goodput | None = None  # of the trials that have come to their end; None without any
-    nodes: Sequence[NodeSpeed] = ()  # the slowest first; none unless trials ran on several
     slurm_error: str | None  # why Slurm could not be asked; None where nothing depends on it
 
     def estimated_seconds_left(self) -> float | None:
@@ -416,11 +411,7 @@ def _read_status(
     return SweepStatus(
         sweep=sweep,
         trials=_without_earlier(rows, trials, sweep, slurm_answers=queue is not None),
-        bad_nodes=_count_bad_nodes(headers),
         goodput=total(header.goodput for header in headers if header.goodput is not None),
-        nodes=speeds_by_trials(
-            header.node_times for header in headers if header.node_times is not None
-        ),
         slurm_error=None,
     )
 
@@ -444,12 +435,6 @@ def _without_earlier(
         if is_present or row.state == "done" or has_job:
             shown.append(row)
     return shown
-
-
-def _count_bad_nodes(headers: Iterable[RecordHeader]) -> Counter[str]:
-    """Count, by the name of a node, the attempts that were lost with it."""
-    failures = chain.from_iterable(header.failures for header in headers)
-    return Counter(failure.bad_node for failure in failures if failure.bad_node)
 
 
 def read_trial_files(
@@ -526,7 +511,6 @@ def _summary(record: Record, path: Path) -> RecordHeader:
         failures=failures,
         seconds=whole_seconds(record),
         goodput=goodput(record),
-        node_times=node_times(record),
     )
     if record.status != "failed":
         return header

@@ -8,7 +8,6 @@ Each `harness submit` leaves a folder in the folder of the sweep:
         81_0.log           output of job 81_0
         81_0.node          name of the node that leads job 81_0
         81_0.restarts      how often Slurm had started job 81_0 again when a trial ended
-        81_0.exclude       nodes that Slurm is about to leave out of job 81_0's next start
 
 `submission.json` is what makes the jobs independent of whoever submitted them: their leaders read
 it, and so do `harness status`, `harness cancel` and the next `harness submit`.
@@ -29,7 +28,7 @@ from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.slurm.packing import JobArray, Packing
+from harness.slurm.packing import JobArray
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
@@ -69,7 +68,6 @@ class Submission:
     sweep: Sweep
     arrays: Sequence[JobArray]
     first_attempts: Mapping[str, int]  # by trial id, the first attempt made by this submission
-    excluded_nodes: Sequence[str] = ()  # nodes on which an earlier attempt of these trials was lost
     cancelled_at: float | None = None  # seconds since the epoch
 
     def job_name(self, array: int) -> str:
@@ -145,10 +143,6 @@ class SubmissionFolder:
         """Return the file that says how often a job had been started again when a trial ended."""
         return self.path / f"{job_id}.restarts"
 
-    def exclusion(self, job_id: str) -> Path:
-        """Return the file with the nodes that Slurm is about to leave out of a job's next start."""
-        return self.path / f"{job_id}.exclude"
-
     def log(self, job_id: str) -> Path:
         """Return the output of a job's batch script, and so of the leader that the script runs."""
         return self.path / f"{job_id}.log"
@@ -162,14 +156,12 @@ def folder_of(sweep_folder: SweepFolder, submission_id: str) -> SubmissionFolder
 def new(
     sweep: Sweep,
     profile: Profile,
-    packing: Packing,
+    arrays: Sequence[JobArray],
     first_attempts: Mapping[str, int],
-    excluded_nodes: Sequence[str] = (),
 ) -> Submission:
     """Return a submission by this user, on this host, now.
 
     Nothing is written, and nothing handed to Slurm yet. `first_attempts` are by trial id,
-    `excluded_nodes` are names of nodes that no job should get.
     """
     return Submission(
         id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
@@ -178,9 +170,8 @@ def new(
         user=user_name(os.getuid()),
         profile=profile,
         sweep=sweep,
-        arrays=packing.arrays,
+        arrays=arrays,
         first_attempts=first_attempts,
-        excluded_nodes=excluded_nodes,
     )
 
 

@@ -35,19 +35,15 @@ from harness.launch import controller
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import CommonParts, read_record_if_exists
-from harness.records.nodes import node_times, speeds_by_trials
-from harness.records.record import Record
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import comparison_key, lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
-from harness.slurm.nodes import read_findings, reasons_to_exclude
 from harness.slurm.packing import JobArray, pack
 from harness.slurm.queue import QueuedJob
 from harness.slurm.status import TrialState, read_trial_files, trial_states
 from harness.slurm.submission import Submission, SubmissionFolder
-from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, check_shared_folder
 from harness.spec.slurm import SlurmOptions
@@ -120,29 +116,26 @@ def submit(
     sweep_folder: SweepFolder,
     *,
     redo: Redo,
-    estimates: Mapping[str, float],
     on_prepared: Callable[[PreparedSubmission], None],
     on_wait: Callable[[str], None],
 ) -> Submission:
     """Submit the trials that are pending and that no job has.
 
-    `redo` says which finished trials run again, `estimates` are seconds by cell id, and
-    `on_prepared` is called before anything is handed to Slurm. A controller that is away is waited
-    for, of which `on_wait` gets a line. Returns the submission, without an array if there was
-    nothing to submit.
+    `redo` says which finished trials run again, and `on_prepared` is called before anything is handed
+    to Slurm. A controller that is away is waited for, of which `on_wait` gets a line. Returns the
+    submission, without an array if there was nothing to submit.
 
     Raises BadInput if another process is working on this sweep, HarnessError if Slurm refuses, or
     does not answer for too long.
     """
     with lock(sweep_folder):
-        prepared = prepare(
-            sweep, profile, sweep_folder, redo=redo, estimates=estimates, on_wait=on_wait
-        )
+        prepared = prepare(sweep, profile, sweep_folder, redo=redo, on_wait=on_wait)
         on_prepared(prepared)
         submission = prepared.submission
+        # Also where nothing is left to submit: `show`, the report and MLflow follow what was named last.
+        write_spec(sweep, sweep_folder)
         if not submission.arrays:
             return submission
-        write_spec(sweep, sweep_folder)
         settle_earlier(sweep_folder, prepared.earlier, on_wait)
         # Written before the first sbatch, and again after each. Should this process be killed in
         # between, the jobs are still recognized by their names.
@@ -199,7 +192,6 @@ def prepare(
     sweep_folder: SweepFolder,
     *,
     redo: Redo,
-    estimates: Mapping[str, float],
     on_wait: Callable[[str], None] | None = None,
 ) -> PreparedSubmission:
     """Decide which trials to submit and pack them into jobs, without starting or writing anything.
@@ -229,23 +221,14 @@ def prepare(
         trials = [trial for trial in block if trial.id in is_new]
         if trials:
             blocks.append(trials)
-    packing = pack(
-        blocks,
-        estimates,
-        ranks_per_node=profile.slurm.ranks_per_node,
-        limit_seconds=profile.slurm.time_limit_seconds - profile.slurm.warning,
-        max_parallel_jobs=profile.slurm.array_parallelism,
-        parallel=profile.parallel,
-    )
+    arrays = pack(blocks, profile.slurm, profile.parallel)
     # Attempts are counted on from those of earlier submissions and of local runs.
     first_attempts = dict.fromkeys(new_ids, 1)
-    previous = []
     for trial_id in new_ids:
         record = read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
         if record is not None:
             first_attempts[trial_id] = record.attempt + 1
-            previous.append(record)
-    excluded, remarks = _nodes_to_exclude(previous, todo.finished, sweep_folder, profile.slurm)
+    remarks: list[str] = []
     live_trials = [trial for trial in todo.pending if trial.id in live]
     failed = failed_in_live_jobs(live_trials, sweep_folder, earlier, queue)
     if failed:
@@ -260,10 +243,10 @@ def prepare(
         names = ", ".join(ignored)
         remarks.append(f"the profile alone says what jobs ask for; ignored: {names}")
     return PreparedSubmission(
-        submission=submissions.new(sweep.whole(), profile, packing, first_attempts, excluded),
+        submission=submissions.new(sweep.whole(), profile, arrays, first_attempts),
         finished_trials=len(todo.finished),
         live_trials=len(live_trials) - len(failed),
-        remarks=[*packing.remarks, *remarks, *todo.unreadable],
+        remarks=[*remarks, *todo.unreadable],
         earlier=earlier,
     )
 
@@ -350,37 +333,6 @@ def remark_on_outdated(
         f"jobs in Slurm's queue with trials that the sweep no longer has: {len(outdated)} ({job_ids});"
         f" harness cancel {shlex.quote(sweep.name)} cancels all jobs of the sweep"
     ]
-
-
-def _nodes_to_exclude(
-    previous: Sequence[Record],
-    finished: Sequence[Record],
-    sweep_folder: SweepFolder,
-    slurm: SlurmOptions,
-) -> tuple[list[str], list[str]]:
-    """Return the nodes that no job should get, and a remark on each node that is bad.
-
-    `previous` are the records of the trials to be submitted, `finished` those of the sweep's other
-    trials. As long as enough nodes remain, the worst ones are excluded.
-    """
-    reasons: dict[str, str] = {}
-    for record in previous:
-        reasons.update(dict.fromkeys(sorted(record.bad_nodes), "a trial was lost with it"))
-    if slurm.exclude == "auto":
-        times = [node_times(record) for record in (*finished, *previous)]
-        by_trials = speeds_by_trials(trial for trial in times if trial is not None)
-        findings = read_findings(sweep_folder.results.nodes_path)
-        for node, reason in reasons_to_exclude(findings, by_trials).items():
-            reasons.setdefault(node, reason)
-    excluded: list[str] = []
-    remarks = []
-    for node, reason in reasons.items():
-        if partitions.can_exclude_nodes([*excluded, node], slurm):
-            excluded.append(node)
-            remarks.append(f"node {node} is excluded: {reason}")
-        else:
-            remarks.append(f"node {node} is not excluded, because too few would remain: {reason}")
-    return excluded, remarks
 
 
 def submit_array(
@@ -512,7 +464,6 @@ def array_executor(sweep_folder: SweepFolder, submission: Submission, number: in
     job_count = len(submission.arrays[number].trial_ids)
     if job_count > 1:
         executor.parameters["map_count"] = job_count  # makes the script that of an array
-    executor.update_parameters(exclude=slurm.excluding(submission.excluded_nodes))
     return executor
 
 
@@ -540,7 +491,6 @@ def job_executor(
         array_parallelism=slurm.array_parallelism,
         **resources(slurm, array),
         additional_parameters=additional_parameters(slurm),
-        exclude=slurm.excluding([]),
     )
     return executor
 
@@ -577,8 +527,7 @@ def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
     if slurm.memory:
         parameters["mem"] = slurm.memory
     for name, value in slurm.options.items():
-        if name != "exclude":  # `job_executor` has it
-            parameters[name] = True if value is None else value
+        parameters[name] = True if value is None else value
     return parameters
 
 

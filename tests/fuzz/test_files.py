@@ -106,7 +106,6 @@ def write_submission(results: Results) -> Path:
                 nodes=1,
                 ranks_per_node=2,
                 trial_ids=[[RECORD.trial.id]],
-                estimated_seconds=[None],
                 slurm_id="7",
             )
         ],

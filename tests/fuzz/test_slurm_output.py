@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.slurm.doctor.allocation import parse_reports
 from harness.slurm.queue import SlurmDown, parse_squeue, recover_job_ids
 from harness.spec.partitions import find_mismatch, parse_sinfo
 from harness.spec.slurm import SlurmOptions
@@ -18,12 +17,6 @@ cpu*|infinite|2|8|16000|(null)
 gpu|1-00:00:00|4|64+|512000+|gpu:a100:4(S:0-1),gpu:h100:2
 gpu|n/a|1|n/a|1|gpu:2
 slurm_load_partitions: Socket timed out on send/recv operation
-"""
-REPORTS = """\
-0: {"node": "n1"}
-1: Traceback (most recent call last):
-1: ImportError: no such module
-srun: error: n2: task 1: Exited with exit code 1
 """
 # Lines of columns: of digits, of what Slurm puts between them, and of whatever else there is.
 COLUMN = st.from_regex(
@@ -58,14 +51,6 @@ def test_squeue_with_changed_bytes(seed: int) -> None:
 @given(seed=SEEDS)
 def test_sinfo_with_changed_bytes(seed: int) -> None:
     check_sinfo(changed_bytes(SINFO.encode(), seed).decode(errors="replace"))
-
-
-@given(seed=SEEDS)
-def test_reports_of_nodes_with_changed_bytes(seed: int) -> None:
-    text = changed_bytes(REPORTS.encode(), seed).decode(errors="replace")
-    reports, words = parse_reports(text.splitlines(), ["n1", "n2"])
-    assert len(reports) <= 2
-    assert set(words) <= {"n1", "n2"}
 
 
 @given(length=st.integers(0, len(SQUEUE)))

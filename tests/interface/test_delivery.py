@@ -50,7 +50,7 @@ def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
             trial=trial.id, label="", seed=trial.seed, repeat=0, state="failed", job="1"
         )
         rows.append(row)
-    status = SweepStatus(sweep=sweep, trials=rows, bad_nodes={}, slurm_error=None)
+    status = SweepStatus(sweep=sweep, trials=rows, slurm_error=None)
     jobs = JobDelivery(results, None)
     jobs.deliver(status)
     jobs.deliver(status)

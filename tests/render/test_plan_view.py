@@ -14,7 +14,6 @@ from harness.render.console import TerminalConsole
 from harness.render.plan import show_prepared
 from harness.render.run import RunView
 from harness.slurm import submission as submissions
-from harness.slurm.packing import Packing
 from harness.slurm.submit import PreparedSubmission
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
@@ -72,9 +71,7 @@ def test_run_submit_and_show_say_which_combinations_are_left_out(
     resumed.on_plan([], [])
     resumed.on_plan(sweep.trials(), [])
     assert capsys.readouterr().out.splitlines().count(found) == 1
-
-    packing = Packing(arrays=[], remarks=[])
-    submission = submissions.new(sweep, Profile(), packing, {})
+    submission = submissions.new(sweep, Profile(), [], {})
     show_prepared(
         TerminalConsole(),
         PreparedSubmission(submission=submission, finished_trials=0, live_trials=0, remarks=[]),

@@ -43,7 +43,7 @@ def test_values_that_a_shell_would_expand(
     monkeypatch.chdir(tmp_path)
     folder = SubmissionFolder(path=tmp_path / HOSTILE)
     folder.path.mkdir()
-    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[]], estimated_seconds=[None])
+    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[]])
     prefix = ("env", f"A={HOSTILE} \\ ")
     options = SlurmOptions(options={"comment": HOSTILE}, prefix=prefix, exclusive=False)
     executor = job_executor(folder, options, array, "hostile")

@@ -26,9 +26,8 @@ from harness.records.record import Failure, RankResult, Record
 from harness.records.running import Heartbeat
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
-from harness.slurm.packing import JobArray, Packing
+from harness.slurm.packing import JobArray
 from harness.slurm.submission import Submission
-from harness.spec import partitions
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
@@ -51,9 +50,9 @@ def listener() -> JobListener:
 def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
     """Return a submission of one job, which has every trial of the sweep."""
     trial_ids = [trial.id for trial in sweep.trials()]
-    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[trial_ids], estimated_seconds=[None])
-    packing = Packing(arrays=[array], remarks=[])
-    return submission.new(sweep, PROFILE, packing, first_attempts)
+    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[trial_ids])
+    arrays = [array]
+    return submission.new(sweep, PROFILE, arrays, first_attempts)
 
 
 def make_runner(
@@ -134,16 +133,6 @@ class TestPendingTrials:
             assert 0 in pending_seeds(runner)
             record = fail_again(runner, record, Failure(kind="Invalid", message="steal"))
         assert 0 not in pending_seeds(runner)
-
-
-def test_bad_nodes_are_those_of_all_attempts(runner: Runner) -> None:
-    """The host of a rank that was killed is no bad node."""
-    lost = [Failure(kind="NodeFailure", message="", host=host) for host in ("n2", "n3", "n2")]
-    record = leave_record(runner, 0, status="failed", failure=lost[0])
-    write_trial(runner.folder, replace(record, previous_failures=tuple(lost[1:])))
-    killed = Failure(kind="Killed", message="", host="n4")
-    leave_record(runner, 1, status="failed", failure=killed)
-    assert leader.bad_nodes(runner, runner.sweep.trials()) == {"n2", "n3"}
 
 
 class TestAnAttemptWhoseJobEnded:
@@ -402,43 +391,6 @@ class TestLead:
                 self.lead(runner, submitted)
         assert len(requeued) == is_requeued
 
-    def test_finishes_what_its_last_start_was_about_to_exclude(
-        self,
-        runner: Runner,
-        submitted: Submission,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """That start was killed between the requeue and the exclusion. A node that the job did not
-        get again needs neither.
-        """
-        calls: list[str] = []
-        exclusion = submission.folder_of(runner.folder, submitted.id).exclusion("71")
-        program = tmp_path / "scontrol"
-        program.write_text('#!/bin/sh\n[ "$2" = hostnames ] && echo "$3" | tr , "\\n"\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
-        monkeypatch.setattr(partitions, "query", list)
-        monkeypatch.setattr(leader, "requeue", lambda *_: calls.append("requeue"))
-        monkeypatch.setattr(leader, "exclude_nodes", lambda nodes, _: calls.append(*nodes))
-
-        def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
-            calls.append("run")
-            return iter(())
-
-        monkeypatch.setattr(Runner, "run", run)
-        exclusion.write_text("n2", encoding="utf-8")
-        self.lead(runner, submitted)
-        assert calls == ["requeue", "n2"]
-        assert not exclusion.exists()
-
-        exclusion.write_text("n9", encoding="utf-8")
-        with pytest.raises(JobIsOver, match="left undone"):
-            self.lead(runner, submitted)
-        assert calls[2:] == ["run"]
-        assert not exclusion.exists()
-
     def test_of_a_job_that_slurm_restarts_too_often_fails(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -594,8 +546,7 @@ class TestCallsOfScontrol:
         monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "71")
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
         leader.requeue(SlurmOptions(requeues=3), restarts)
-        leader.exclude_nodes(["n2"], SlurmOptions())
-        assert scontrol_log.read_text() == "requeue 71_3\nupdate JobId=71_3 ExcNodeList=n2\n"
+        assert scontrol_log.read_text() == "requeue 71_3\n"
 
     def test_are_limited_unless_a_trial_has_ended_meanwhile(
         self, scontrol_log: Path, restarts: Restarts
@@ -607,6 +558,16 @@ class TestCallsOfScontrol:
         assert restarts.fruitless() == 0
         leader.requeue(SlurmOptions(requeues=2), restarts)
         assert scontrol_log.exists()
+
+    def test_that_followed_a_save_do_not_count(self, runner: Runner, tmp_path: Path) -> None:
+        """A trial of seven hours finishes in jobs of one hour, however often they come back."""
+        folder = runner.folder.trial_folder("mlp-1-s0-r0")
+        assert not leader._has_saved(folder, 0.0)
+        checkpoint = folder.resume_checkpoints / "step-40"
+        checkpoint.mkdir(parents=True)
+        began = checkpoint.stat().st_mtime
+        assert leader._has_saved(folder, began)
+        assert not leader._has_saved(folder, began + 1.0), "of an earlier start of the job"
 
     def test_that_slurm_refuses_are_an_error(self, tmp_path: Path, restarts: Restarts) -> None:
         (tmp_path / "refusals").write_text("Requested operation is presently disabled\n")
@@ -633,22 +594,6 @@ class TestCallsOfScontrol:
         (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 99)
         completed = controller.call(["scontrol", "requeue", "71"], patience=0.1)
         assert completed.returncode == 1
-
-    def test_exclude_nodes_if_enough_remain(
-        self, scontrol_log: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Of four nodes, a job of three can't do without two."""
-        four_nodes = partitions.parse_sinfo("gpu*|1-0|4|4|8000|(null)\n")
-        monkeypatch.setattr(partitions, "query", lambda: four_nodes)
-        leader.exclude_nodes(["n2", "n3"], SlurmOptions(nodes=3))
-        assert not scontrol_log.exists()
-        leader.exclude_nodes(["n2", "n3"], SlurmOptions(nodes=2))
-        assert scontrol_log.read_text() == "update JobId=71 ExcNodeList=n2,n3\n"
-        of_profile = SlurmOptions(nodes=2, options={"exclude": "n9"})
-        leader.exclude_nodes(["n2"], of_profile)
-        assert scontrol_log.read_text().endswith("ExcNodeList=n9,n2\n"), (
-            "which replaces the profile's"
-        )
 
 
 def test_job_runs_nothing_that_somebody_else_could_have_written(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from harness.records.store import lock
 from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.packing import JobArray, Packing
+from harness.slurm.packing import JobArray
 from harness.slurm.rules import RecordHeader, State
 from harness.slurm.status import (
     SweepStatus,
@@ -65,13 +65,12 @@ def submission(tmp_path: Path) -> Submission:
     array = JobArray(
         nodes=2,
         ranks_per_node=1,
-        trial_ids=[[trial.id] for trial in trials],
-        estimated_seconds=[None] * len(trials),
+        trial_ids=[[trial.id] for trial in trials] * len(trials),
     )
-    packing = Packing(arrays=[array], remarks=[])
+    arrays = [array]
     first_attempts = {trial.id: 1 for trial in trials}
     profile = Profile(launcher="slurm")
-    return submissions.new(sweep, profile, packing, first_attempts).with_slurm_id(0, "7")
+    return submissions.new(sweep, profile, arrays, first_attempts).with_slurm_id(0, "7")
 
 
 def recorded(status: Any = "done", attempt: int = 1, detail: str = "") -> TrialFiles:
@@ -112,7 +111,7 @@ def status_of(
     submission: Submission, rows: Sequence[TrialState], slurm_error: str | None = None
 ) -> SweepStatus:
     """Return the status of a sweep with these rows."""
-    return SweepStatus(sweep=submission.sweep, trials=rows, bad_nodes={}, slurm_error=slurm_error)
+    return SweepStatus(sweep=submission.sweep, trials=rows, slurm_error=slurm_error)
 
 
 class TestQueue:

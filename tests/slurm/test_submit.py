@@ -19,14 +19,12 @@ from harness.core.paths import Results
 from harness.launch import controller
 from harness.records.record import Failure
 from harness.records.settings import run_settings
-from harness.records.store import lock
+from harness.records.store import lock, read_spec
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
-from harness.slurm.nodes import NodeFinding, keep_findings
 from harness.slurm.submission import Submission
 from harness.spec import partitions
-from harness.statistics.nodes import NodeSpeed
-from tests.factories import BEGUN, make_record, write_trial
+from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.running import wait_until
 from tests.support.slurm import FakeSlurm, install_fake_slurm
@@ -713,41 +711,14 @@ class TestANodeWithWhichATrialWasLost:
         assert [line for line in lines if "--exclude" in line] == ["#SBATCH --exclude=n9,n2"]
 
 
-class TestExcludeAuto:
-    """Node n2 was measured: its training takes twice as long. Node n3 computes other bits."""
-
-    @pytest.fixture(autouse=True)
-    def measure_nodes(self, results: Results) -> None:
-        slow = NodeSpeed(node="n2", ratio=0.5, low=0.45, high=0.55, count=20, kind="windows")
-        findings = [
-            NodeFinding(node="n1", measured_at=BEGUN, speed=None, other_bits=None),
-            NodeFinding(node="n2", measured_at=BEGUN, speed=slow, other_bits=None),
-            NodeFinding(node="n3", measured_at=BEGUN, speed=None, other_bits="other bits"),
-        ]
-        keep_findings(results.nodes_path, findings)
-
-    def test_leaves_them_out_and_says_so(
-        self, slurm: FakeSlurm, results: Results, tmp_path: Path
-    ) -> None:
-        ended = submit(write(tmp_path), results, exclude="auto")
-        assert "node n3 is excluded: other bits, measured on 2023-11-14" in ended.out
-        slower = "50.0% slower (45.0 to 55.0%, 20 windows), measured on 2023-11-14"
-        assert f"node n2 is excluded: {slower}" in ended.out
-        assert "#SBATCH --exclude=n3,n2" in slurm.batch_scripts()[0]
-        (submission,) = submissions.read_all(results.sweep_folder("demo"))
-        assert submission.excluded_nodes == ["n3", "n2"]
-
-    def test_is_a_choice_of_the_profile(
-        self, slurm: FakeSlurm, results: Results, tmp_path: Path
-    ) -> None:
-        submit(write(tmp_path), results)
-        assert "--exclude" not in slurm.batch_scripts()[0]
-
-    def test_leaves_out_the_worst_where_not_all_can_be(
-        self, slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        two_nodes = partitions.parse_sinfo("gpu*|1:00:00|2|4|8000|(null)\n")
-        monkeypatch.setattr(partitions, "query", lambda: two_nodes)
-        ended = submit(write(tmp_path), results, nodes=1, exclude="auto")
-        assert "node n2 is not excluded, because too few would remain: 50.0% slower" in ended.out
-        assert "#SBATCH --exclude=n3" in slurm.batch_scripts()[0].splitlines()
+def test_what_was_submitted_last_is_in_charge_also_where_nothing_was_left_to_submit(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
+    """An edit that is taken back leaves no trace in what `show`, the report and MLflow follow."""
+    folder = results.sweep_folder("demo")
+    submit(write(tmp_path), results)
+    (as_first,) = read_spec(folder).cells
+    submit(write(tmp_path, length={"steps": 99}), results)
+    slurm.set_queue(squeue_output(results))
+    assert "0 trials; 1 are in the queue already" in submit(write(tmp_path), results).out
+    assert [cell.id for cell in read_spec(folder).cells] == [as_first.id]

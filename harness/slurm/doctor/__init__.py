@@ -1,1 +1,0 @@
-"""Examines a cluster before hours are spent on it."""
