@@ -23,7 +23,6 @@ from harness.records.store import lock, read_spec
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
 from harness.slurm.submission import Submission
-from harness.spec import partitions
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.running import wait_until
@@ -84,7 +83,7 @@ def test_a_thousand_trials_are_one_call_of_sbatch(
     assert (ended.code, ended.err) == (0, "")
     assert "1000 trials" in ended.out
     (script,) = slurm.batch_scripts()
-    assert "#SBATCH --array=0-499%16" in script
+    assert "#SBATCH --array=0-15%16" in script
     submission = only_submission(results)
     assert [array.slurm_id for array in submission.arrays] == ["1"]
     assert list(results.path.rglob("*.pkl")) == [], "the job needs nothing but its script"
@@ -527,7 +526,6 @@ def test_where_squeue_is_missing_a_sweep_with_unfinished_trials_is_neither_run_n
         ),
         (["status", "nothing"], "nothing: no records of such a sweep"),
         (["cancel", "nothing"], "nothing: no records of such a sweep"),
-        (["status", "logs", "nothing-s0-r0"], "nothing-s0-r0: no such trial in results/runs"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -674,41 +672,6 @@ class TestTheEndOfABatchScript:
             process.send_signal(signal.SIGUSR2)
             assert process.wait(10) == DECIDED
         assert (tmp_path / "signals").read_text().split() == ["USR2"]
-
-
-class TestANodeWithWhichATrialWasLost:
-    @pytest.fixture(autouse=True)
-    def lose_a_trial(self, results: Results, tmp_path: Path) -> None:
-        """A first attempt was lost with n2; the second failed for a reason of its own."""
-        (cell,) = load(tmp_path).cells
-        failure = Failure(kind="ValueError", message="no")
-        record = make_record(cell, status="failed", attempt=2, failure=failure)
-        record = replace(record, previous_failures=(NODE_LOST,))
-        write_trial(results.sweep_folder("demo"), record)
-
-    def test_is_excluded(self, slurm: FakeSlurm, results: Results, tmp_path: Path) -> None:
-        ended = submit(write(tmp_path), results)
-        assert "node n2 is excluded: a trial was lost with it" in ended.out
-        assert "#SBATCH --exclude=n2" in slurm.batch_scripts()[0]
-        assert "bad node n2: 1 attempt lost with it" in status(results, "demo").out
-
-    def test_is_not_excluded_if_too_few_would_remain(
-        self, slurm: FakeSlurm, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        two_nodes = partitions.parse_sinfo("gpu*|1:00:00|2|4|8000|(null)\n")
-        monkeypatch.setattr(partitions, "query", lambda: two_nodes)
-        ended = submit(write(tmp_path), results)
-        assert (
-            "node n2 is not excluded, because too few would remain: a trial was lost with it"
-        ) in ended.out
-        assert "--exclude" not in slurm.batch_scripts()[0]
-
-    def test_is_excluded_beside_those_of_the_profile(
-        self, slurm: FakeSlurm, results: Results, tmp_path: Path
-    ) -> None:
-        submit(write(tmp_path), results, options={"exclude": "n9"})
-        lines = slurm.batch_scripts()[0].splitlines()
-        assert [line for line in lines if "--exclude" in line] == ["#SBATCH --exclude=n9,n2"]
 
 
 def test_what_was_submitted_last_is_in_charge_also_where_nothing_was_left_to_submit(
