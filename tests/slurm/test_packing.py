@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 
@@ -31,11 +32,6 @@ def pack_blocks(
     """Deal blocks to jobs of a profile."""
     slurm = SlurmOptions(ranks_per_node=ranks_per_node, array_parallelism=max_parallel_jobs)
     return pack(blocks, slurm, parallel)
-
-
-def trial_ids(arrays: Sequence[JobArray]) -> list[list[str]]:
-    """Return the trials of each job."""
-    return [list(ids) for array in arrays for ids in array.trial_ids]
 
 
 def test_a_block_is_one_job_on_as_many_nodes_as_its_largest_trial_needs() -> None:
@@ -80,11 +76,11 @@ def test_no_array_is_larger_than_slurm_allows() -> None:
     blocks = [make_block(SINGLE, seed=seed) for seed in range(2 * MAX_ARRAY_JOBS + 1)]
     (array,) = pack_blocks(blocks, max_parallel_jobs=2 * MAX_ARRAY_JOBS)
     assert len(array.trial_ids) == MAX_ARRAY_JOBS
-    assert len(sum(trial_ids([array]), [])) == len(blocks)
+    assert sum(map(len, array.trial_ids)) == len(blocks)
 
 
 def test_blocks_are_dealt_to_as_many_jobs_as_may_run_at_a_time() -> None:
     blocks = [make_block(SINGLE, seed=seed) for seed in range(7)]
     (array,) = pack_blocks(blocks, max_parallel_jobs=3)
     assert [len(ids) for ids in array.trial_ids] == [3, 2, 2]
-    assert sorted(sum(trial_ids([array]), [])) == sorted(block[0].id for block in blocks)
+    assert sorted(chain.from_iterable(array.trial_ids)) == sorted(block[0].id for block in blocks)
