@@ -61,7 +61,7 @@ def make_cell(
                 "files": None,
             },
         ),
-        axes=Axes(**{"batch_size": 64, **axes}),
+        axes=Axes.of({"batch_size": 64, **axes}),
         length=Length(steps=steps),
         evaluate=Length(steps=10),
         warmup=2,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from workloads.base import StreamSamples as StreamSamples
     from workloads.base import Target as Target
     from workloads.base import TensorSamples as TensorSamples
-    from workloads.base import Turn as Turn
     from workloads.base import Workload as Workload
     from workloads.options import Between as Between
     from workloads.options import Count as Count
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # The public names by the module that defines them.
 _NAMES = {
     "axis": "CustomAxis",
-    "base": "Batch Classifier Samples Splits StreamSamples Target TensorSamples Turn Workload",
+    "base": "Batch Classifier Samples Splits StreamSamples Target TensorSamples Workload",
     "options": "Between Count Fraction Rate Settings",
     "schedules": "one_cycle",
 }

@@ -5,7 +5,7 @@ class.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from workloads.options import Settings
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
+    pass
 
 # The tensors of a batch. The first dimension of each counts the samples, shape (samples, ...).
 Batch = tuple[Tensor, ...]
@@ -148,22 +148,10 @@ class Target:
     higher_is_better: bool = True
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One of the updates that a training step consists of: a loss, and the optimizer that lowers it."""
-
-    name: str
-    optimizer: Optimizer  # of the parameters that this turn trains; the others stay as they are
-    # The mean loss over a batch, a scalar, as of `Workload.loss`. Under DDP and FSDP2, `model` must
-    # be called once for it.
-    loss: Callable[[nn.Module, Batch], Tensor]
-
-
 class Workload(ABC):
     """What is trained. Each rank of a trial creates one instance.
 
-    A class must define `splits`, `build_model` and `loss`; everything else has a default. One with
-    `turns` needs no `loss`, and then defines how it is evaluated.
+    A class must define `splits`, `build_model` and `loss`; everything else has a default.
 
     Everything that a workload returns must follow from its settings and from the generators that
     the harness has seeded (`torch`, `numpy`, `random`); a trial can be reproduced only then.
@@ -244,15 +232,6 @@ class Workload(ABC):
         """
         return None
 
-    def turns(self, model: nn.Module) -> Sequence[Turn]:
-        """Return the updates of a training step, in their order, such as a critic's and a generator's.
-
-        Each has the whole batch. Precision, accumulation, clipping and the schedule hold for every
-        turn, and the loss of a step is the sum of theirs. By default there is one, with `loss` and
-        `optimizer`.
-        """
-        return [Turn("", self.optimizer(model), self.loss)]
-
     def after_step(self, model: nn.Module) -> None:
         """Do what follows an optimizer step, such as to move an average of the weights.
 
@@ -288,18 +267,6 @@ class Workload(ABC):
         same modules.
         """
         return ()
-
-    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
-        """Return how `ranks` ranks share the work on the same samples, as `parallelize_module` takes it.
-
-        The keys are names of submodules, or patterns. Activations between the modules that it names
-        must be the same at all ranks, as they are by default before `ColwiseParallel` and after
-        `RowwiseParallel`; a module that draws random numbers of activations that are not, such as
-        dropout of attention weights, gets a `workloads.parallel.OwnRandomNumbers`. Raises
-        ValueError if the ranks can't share it evenly. Without a plan, there is no tensor
-        parallelism.
-        """
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what training changes in this object, such as a moving average of the weights.
@@ -341,7 +308,7 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     """
     missing = set(workload_class.__abstractmethods__)
     has_loss = workload_class.loss is not Workload.loss
-    if not has_loss and workload_class.turns is Workload.turns:
+    if not has_loss:
         missing.add("loss")
     is_default = {
         "evaluate": workload_class.evaluate is Workload.evaluate,

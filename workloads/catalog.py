@@ -47,7 +47,6 @@ class Declaration:
     options: type[Settings]
     data: Any  # a Settings class, or a union of them told apart by `source`
     batch_size: int  # samples in a global batch unless the sweep file sets it
-    has_tensor_parallel_plan: bool = False
 
 
 BUILT_IN = {
@@ -58,11 +57,8 @@ BUILT_IN = {
         DistilBertOptions,
         TextData,
         64,
-        has_tensor_parallel_plan=True,
     ),
-    "gpt": Declaration(
-        "workloads.gpt:GPT", GPTOptions, CorpusData, 32, has_tensor_parallel_plan=True
-    ),
+    "gpt": Declaration("workloads.gpt:GPT", GPTOptions, CorpusData, 32),
 }
 
 

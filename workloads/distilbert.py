@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from workloads.sources import TextData
 from workloads.tokenizer import encode, trained
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
+    pass
 
 PAD = 0  # the id of the padding token, also in the published vocabulary
 HEAD = ("pre_classifier.", "classifier.")  # the parameters that a pretrained encoder need not have
@@ -203,36 +203,6 @@ class DistilBert(Classifier):
         """Return the layers of the transformer."""
         assert isinstance(model, SequenceClassifier)
         return list(model.bert.distilbert.transformer.layer)
-
-    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
-        """Return the plan of Shoeybi et al. 2019 (arXiv:1909.08053): heads and hidden units shared.
-
-        The ranks also share the rows of the vocabulary. Raises ValueError unless they can share the
-        heads and the hidden units evenly.
-        """
-        from torch.distributed.tensor import Replicate
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-        from workloads.parallel import OwnRandomNumbers
-
-        heads, hidden = self.config.n_heads, self.config.hidden_dim
-        if heads % ranks or hidden % ranks:
-            raise ValueError(
-                f"tensor_parallel_plan: found {ranks} ranks; allowed: a divisor of the {heads} heads"
-                f" and of the {hidden} hidden units"
-            )
-        layer = "bert.distilbert.transformer.layer.*"
-        plan: dict[str, ParallelStyle] = {
-            "bert.distilbert.embeddings.word_embeddings": RowwiseParallel(
-                input_layouts=Replicate()
-            ),
-            f"{layer}.attention": OwnRandomNumbers(),
-        }
-        for name in ("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"):
-            plan[f"{layer}.{name}"] = ColwiseParallel()
-        for name in ("attention.out_lin", "ffn.lin2"):
-            plan[f"{layer}.{name}"] = RowwiseParallel()
-        return plan
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy with label smoothing, a scalar."""

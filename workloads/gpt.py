@@ -6,7 +6,7 @@ Tokens are bytes: there is no tokenizer to train, and the loss is bits per byte 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from workloads.schedules import one_cycle
 from workloads.sources import CorpusData
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
+    pass
 
 ROTARY_BASE = 10_000.0  # of the wavelengths of positions (Su et al. 2021)
 INITIAL_STD = 0.02  # of weights, as in GPT-2
@@ -48,10 +48,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, states: Tensor) -> Tensor:
-        """Return states as (samples, heads, tokens, head width).
-
-        Tensor-parallel ranks have some of the heads each.
-        """
+        """Return states as (samples, heads, tokens, head width)."""
         samples, tokens, _ = states.shape
         return states.view(samples, tokens, -1, self.head_width).transpose(1, 2)
 
@@ -218,28 +215,6 @@ class GPT(Workload):
         """Return the layers of the decoder."""
         assert isinstance(model, Decoder)
         return list(model.layers)
-
-    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
-        """Return the plan of Shoeybi et al. 2019 (arXiv:1909.08053): heads and hidden units shared.
-
-        Raises ValueError unless the ranks can share both evenly.
-        """
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-        shape = self.options.architecture
-        if shape.heads % ranks or shape.feedforward % ranks:
-            raise ValueError(
-                f"tensor_parallel_plan: found {ranks} ranks; allowed: a divisor of the"
-                f" {shape.heads} heads and of the {shape.feedforward} hidden units"
-            )
-        plan: dict[str, ParallelStyle] = {}
-        for name in ("attention.query", "attention.key", "attention.value"):
-            plan[f"layers.*.{name}"] = ColwiseParallel()
-        for name in ("feed_forward.gate", "feed_forward.up"):
-            plan[f"layers.*.{name}"] = ColwiseParallel()
-        for name in ("attention.output", "feed_forward.down"):
-            plan[f"layers.*.{name}"] = RowwiseParallel()
-        return plan
 
     def tokens_per_sample(self) -> float:
         """Return the tokens that a sequence trains on."""

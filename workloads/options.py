@@ -300,15 +300,7 @@ class DistilBertOptions(Settings):
             )
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
-        """Return why padding to the longest text does not go with torch.compile.
-
-        Or why the tensor-parallel ranks can't share the heads of an architecture.
-        """
-        is_pretrained = self.pretrained is not None or self.hub is not None
-        if not is_pretrained:
-            conflict = _heads_conflict(self.architecture, self.size or "tiny", axes)
-            if conflict is not None:
-                return conflict
+        """Return why padding to the longest text does not go with torch.compile."""
         if self.padding == "longest" and axes["execution"] != "eager":
             return (
                 f"execution {axes['execution']} would compile again for every length of a batch:"
@@ -338,18 +330,6 @@ class GPTOptions(Settings):
     def architecture(self) -> Architecture:
         """The shape of the decoder."""
         return DECODERS[self.size]
-
-    def conflict(self, axes: dict[str, Any]) -> str | None:
-        """Return why the tensor-parallel ranks can't share the heads of the size."""
-        return _heads_conflict(self.architecture, self.size, axes)
-
-
-def _heads_conflict(architecture: Architecture, size: str, axes: dict[str, Any]) -> str | None:
-    """Return why the tensor-parallel ranks of a cell can't share the heads evenly, None if they can."""
-    ranks = axes["world_size"] if axes["strategy"] == "tp" else axes["tensor_parallel"]
-    if architecture.heads % ranks == 0:
-        return None
-    return f"{ranks} tensor-parallel ranks can't share the {architecture.heads} heads of size {size} evenly"
 
 
 def _looks_like_hub_name(path: Path) -> bool:

@@ -39,7 +39,7 @@ def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
     sample = cells[:: max(1, len(cells) // SAMPLE)]
     varying = set()
     for axis in AXES:
-        if len({getattr(cell.axes, axis) for cell in sample}) > 1:
+        if len({cell.axes.value(axis) for cell in sample}) > 1:
             varying.add(axis)
     others = [axis for axis in AXES if axis not in varying]
     # Not by `vars`: of an axis that a recorded sweep does not have, decoded cells have the default as

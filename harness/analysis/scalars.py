@@ -184,24 +184,6 @@ def tokens_per_second(record: Record) -> float | None:
     return record.summary.throughput * record.rank0.tokens_per_sample
 
 
-def sent_bytes(record: Record) -> float | None:
-    """Return the bytes that rank 0 sends in a step in a ring, None where ranks don't communicate."""
-    if record.rank0 is None or record.rank0.collectives is None:
-        return None
-    return sum(collective.sent_bytes for collective in record.rank0.collectives)
-
-
-def cached_share(record: Record) -> float | None:
-    """Return the share of the data's files that memory had when training began.
-
-    None for samples in memory, and where the system does not say.
-    """
-    page_cache = record.rank0.page_cache if record.rank0 is not None else None
-    if page_cache is None or page_cache.cached_before is None or not page_cache.bytes:
-        return None
-    return page_cache.cached_before / page_cache.bytes
-
-
 def peak_memory(record: Record) -> Mapping[str, float]:
     """Return the peaks of memory in bytes, by kind, each of the rank that took most.
 
@@ -303,8 +285,6 @@ SCALARS: tuple[Scalar, ...] = (
     # Where the time went.
     Scalar("*_share", "", "share of the window's time in this phase of a step, all ranks together",
                  step_phase_shares),
-    Scalar("data_cached", "", "share of the data's files in the page cache when training began, on rank 0's machine",
-           cached_share),
     Scalar("harness.interruptions", "", "how often the trial was interrupted and resumed",
            interruptions, summed=True),
     Scalar("harness.interruptions_lost_s", "s", "time that the interruptions cost",
@@ -332,8 +312,6 @@ SCALARS: tuple[Scalar, ...] = (
            of_summary(lambda summary: summary.mfu_measured)),
     Scalar("intensity_flop_per_byte", "FLOP/byte", "FLOPs of a sample per byte of its memory traffic",
            intensity),
-    Scalar("sent_per_step_mib", "MiB", "what rank 0 sends in a step, if the ranks form a ring",
-           sent_bytes),
     # Telemetry during the training.
     Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
            of_telemetry(lambda telemetry: telemetry.readings.get("gpu_utilization"))),
@@ -363,8 +341,6 @@ SCALARS: tuple[Scalar, ...] = (
            of_telemetry(lambda telemetry: telemetry.foreign_processes)),
     Scalar("joules_per_sample", "J", "energy of all GPUs for one sample",
            joules_per_sample),
-    Scalar("remote_memory_share", "", "memory on other NUMA nodes than a bound rank's own, at the worst rank",
-           lambda record: record.ranks.across.remote_memory),
     Scalar("memory_*_mib", "MiB", "peak of this kind of memory, at the rank that took most",
                  peak_memory),
 )  # fmt: skip

@@ -157,10 +157,6 @@ class TrialFolder:
         """Return the profiler's trace of one rank, which Perfetto and chrome://tracing open."""
         return self.trace_folder / f"rank{rank}.json.gz"
 
-    def compiled_code(self, name: str) -> Path:
-        """Return a file with compiled code, which all trials of the sweep share."""
-        return SweepFolder(self.path.parent).compiled_path / f"{name}.zip"
-
     def compiler_cache(self, rank: int) -> Path:
         """Return the compiler's cache of one rank where it must start cold.
 

@@ -146,7 +146,7 @@ class PairStarter:
         axes = self.cell.axes
         usable = usable_cores()
         # Ranks with a binding bind themselves, to a part of what they have.
-        if self.profile.gpus or axes.binding != "none":
+        if self.profile.gpus:
             return [usable] * axes.world_size
         wanted = axes.num_threads + axes.num_workers
         if axes.strategy != "single":

@@ -94,8 +94,7 @@ def assemble(
         samples, unit = _samples_of_step(cell, ranks)
         summary = summarize(ranks, rank0, samples, cell.warmup, unit)
         loss = Series.pack(mean_loss(ranks))
-        same_samples = trial.cell.axes.ranks_per_share
-        order_sums = [result.order_sums for result in ranks if result.rank % same_samples == 0]
+        order_sums = [result.order_sums for result in ranks]
         if not cell.workload.is_script:
             order_digest = join_digests(order_sums)
         broken_rules = violations(ranks, summary, rules, company)

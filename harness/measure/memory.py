@@ -60,6 +60,14 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
+    def forget_peak(self) -> None:
+        """Leave out the peak so far, which was not of training."""
+        _reset_peak()
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     def read(self) -> dict[str, int]:
         """Return the memory since creation, in bytes.
 

@@ -17,9 +17,9 @@ from harness.core.validation import finite
 from harness.preflight.advice import describe
 from harness.preflight.probe import Probe, without_dropout
 from harness.preflight.report import CheckFinding, ParameterNorms, passed, problem, skipped
-from harness.training.optimization import prepare_turns
+from harness.training.optimization import make_optimizer
 from harness.training.ranks import seed_everything
-from workloads.base import Batch, Turn, Workload
+from workloads.base import Batch, Workload
 
 # The loss of a new model, as a multiple of that of a guess. Initializations scatter by much less.
 LOWEST_START = 0.6
@@ -32,7 +32,6 @@ UNDECLARED = (
     " a loss that compares samples with each other always do"
 )
 DECLARED = "loss_weight(batch) has to return what loss(model, batch) divides its sum by"
-SEVERAL_LOSSES = "a step has several turns, whose losses need not fall together"
 SEVERAL_CROSS_ENTROPIES = "the loss has several cross-entropies"  # in unknown shares
 OTHER_TERMS = "the loss has terms or factors besides its cross-entropy"
 LEARNED = 0.05  # of the loss at the start: the batch is overfitted
@@ -67,8 +66,6 @@ def check_start(probe: Probe) -> CheckFinding:
     """
     if not probe.calls:
         return skipped("the loss is no cross-entropy")
-    if probe.has_several_turns:
-        return skipped(SEVERAL_LOSSES)
     if len(probe.calls) > 1:
         return skipped(SEVERAL_CROSS_ENTROPIES)
     model = probe.build()
@@ -254,12 +251,8 @@ def _peak(parameter: nn.Parameter) -> float:
 def check_optimizer(probe: Probe) -> CheckFinding:
     """Check that the optimizer has all parameters, and clears their gradients."""
     model = probe.build()
-    # As in a trial, with the same refusals, such as a parameter of two turns.
-    turns = prepare_turns(
-        probe.workload, model, probe.axes, MAX_STEPS, lambda loss: loss, can_freeze=True
-    )
-    groups = [group for turn in turns for group in turn.optimizer.param_groups]
-    in_optimizer = {id(part) for group in groups for part in group["params"]}
+    optimizer = make_optimizer(probe.workload, model, probe.axes)  # as in a trial
+    in_optimizer = {id(part) for group in optimizer.param_groups for part in group["params"]}
     parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
     missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
     if missing:
@@ -274,10 +267,8 @@ def check_optimizer(probe: Probe) -> CheckFinding:
             "use the model that optimizer() is called with, not one that was built before",
         )
     probe.loss(model, probe.batch).backward()  # type: ignore[no-untyped-call]
-    for turn in turns:
-        turn.optimizer.step()
-    for turn in turns:
-        turn.optimizer.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     left = [name for name, part in parameters.items() if part.grad is not None and part.grad.any()]
     if left:
         return problem(
@@ -289,10 +280,7 @@ def check_optimizer(probe: Probe) -> CheckFinding:
 
 @dataclass(kw_only=True)
 class Rehearsal:
-    """A model that overfits one batch, with the sweep's optimizer and without dropout.
-
-    Of a workload with several turns, it only takes a few steps: their losses need not fall together.
-    """
+    """A model that overfits one batch, with the sweep's optimizer and without dropout."""
 
     probe: Probe
 
@@ -301,11 +289,7 @@ class Rehearsal:
         self.model = self.probe.build()
         self.metrics_before = self._metrics()
         self.reached: set[str] = set()  # parameters that had a gradient other than 0
-        turns = self.probe.turns(self.model)
-        if self.probe.has_several_turns:
-            self.losses = self._take_turns(turns)
-        else:
-            self.losses = self._learn(self.model, turns[0].optimizer)
+        self.losses = self._learn(self.model, self.probe.optimizer(self.model))
         self.metrics_after = self._metrics()
 
     @cached_property
@@ -325,22 +309,6 @@ class Rehearsal:
             return self.probe.workload.metrics(rows)
         except Exception:  # some metrics need both classes, or more samples than these
             return None
-
-    def _take_turns(self, turns: Sequence[Turn]) -> list[float]:
-        """Take REACHED_WITHIN steps; return the sum of the turns' losses at each."""
-        losses = []
-        with without_dropout(self.model):
-            for _ in range(REACHED_WITHIN):
-                total = 0.0
-                for turn in turns:
-                    loss = turn.loss(self.model, self.probe.batch)
-                    total += loss.item()
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    self.reached.update(_with_gradients(self.model))
-                    turn.optimizer.step()
-                    self.model.zero_grad(set_to_none=True)
-                losses.append(total)
-        return losses
 
     def _learn(self, model: nn.Module, optimizer: Optimizer) -> list[float]:
         """Train until the batch is overfitted or time is up; return the loss before every step.
@@ -367,7 +335,7 @@ class Rehearsal:
     @property
     def has_learned(self) -> bool:
         """Whether the batch is overfitted."""
-        return not self.probe.has_several_turns and self._has_learned(self.losses)
+        return self._has_learned(self.losses)
 
     def _has_learned(self, losses: Sequence[float]) -> bool:
         """Return whether the last loss is near its lower bound, relative to the first loss.
@@ -413,8 +381,6 @@ def check_one_batch(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
         return problem(
             course, "the learning rate is too large, or the loss is not defined everywhere"
         )
-    if probe.has_several_turns:
-        return skipped(SEVERAL_LOSSES)
     if rehearsal.unknown_floor is not None:
         return skipped(rehearsal.unknown_floor)
     if rehearsal.has_learned:
@@ -454,7 +420,7 @@ def check_direction(probe: Probe, rehearsal: Rehearsal) -> CheckFinding:
         return skipped(f"{target.name} is not defined over {len(probe.batch[0])} samples")
     if math.isnan(before[target.name] - after[target.name]):
         return skipped(f"{target.name} is not finite")
-    if rehearsal.unknown_floor is not None and not probe.has_several_turns:
+    if rehearsal.unknown_floor is not None:
         return skipped(rehearsal.unknown_floor)
     if not rehearsal.has_learned or before[target.name] == after[target.name]:
         return skipped(f"{target.name} did not change")

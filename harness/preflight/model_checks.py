@@ -113,7 +113,7 @@ def check_devices(probe: Probe) -> CheckFinding:
         model = probe.build().to("meta")
         batch = tuple(tensor.to("meta") for tensor in probe.batch)
         with DeviceWatch():  # type: ignore[no-untyped-call]
-            probe.step_loss(model, batch)
+            probe.workload.loss(model, batch)
     except DeviceMismatch as error:
         return problem(
             f"the model makes tensors that stay on the CPU: {error}".replace("meta", "the GPU"),

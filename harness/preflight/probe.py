@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,17 +14,26 @@ import torch
 import xxhash
 from torch import Tensor, nn, special
 from torch.nn import functional
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from harness.spec.axes import Axes
-from harness.training.model import DROPOUT, build_model, evaluation_mode, place_batch
-from harness.training.optimization import adapt_optimizer
+from harness.training.model import build_model, evaluation_mode, place_batch
+from harness.training.optimization import make_optimizer
 from harness.training.ranks import seed_everything
-from workloads.base import Batch, Samples, Splits, Turn, Workload
+from workloads.base import Batch, Samples, Splits, Workload
 
 BATCH_SIZE = 8  # samples of the batch that most checks use
 PARTS = 3  # that the batch is cut into, of 3, 3 and 2 samples
 TEST_BATCH_SIZE = 64
+DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 CANDIDATES = 128  # samples that the batch is chosen from
 
 
@@ -157,29 +166,14 @@ class Probe:
         """Return training samples on the device, in the model's type."""
         return place_batch(self.splits.train.batch(indices), self.axes, self.device)
 
-    def turns(self, model: nn.Module) -> list[Turn]:
-        """Return the updates of a step, with the optimizers that the axes ask for."""
-        turns = []
-        for turn in self.workload.turns(model):
-            optimizer = adapt_optimizer(turn.optimizer, self.workload, self.axes)
-            turns.append(replace(turn, optimizer=optimizer))
-        return turns
-
-    @cached_property
-    def has_several_turns(self) -> bool:
-        """Whether a step has several updates, with a loss each, such as a critic's and a generator's."""
-        return len(self.turns(self.build())) > 1
-
-    def step_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of a step: the workload's, or the sum over its turns."""
-        if type(self.workload).turns is Workload.turns:
-            return self.workload.loss(model, batch)
-        return torch.stack([turn.loss(model, batch) for turn in self.workload.turns(model)]).sum()
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the workload's optimizer as the axes ask for it."""
+        return make_optimizer(self.workload, model, self.axes)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a step; `calls` are then its cross-entropies."""
         with CrossEntropyWatch() as watch:
-            loss = self.step_loss(model, batch)
+            loss = self.workload.loss(model, batch)
         self.calls = watch.calls
         return loss
 

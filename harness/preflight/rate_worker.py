@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
 
-from harness.core.errors import BadInput, NonFiniteLoss
+from harness.core.errors import NonFiniteLoss
 from harness.core.paths import TrialFolder
 from harness.preflight.rates import RATES_FILE, RateCurve, has_diverged, rate_at, write_curve
 from harness.records.record import RankResult
@@ -101,7 +101,7 @@ def mean_schedule_factor(parts: TrialParts) -> float:
     The schedule is stepped through without training, for the number of steps of the search. It is
     assumed to depend only on the share of steps done.
     """
-    schedule, (optimizer, *_) = parts.train_step.schedule, parts.optimizers
+    schedule, optimizer = parts.schedule, parts.optimizer
     if schedule is None:
         return 1.0
     rates = max(simulate_rates(optimizer, lambda: schedule, parts.total_steps), key=max)
@@ -115,14 +115,9 @@ def raise_rates(parts: TrialParts) -> float:
     """Make a trial's rate rise with each step, and return the rate that it would have had.
 
     Rates are those of the axis `lr`: before they are scaled by the batch size. Groups of parameters
-    keep the ratios of their rates. Raises BadInput for a workload of several turns.
+    keep the ratios of their rates.
     """
-    if len(parts.optimizers) > 1:
-        name = type(parts.workload).__name__
-        raise BadInput(
-            f"{name}.turns(): found {len(parts.optimizers)} turns; allowed: one, whose rate is searched"
-        )
-    (optimizer,) = parts.optimizers
+    optimizer = parts.optimizer
     # LambdaLR multiplies `initial_lr`, which torch's OneCycleLR begins at, far below its peak `max_lr`.
     initial_rates, peak_rates = [], []
     for group in optimizer.param_groups:

@@ -36,7 +36,7 @@ def examine_sweep(
     reports = []
     for label, cell in cells.items():
         on_progress(label)
-        examined = {name: getattr(cell.axes, name) for name in EXAMINED_AXES}
+        examined = {name: cell.axes.value(name) for name in EXAMINED_AXES}
         trial = Trial(cell=replace(cell, axes=Axes(**examined)), seed=seed)
         trial_folder = run_unmeasured("check", trial, sweep.base_folder, profile, TIMEOUT, folder)
         reports.append(read_checks(trial_folder.path / CHECKS_FILE))

@@ -40,8 +40,6 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         saves = results[0].saves
     # Each of these is None unless it is known of every rank: the unknown one might be the largest.
     sizes = _of_every(results, lambda result: training_bytes(result.memory))
-    bindings = _of_every(results, lambda result: result.binding)
-    remote_shares = _of_every(bindings or (), lambda binding: binding.remote_share)
     scales = [result.loss_scale for result in results if result.loss_scale is not None]
     warnings: dict[str, None] = {}  # an ordered set: those of several ranks are mostly the same
     for result in results:
@@ -60,7 +58,6 @@ def across_ranks(results: Sequence[RankResult]) -> AcrossRanks:
         refused_checkpoints=tuple(refused_checkpoints),
         saves=saves,
         telemetry=_telemetry(results),
-        remote_memory=max(remote_shares or (), default=None),
     )
 
 

@@ -34,7 +34,6 @@ SCHEMA = "7.0"
 
 # permutation: all indexes at once; keyed: computed index by index; shards: a few files at a time;
 # stream: as they come
-SampleOrder = Literal["permutation", "keyed", "shards", "stream"]
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
 # failed: ended by an error
@@ -172,46 +171,6 @@ class StopOutcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """The collectives of one kind that rank 0 takes part in, in one optimizer step."""
-
-    operation: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send or recv
-    dtype: str  # of the tensors, as in fp32
-    ranks: Ordinal  # that take part
-    calls: Ordinal
-    # Of the whole tensors: what is reduced, or what each rank has gathered in the end.
-    bytes: Number
-
-    @property
-    def sent_bytes(self) -> float:
-        """Return the bytes that a rank sends if the ranks form a ring.
-
-        That is the least for a tensor that is large: of n ranks, each sends (n - 1) / n of it, and
-        twice as much to reduce it and have it everywhere. Backends may send more where it is small.
-        What goes from one rank to another is sent once.
-        """
-        if self.operation in ("send", "recv"):
-            return float(self.bytes) if self.operation == "send" else 0.0
-        share = self.bytes * (self.ranks - 1) / self.ranks
-        return 2 * share if self.operation == "all_reduce" else share
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageCache:
-    """How much of its data's files the machine of rank 0 had in memory.
-
-    It is noted for samples that are read while training. The bytes in the page cache are None where
-    the system does not say.
-    """
-
-    files: Number
-    bytes: Number  # of all of them
-    cached_before: int | None  # of these, when training began
-    cached_after: int | None  # and when it had ended
-    memory_limit: int | None  # bytes that the ranks and their page cache may take; None: any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Rank0Report:
     """What rank 0 reports for all ranks once a trial is done."""
 
@@ -229,16 +188,12 @@ class Rank0Report:
     # Memory traffic as `harness.measure.traffic` counts it; None where it can't be counted.
     bytes_per_sample: Amount | None = None
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
-    # What rank 0 communicates in an optimizer step; None where ranks don't communicate.
-    collectives: Sequence[Collective] | None = None
     # When rank 0 began, and when training did, seconds since the epoch. Of a trial that was resumed
     # it is the first attempt that counts.
     began_at: Moment
     training_began_at: Moment
     train_samples: Number | None = None  # in the training set; None of a script, as is the next one
     test_samples: Number | None = None  # in the test set
-    sample_order: SampleOrder | None = "permutation"  # of an epoch; None of a script
-    page_cache: PageCache | None = None  # None for samples that are in memory
 
     @property
     def best_evaluation(self) -> Evaluation | None:
@@ -278,25 +233,6 @@ class Determinism:
     settings: Mapping[str, str]  # of torch and the environment, by their own names
     # What torch says of operations that it does not refuse, and that may vary all the same.
     warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CoreBinding:
-    """Where a rank that was bound to cores ran, as it found it when it had trained."""
-
-    cores: Sequence[Number]  # that it may use, as Linux numbers them, ascending
-    numa_nodes: Sequence[Number]  # that these are on
-    # NUMA node -> bytes of this process there, libraries included; empty where Linux does not say.
-    memory: Mapping[str, Number] = field(default_factory=dict)
-
-    @property
-    def remote_share(self) -> float | None:
-        """Return the share of its memory that is on other NUMA nodes, None where that is unknown."""
-        own = {str(node) for node in self.numa_nodes}
-        total = sum(self.memory.values())
-        if not total:
-            return None
-        return sum(size for node, size in self.memory.items() if node not in own) / total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -405,7 +341,6 @@ class RankResult:
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     determinism: Determinism | None = None  # None unless the trial was deterministic
-    binding: CoreBinding | None = None  # None unless the cell binds its ranks to cores
     telemetry: Telemetry | None = None
     loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.
@@ -464,9 +399,6 @@ class AcrossRanks:
     refused_checkpoints: tuple[str, ...]  # of rank 0
     saves: Saves | None = None  # of rank 0; None without checkpoints at intervals and failed saves
     telemetry: TelemetryAcross | None  # None unless every rank has some
-    # Of memory on other NUMA nodes than a bound rank's own, at the rank with the largest; None where
-    # ranks are not bound, or Linux does not say.
-    remote_memory: Share | None = None
 
 
 class RankResults(Sequence[RankResult]):

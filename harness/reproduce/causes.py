@@ -36,7 +36,6 @@ REDUCTION_ORDER = Cause("reduction order", SHARING, only_rounds=True)
 RANKS = Cause("reduction order", (*SHARING, "evaluation"), only_rounds=True)
 BUCKET_LAYOUT = Cause("bucket layout", SHARING, only_rounds=True)
 COMPRESSION = Cause("compressed gradients", SHARING)
-SPLIT_PRODUCTS = Cause("split products", ("forward", "buffers", "backward"), only_rounds=True)
 # Compiled dropout draws other random numbers.
 COMPILER = Cause("compiler", ("forward", "buffers", "backward"))
 # Initial parameters are drawn by vectorized kernels too.
@@ -57,30 +56,27 @@ CAUSES = {
     "env.MKL_ENABLE_INSTRUCTIONS": ISA,
     "env.MKL_CBWR": ISA,
     "execution": COMPILER,
-    "dynamic": COMPILER,
-    "fullgraph": COMPILER,
+    "compile.dynamic": COMPILER,
+    "compile.fullgraph": COMPILER,
     "cache": COMPILER,
     "channels_last": Cause("memory format", COMPUTING),
     "activation_checkpointing": Cause("recomputed activations", ("backward",), only_rounds=True),
     "strategy": REDUCTION_ORDER,
     "world_size": RANKS,
     "shard_size": REDUCTION_ORDER,
-    "tensor_parallel": SPLIT_PRODUCTS,
     "grad_accum_steps": REDUCTION_ORDER,
     "reduction": REDUCTION_ORDER,
     "comm_hook": COMPRESSION,
-    "matrix_approximation_rank": COMPRESSION,
-    "reduce_dtype": COMPRESSION,
-    "bucket_cap_mb": BUCKET_LAYOUT,
-    "gradient_as_bucket_view": BUCKET_LAYOUT,
-    "static_graph": BUCKET_LAYOUT,
-    "fsdp_wrap": BUCKET_LAYOUT,
-    "reshard_after_forward": BUCKET_LAYOUT,
+    "fsdp.reduce_dtype": COMPRESSION,
+    "ddp.bucket_cap_mb": BUCKET_LAYOUT,
+    "ddp.gradient_as_bucket_view": BUCKET_LAYOUT,
+    "ddp.static_graph": BUCKET_LAYOUT,
+    "fsdp.reshard_after_forward": BUCKET_LAYOUT,
     "optimizer_impl": Cause("optimizer implementation", OPTIMIZER, only_rounds=True),
     "num_workers": Cause("RNG", ("data",)),
 }
 # The axes that decide which rank, or which micro-step, computes which samples.
-SPLITTING = ("world_size", "tensor_parallel", "grad_accum_steps")
+SPLITTING = ("world_size", "grad_accum_steps")
 
 
 def splits_differently(a: Cell, b: Cell) -> bool:
@@ -111,8 +107,6 @@ def likely_causes(
             candidates.append(RNG)  # each rank draws from a separate stream
         if uses_batch_statistics:
             candidates.append(BATCH_STATISTICS)
-    if a.axes.tensor_parallel_size != b.axes.tensor_parallel_size:
-        candidates.append(SPLIT_PRODUCTS)
     if phase == "random":
         candidates.append(RNG)
     causes = [cause for cause in candidates if _shows_in(cause, phase, is_split=is_split)]

@@ -77,9 +77,8 @@ class SnapshotRecorder(Recorder):
             return
         tensors = {}
         # Rank 0 writes the unsharded tensors, but every rank must take part.
-        with self._parts.strategy.gathered(self._parts.model):
-            for name, tensor in _named_tensors(self._parts):
-                tensors[name] = full_tensor(tensor).contiguous().clone()
+        for name, tensor in _named_tensors(self._parts):
+            tensors[name] = full_tensor(tensor).contiguous().clone()
         if self._parts.mesh.ranks.is_rank_0:
             save_file(tensors, snapshot_path(self._path.parent, state.step))
 
@@ -87,7 +86,7 @@ class SnapshotRecorder(Recorder):
         super().before_optimizer(step)
         if step > 0:
             return
-        for name, gradient in self._gradients():  # of the current turn
+        for name, gradient in self._gradients():
             self._first_gradients[name] = gradient.contiguous().clone()
 
     def after_optimizer(self, step: int) -> None:

@@ -161,7 +161,7 @@ def _run(
     """Run a process that works on the trial's model, and return its answer."""
     recorded, settings = checkpoint.record.trial, checkpoint.record.settings
     # As it is served: by one process, in the precision of its parameters.
-    axes = Axes(**{name: getattr(recorded.cell.axes, name) for name in SERVED_AXES})
+    axes = Axes(**{name: recorded.cell.axes.value(name) for name in SERVED_AXES})
     if recorded.cell.axes.precision == "fp64":
         axes = replace(axes, precision="fp64")
     trial = Trial(cell=replace(recorded.cell, axes=axes), seed=recorded.seed)

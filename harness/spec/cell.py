@@ -361,7 +361,7 @@ class Cell:
         variable = variable_of(axis)
         if variable is not None:
             return self.environment.get(variable)
-        level: Hashable = getattr(self.axes, axis)
+        level: Hashable = self.axes.value(axis)
         if self.workload.is_script and axis not in self._axes_of_script:
             return None  # what the script does, if anything, is not known
         return level
@@ -408,9 +408,9 @@ class Cell:
             # Of the axes that labels of other workloads show in short, those that the script gets.
             for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
                 if name in self._axes_of_script:
-                    parts.append(f"{name}={axis_value(getattr(axes, name))}")
+                    parts.append(f"{name}={axis_value(axes.value(name))}")
         for name, default in DEFAULTS.items():
-            value = getattr(axes, name)
+            value = axes.value(name)
             if name not in LABEL_AXES and value != default:
                 parts.append(f"{name}={axis_value(value)}")
         for name, value in self.variables_set.items():
@@ -437,7 +437,7 @@ def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozens
     named = set(placeholders_of(arguments)) - set(options)
     if "rank_batch_size" in named:
         named.add("batch_size")
-    return frozenset({"world_size", "num_threads", "binding", "stack"} | (named & set(AXES)))
+    return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
 
 
 def level_reader(axis: str) -> Callable[[Cell], Hashable]:

@@ -27,9 +27,6 @@ from harness.spec.environment import (
     variable_of,
     variable_value,
 )
-from harness.spec.saving import AXIS as CHECKPOINT_EVERY
-from harness.spec.saving import parse_interval
-from harness.spec.shorthand import DOTTED_AXIS
 from harness.spec.stack import AXIS as STACK
 from harness.spec.stack import check_name
 from harness.spec.workload import SweepWorkload, plain
@@ -66,9 +63,9 @@ class MatrixPoint:
             else:
                 environment[axis.removeprefix(PREFIX)] = value
         rank_batch_size = own.pop("rank_batch_size", None)
-        axes = Axes(**own)
+        axes = Axes.of(own)
         if rank_batch_size is not None:  # it replaces the workload's own batch size
-            axes = replace(axes, batch_size=rank_batch_size * axes.data_parallel_size)
+            axes = replace(axes, batch_size=rank_batch_size * axes.world_size)
         return cls(axes=axes, environment=environment, settings=settings)
 
     @property
@@ -189,7 +186,7 @@ class Matrix:
         axes = point.axes
         levels = {**self.excluded_settings[workload], **point.levels, "workload": workload}
         # A fraction where the batch can't be shared out evenly, so that no rule matches it.
-        levels["rank_batch_size"] = axes.batch_size / axes.data_parallel_size
+        levels["rank_batch_size"] = axes.batch_size / axes.world_size
         for number, rule in enumerate(self.exclude):
             if all(levels.get(axis) in values for axis, values in rule.items()):
                 self.unused.discard(number)
@@ -255,10 +252,7 @@ def read_matrix(document: Document, workloads: Mapping[str, SweepWorkload]) -> M
 def _is_set_by_name(document: Document, axis: str) -> bool:
     """Return whether `--set AXIS=VALUE` sets an axis of `matrix`, rather than `--set matrix.AXIS`."""
     flag, _, assignment = document.source_of(("matrix", axis)).partition(" ")
-    name = assignment.partition("=")[0].strip()
-    if name == DOTTED_AXIS:
-        name = CHECKPOINT_EVERY
-    return flag == "--set" and name == axis
+    return flag == "--set" and assignment.partition("=")[0].strip() == axis
 
 
 def _variables(groups: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -472,11 +466,6 @@ def _checked(
         return plain(value)
     if axis == STACK:
         check_name(document, key, value)
-    if axis == CHECKPOINT_EVERY and checked is not None:
-        try:
-            parse_interval(checked)
-        except ValueError as error:
-            raise document.error(key, str(error)) from None
     if variable_of(axis) is None:
         return checked
     try:

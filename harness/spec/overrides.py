@@ -17,8 +17,7 @@ from harness.spec.axes import AXIS_TYPES
 from harness.spec.cell import SOURCE, declared_defaults, setting_of
 from harness.spec.document import MAX_DEPTH, Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
-from harness.spec.saving import AXIS as CHECKPOINT_EVERY
-from harness.spec.shorthand import DOTTED_AXIS, LENGTHS
+from harness.spec.shorthand import LENGTHS
 from harness.spec.text import find_control_character
 from harness.spec.workload import WorkloadEntry, read_declaration
 
@@ -40,10 +39,6 @@ def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
             f"--set {text}: found no '='; allowed: --set axis=value[,value…] or --set some.key=value"
         )
     source = f"--set {text}"
-    if name == DOTTED_AXIS:
-        has_several_values = "," in value or value.lstrip().startswith("[")
-        if has_several_values or _has_axis(document, CHECKPOINT_EVERY):
-            name = CHECKPOINT_EVERY
     is_open_axis = variable_of(name) is not None or setting_of(name) is not None
     if name in AXIS_TYPES or is_open_axis:
         _replace_axis(document, name, value, source)

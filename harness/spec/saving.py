@@ -17,7 +17,6 @@ from harness.spec.cell import Cell
 from workloads.options import Between
 
 AUTO, NEVER = "auto", "never"
-AXIS = "checkpoint_every"  # the axis that goes before the sweep's key
 STEPS = re.compile(r"([1-9][0-9]{0,8}) *steps?")
 DEFAULT_MEAN_TIME_BETWEEN_FAILURES = "24h"
 SHORTEST_AUTOMATIC_INTERVAL = 60.0  # seconds
@@ -108,7 +107,7 @@ def save_plan(
     """Return how a trial of a cell saves, None for never; a script saves what it saves."""
     if cell.workload.is_script:
         return None
-    every = cell.axes.checkpoint_every or rules.every or (AUTO if launcher == "slurm" else NEVER)
+    every = rules.every or (AUTO if launcher == "slurm" else NEVER)
     if every == NEVER:
         return None
     return SavePlan(

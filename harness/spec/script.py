@@ -126,7 +126,7 @@ class SweepScript(SweepWorkload):
             )
         names = placeholders_of(self.arguments)
         for name in names:
-            if name in AXES and name not in self.script_options and getattr(axes, name) is None:
+            if name in AXES and name not in self.script_options and axes.value(name) is None:
                 return f"{{{name}}} has no value; set the axis {name} or `options: {{{name}: …}}`"
         if "rank_batch_size" in names and axes.batch_size % axes.world_size:
             return (

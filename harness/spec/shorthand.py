@@ -18,7 +18,6 @@ from harness.core.text import parse_duration
 from harness.core.validation import LONGEST_VALUE, Key, shown
 from harness.spec.axes import AXIS_TYPES
 from harness.spec.document import MAX_NODES, Document
-from harness.spec.saving import AXIS as CHECKPOINT_EVERY
 from harness.spec.saving import NEVER
 from harness.spec.workload import WorkloadEntry
 
@@ -28,7 +27,6 @@ REQUIRED = {"name": "name: my sweep", "workloads": "workloads: {mlp: {}}"}
 LENGTHS = ("length", "evaluate")  # the keys whose value is a length
 # What the words stand for that may be in place of the keys of `checkpoint`.
 CHECKPOINTS: Mapping[str, Mapping[str, Any]] = {"best": {"best": True}, "none": {"every": NEVER}}
-DOTTED_AXIS = "checkpoint.every"
 # Of so few digits that Python reads it whatever it is; the bound of a length is checked later.
 DURATION = re.compile(r"[0-9]+(\.[0-9]+)?(ms|s|m|h)")
 LENGTH = re.compile(r"(?P<count>[0-9]{1,18}) *(?P<unit>epoch|step)s?")
@@ -49,8 +47,6 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
     _expand(document, (), content)
     if "checkpoint" in content:
         content["checkpoint"] = _expand_checkpoint(document, content["checkpoint"])
-    for name in ("axes", "matrix", "zip", "exclude", "include"):
-        _rename_axis(document, (name,), content.get(name))
     workloads = content.get("workloads")
     if not isinstance(workloads, dict):
         return  # which validation refuses
@@ -61,7 +57,6 @@ def expand_shorthand(document: Document, sweep_keys: Collection[str]) -> None:
             _refuse_misplaced(document, ("workloads", label), entry, WORKLOAD_KEYS)
             _refuse_other_shapes(document, ("workloads", label), entry)
             _expand(document, ("workloads", label), entry)
-            _rename_axis(document, ("workloads", label, "axes"), entry.get("axes"))
 
 
 def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
@@ -103,22 +98,6 @@ def _expand_length(document: Document, key: Key, value: Any) -> Any:
         problem = f"found {shown(value)}; allowed: a length such as 5 epochs or 300 steps"
         raise document.error(key, problem)
     return {f"{match['unit']}s": int(match["count"])}
-
-
-def _rename_axis(document: Document, key: Key, group: Any) -> None:
-    """Give the axis that stands for the key `checkpoint.every` its name, in axes or a list of them.
-
-    `group` is what is at `key`. Raises BadInput where the axis is there by both names.
-    """
-    if isinstance(group, list):
-        for index, part in enumerate(group):
-            _rename_axis(document, (*key, index), part)
-    elif isinstance(group, dict) and DOTTED_AXIS in group:
-        if CHECKPOINT_EVERY in group:
-            problem = f"given twice, also as {CHECKPOINT_EVERY}; allowed: once"
-            raise document.error((*key, DOTTED_AXIS), problem)
-        for axis in list(group):  # in the same order
-            group[CHECKPOINT_EVERY if axis == DOTTED_AXIS else axis] = group.pop(axis)
 
 
 def _expand_checkpoint(document: Document, value: Any) -> Any:

@@ -334,7 +334,7 @@ class SweepWorkload:
         for wrong settings, whatever the axes are.
         """
         declared = [self.options, self.data]
-        reason = find_conflict(axes) or self._missing_plan(axes)
+        reason = find_conflict(axes)
         if reason:
             return reason
         values = axes.values
@@ -347,19 +347,6 @@ class SweepWorkload:
             if reason is not None:
                 return f"{CUSTOM}.{name}: {reason}"
         return None
-
-    def _missing_plan(self, axes: Axes) -> str | None:
-        """Return a conflict if tensor-parallel ranks have no plan for sharing the work."""
-        if self.declaration.has_tensor_parallel_plan:
-            return None
-        setting = None
-        if axes.strategy == "tp":
-            setting = "strategy tp"
-        elif axes.tensor_parallel > 1:
-            setting = f"tensor_parallel {axes.tensor_parallel}"
-        if setting is None:
-            return None
-        return f"{setting} needs a tensor_parallel_plan, which {self.reference.uses} does not have"
 
 
 def plain(value: Any) -> Any:
@@ -433,7 +420,6 @@ def _find_declaration(
         if error.filename:
             source = f"{error.filename}:{error.lineno}"
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
-    from workloads.base import Workload  # the class has imported torch by now
 
     try:
         batch_size: int = decode_value(Count, workload_class.batch_size)
@@ -445,7 +431,6 @@ def _find_declaration(
         except ValueError as error:
             problem = f"{workload_class.__name__}.{section}: {error}"
             raise document.error(key, problem) from None
-    plan = workload_class.tensor_parallel_plan
     path = uses
     if uses.endswith(".py"):
         path = f"{uses}:{workload_class.__name__}"
@@ -454,7 +439,6 @@ def _find_declaration(
         options=workload_class.Options,
         data=workload_class.Data,
         batch_size=batch_size,
-        has_tensor_parallel_plan=plan is not Workload.tensor_parallel_plan,
     )
 
 

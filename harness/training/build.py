@@ -6,28 +6,28 @@ bottom in the order in which things happen, since that order decides who draws w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
 
-from harness.core.errors import BadInput, NotApplied
+from harness.core.errors import BadInput, NotApplied, one_line
 from harness.core.paths import TrialFolder
 from harness.measure.clock import StepClock, step_clock
+from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
-from harness.measure.page_cache import PageCacheWatch, prepare_page_cache
 from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Cell, Length
-from harness.spec.custom import active_axes
 from harness.training.checkpoint import Checkpointer
-from harness.training.compiled_code import take_compiled_code
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler, uses_cuda_graphs
@@ -35,22 +35,27 @@ from harness.training.loader import Fetched, epoch_order, make_loader
 from harness.training.loss_weights import weights_of
 from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
-from harness.training.model import build_model, check_training_mode, place_batch
-from harness.training.optimization import PreparedTurn, check_parameters, prepare_turns
+from harness.training.model import (
+    build_model,
+    check_training_mode,
+    checkpoint_activations,
+    place_batch,
+)
+from harness.training.optimization import make_optimizer, make_schedule
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, apply_matmul_precision, under_autocast
-from harness.training.ranks import derive_seed, seed_everything
+from harness.training.ranks import derive_seed, generators_kept, seed_everything
 from harness.training.state import TrainingState
-from harness.training.step import PipelineStep, TrainStep, TreeStep, TurnStep
+from harness.training.step import TrainStep, TreeStep
 from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
 from harness.training.workload_state import WorkloadState
-from workloads.axis import CustomAxis
-from workloads.base import Batch, Samples, Splits, Workload
+from workloads.base import Samples, Splits, TensorSamples, Workload
 from workloads.datasets import load_splits
 
-Loss = Callable[[nn.Module, Batch], Tensor]
+# Attributes of a workload that are too large to be copied, and that training does not change.
+DATA = (Tensor, np.ndarray, Dataset, TensorSamples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +66,12 @@ class BuiltStep:
     model: nn.Module
     training_module: nn.Module  # with the wrapper
     parameter_count: int  # elements of all parameters
+    flops_per_sample: float | None  # of training; None where unknown
     strategy: Strategy
-    turns: Sequence[PreparedTurn]  # one, unless the workload has several
+    optimizer: Optimizer
+    schedule: LRScheduler | None  # None for a constant learning rate
     scaler: Scaler
     clock: StepClock  # times the steps and their phases
-    custom: Mapping[str, CustomAxis]  # axes of the user's own that are not at their defaults
     train_step: TrainStep  # all that happens in the timed region, besides fetching
 
 
@@ -86,23 +92,16 @@ class TrialParts(BuiltStep):
     loader: Iterable[Fetched]
     compiler: Compiler
     determinism: DeterministicMode
-    optimizers: Sequence[Optimizer]  # of the turns
     telemetry: TelemetrySampler  # watches the device and the host while the rank trains
     memory: PeakMemory  # counts from just before the model was built
     workload_state: WorkloadState
     checkpointer: Checkpointer
-    page_cache: PageCacheWatch | None  # None for samples in memory, and at most ranks of a machine
     total_steps: int  # optimizer steps of the whole trial, over all attempts
 
     @property
     def axes(self) -> Axes:
         """Return the cell's axes."""
         return self.assignment.trial.cell.axes
-
-    def micro_batch(self) -> Batch:
-        """Return the first samples of the training set, as many as a micro-batch has, on the device."""
-        samples = self.splits.train.batch(range(self.mesh.micro_batch_size(self.axes)))
-        return place_batch(samples, self.axes, self.mesh.device)
 
 
 def build_trial(
@@ -121,29 +120,20 @@ def build_trial(
     """
     cell, seed = assignment.trial.cell, assignment.trial.seed
     axes = cell.axes
-    compiler = Compiler(
-        axes,
-        folder.compiler_cache(mesh.ranks.rank),
-        workload=cell.workload.uses,
-        device=mesh.device,
-        state=state,
-    )
-    if axes.cache == "once":
-        with state.timed("compile"):
-            take_compiled_code(folder, assignment, mesh)
+    compiler = Compiler(axes, folder.compiler_cache(mesh.ranks.rank), state)
     with state.timed("data"):
         # The same at every rank, as splits may be drawn.
         seed_everything(seed)
-        splits, page_cache = _load_splits(workload, axes, mesh)
+        splits = _load_splits(workload)
     check_validation_set(cell.stop, workload, splits)
     order = BatchOrder(
         samples=len(splits.train),
         batch_size=axes.batch_size,
         seed=derive_seed(seed),
-        dp_rank=mesh.dp_rank,
-        dp_size=mesh.dp_size,
+        dp_rank=mesh.rank,
+        dp_size=mesh.size,
         micro_steps=axes.grad_accum_steps if axes.reduction == "tree" else 1,
-        epoch_order=epoch_order(splits.train, axes.order),
+        epoch_order=epoch_order(splits.train),
     )
     with state.timed("build"):
         setting = setting_that_needs_gpu(axes)
@@ -154,22 +144,11 @@ def build_trial(
         apply_matmul_precision(axes, mesh.device)
         determinism = DeterministicMode(axes, mesh.device)
         total_steps = count_steps(cell.length, order.steps)
-        built = build_step(
-            cell,
-            seed,
-            workload,
-            splits.test,
-            mesh,
-            compiler,
-            total_steps,
-            Path(assignment.base_folder),
-        )
-        model, turns = built.model, built.turns
+        built = build_step(cell, seed, workload, splits, mesh, compiler, memory, total_steps)
+        model = built.model
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
-        optimizers = [turn.optimizer for turn in turns]
-        schedules = [turn.schedule for turn in turns]
         # All objects that a checkpoint restores.
-        restored: list[object] = [built.training_module, *optimizers, *schedules]
+        restored: list[object] = [built.training_module, built.optimizer, built.schedule]
         restored += [*model.modules(), *model.parameters(), *model.buffers()]
         workload_state = WorkloadState(workload, restored)
         checkpointer = Checkpointer(
@@ -179,8 +158,8 @@ def build_trial(
             mesh=mesh,
             strategy=built.strategy,
             model=model,
-            optimizers=optimizers,
-            schedules=schedules,
+            optimizers=[built.optimizer],
+            schedules=[built.schedule],
             scaler=built.scaler,
             workload_state=workload_state,
         )
@@ -195,12 +174,10 @@ def build_trial(
         loader=loader,
         compiler=compiler,
         determinism=determinism,
-        optimizers=optimizers,
         telemetry=telemetry_for(mesh.device, warmup=cell.warmup, cores=assignment.lane.cores),
         memory=memory,
         workload_state=workload_state,
         checkpointer=checkpointer,
-        page_cache=page_cache,
         total_steps=total_steps,
     )
     with state.timed("build"):
@@ -212,11 +189,11 @@ def build_step(
     cell: Cell,
     seed: int,
     workload: Workload,
-    test_samples: Samples,
+    splits: Splits,
     mesh: ParallelMesh,
     compiler: Compiler,
+    memory: PeakMemory,
     total_steps: int,
-    base_folder: Path,
 ) -> BuiltStep:
     """Return a rank's training step, with model and optimizer as they are before the first one.
 
@@ -227,35 +204,28 @@ def build_step(
     # The same seed at every rank, as FSDP2 shards the model that each rank has built.
     seed_everything(seed)
     model = build_model(workload, axes, mesh.device)
-    custom = active_axes(cell.workload, base_folder)
-    for axis in custom.values():
-        axis.change_model(model)
-    check_metrics(workload, model, test_samples, axes, mesh.device, cell.stop)
+    check_metrics(workload, model, splits.test, axes, mesh.device, cell.stop)
+    flops = _flops_per_sample(workload, model, splits.train, axes, mesh)
+    memory.forget_peak()  # of counting
+    if axes.activation_checkpointing:
+        checkpoint_activations(workload, model)
     parameter_count = sum(parameter.numel() for parameter in model.parameters())
     clock = step_clock(mesh.device)
     strategy = strategy_class(axes.strategy)(axes, mesh)
     training_module = strategy.prepare(model, workload, compiler, clock)
-    turns = prepare_turns(
-        workload,
-        model,
-        axes,
-        total_steps,
-        partial(_change_loss, custom, axes, mesh.device),
-        change_optimizers=[axis.change_optimizer for axis in custom.values()],
-        can_freeze=not strategy.shards_parameters,
-    )
-    check_parameters(workload, model, turns)
+    optimizer = make_optimizer(workload, model, axes)
+    schedule = make_schedule(workload, optimizer, axes, total_steps)
     check_training_mode(workload, model)
     scaler = Scaler(axes, mesh.device)
-    # From here on ranks draw different numbers, for dropout on different samples, or in other layers.
-    seed_everything(seed, mesh.ranks.rank if axes.strategy == "pp" else mesh.dp_rank)
+    # From here on ranks draw different numbers, for dropout on different samples.
+    seed_everything(seed, mesh.rank)
     step_parts: dict[str, Any] = {
         "module": training_module,
-        "loss": turns[-1].loss,
+        "loss": under_autocast(axes, mesh.device, workload.loss),
         "loss_hook": strategy.loss_hook(clock),
         "strategy": strategy,
-        "optimizer": turns[-1].optimizer,
-        "schedule": turns[-1].schedule,
+        "optimizer": optimizer,
+        "schedule": schedule,
         "scaler": scaler,
         "clock": clock,
         "grad_accum_steps": axes.grad_accum_steps,
@@ -266,46 +236,31 @@ def build_step(
     if type(workload).after_step is not Workload.after_step:
         step_parts["after_step"] = partial(workload.after_step, model)
     train_step = TrainStep(**step_parts)
-    if len(turns) > 1:
-        train_step = TurnStep(**step_parts, turns=turns)
     if axes.reduction == "tree":
         train_step = TreeStep(
             **step_parts,
             model=model,
             device=mesh.device,
             seed=seed,
-            dp_rank=mesh.dp_rank,
-            dp_size=mesh.dp_size,
+            dp_rank=mesh.rank,
+            dp_size=mesh.size,
         )
-    if axes.strategy == "pp":
-        train_step = PipelineStep(**step_parts)
     return BuiltStep(
         model=model,
         training_module=training_module,
         parameter_count=parameter_count,
+        flops_per_sample=flops,
         strategy=strategy,
-        turns=turns,
+        optimizer=optimizer,
+        schedule=schedule,
         scaler=scaler,
         clock=clock,
-        custom=custom,
         train_step=train_step,
     )
 
 
-def _load_splits(
-    workload: Workload, axes: Axes, mesh: ParallelMesh
-) -> tuple[Splits, PageCacheWatch | None]:
-    """Return the samples, with the files of their data as the axis `page_cache` asks for.
-
-    Also what watches these files, at one rank of each machine, if they are read while training.
-    Raises NotApplied if the axis has no effect, BadInput for a set to evaluate without samples.
-    """
-    is_first_on_machine = mesh.ranks.local_rank == 0
-    files = [*workload.data.files(), *workload.options.files()]
-    if axes.page_cache != "any":
-        if is_first_on_machine:
-            prepare_page_cache(files, axes.page_cache)
-        mesh.barrier()
+def _load_splits(workload: Workload) -> Splits:
+    """Return the samples; raises BadInput for a set to evaluate without samples."""
     splits = load_splits(workload)
     for name in ("test", "validation"):
         samples: Samples | None = getattr(splits, name)
@@ -314,30 +269,34 @@ def _load_splits(
                 f"{type(workload).__name__}.splits(): found no sample in the {name} set;"
                 " allowed: one or more"
             )
-    if getattr(splits.train, "reads_files", False):
-        if axes.page_cache != "any" and not files:
-            raise NotApplied(
-                f"page_cache={axes.page_cache} had no effect: found no file in the settings of"
-                f" {type(workload).__name__}; needed: the path of what it reads, as an option"
-            )
-        if not is_first_on_machine:
-            return splits, None
-        return splits, PageCacheWatch(files)
-    if axes.page_cache != "any":
-        raise NotApplied(
-            f"page_cache={axes.page_cache} had no effect: {type(splits.train).__name__} are in"
-            " memory while training"
-        )
-    return splits, None
+    return splits
 
 
-def _change_loss(
-    custom: Mapping[str, CustomAxis], axes: Axes, device: torch.device, loss: Loss
-) -> Loss:
-    """Return a workload's loss as axes of the user's own change it, under autocast if asked for."""
-    for axis in custom.values():
-        loss = axis.change_loss(loss)
-    return under_autocast(axes, device, loss)
+def _flops_per_sample(
+    workload: Workload, model: nn.Module, samples: Samples, axes: Axes, mesh: ParallelMesh
+) -> float | None:
+    """Return the operations of training on a sample: what the workload says, else what is counted.
+
+    They are counted in a forward and backward of a micro-batch, before any strategy has the model.
+    What counting needs may fail for a workload that can be trained; the operations are unknown then.
+    Model and workload are copies that share parameters and data, and generators are put back: a loss
+    may count its calls, and training must not depend on the counting.
+    """
+    stated = workload.flops_per_sample()
+    if stated is not None:
+        return float(stated)  # it may be a number of NumPy or torch
+    try:
+        with generators_kept(mesh.device):
+            batch = samples.batch(range(mesh.micro_batch_size(axes)))
+            batch = place_batch(batch, axes, mesh.device)
+            shared: list[object] = [*model.parameters()]
+            shared += [value for value in vars(workload).values() if isinstance(value, DATA)]
+            copies = deepcopy((workload, model), {id(value): value for value in shared})
+            loss = under_autocast(axes, mesh.device, copies[0].loss)
+            return flops_per_sample(loss, copies[1], batch)
+    except Exception as error:
+        print(f"the operations of a sample are unknown: {one_line(error)}", flush=True)
+        return None
 
 
 def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
@@ -347,10 +306,11 @@ def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
     What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
     """
     seconds_before = parts.compiler.seconds
-    loss = parts.train_step.loss(parts.train_step.module, parts.micro_batch())
+    size = parts.mesh.micro_batch_size(parts.axes)
+    batch = place_batch(parts.splits.train.batch(range(size)), parts.axes, parts.mesh.device)
+    loss = parts.train_step.loss(parts.train_step.module, batch)
     loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer in parts.optimizers:
-        optimizer.zero_grad(set_to_none=True)
+    parts.optimizer.zero_grad(set_to_none=True)
     compile_seconds = parts.compiler.seconds - seconds_before
     if compile_seconds:
         # The first forward has compiled the model, in the time of "build".

@@ -144,8 +144,7 @@ class Checkpointer:
         parameters = {}
         if not with_weights:
             names = {name for name, _ in self.model.named_parameters()}
-            with self.strategy.gathered(self.model):
-                values = self.model.state_dict()
+            values = self.model.state_dict()
             for name, value in values.items():
                 if name in names:
                     parameters[name] = SharedTensor(name, value)
@@ -183,7 +182,6 @@ class Checkpointer:
         return {
             "state": state.to_dict(),
             "scaler": self.scaler.state(),
-            "strategy": self.strategy.rank_state(),
             "workload": self.workload_state.capture(),
             "at": time.time(),
             "by": interrupted_by,
@@ -306,22 +304,19 @@ class Checkpointer:
         if fault is not None:
             raise BadCheckpoint(f"the best parameters can't be restored: {fault}")
         parts = open_checkpoint(path)
-        with self.strategy.gathered(self.model):
-            self._load_model(parts, parts.content(self.mesh.ranks.rank))
+        self._load_model(parts, parts.content(self.mesh.ranks.rank))
 
     def copy_model(self) -> ModelCopy:
         """Return a copy of what `restore_model` restores, for where no disk takes it."""
-        with self.strategy.gathered(self.model):
-            blocks = {name: block.clone() for name, block, _ in self._parameter_blocks()}
-            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-            modes = {name: module.training for name, module in self.model.named_modules()}
-            workload = self.workload_state.save()
-            return ModelCopy(blocks=blocks, buffers=buffers, modes=modes, workload=workload)
+        blocks = {name: block.clone() for name, block, _ in self._parameter_blocks()}
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        modes = {name: module.training for name, module in self.model.named_modules()}
+        workload = self.workload_state.save()
+        return ModelCopy(blocks=blocks, buffers=buffers, modes=modes, workload=workload)
 
     def restore_copy(self, copy: ModelCopy) -> None:
         """Restore what `copy_model` has returned; do not train after it."""
-        with self.strategy.gathered(self.model):
-            self._fill_model(lambda name, *_: copy.blocks[name], copy.buffers, copy.modes)
+        self._fill_model(lambda name, *_: copy.blocks[name], copy.buffers, copy.modes)
         self.workload_state.load(copy.workload)
 
     def _load_model(self, parts: SavedParts, content: Mapping[str, Any]) -> None:
@@ -395,7 +390,6 @@ class Checkpointer:
         for schedule, schedule_state in zip(self.schedules, content["schedules"], strict=True):
             if schedule:
                 schedule.load_state_dict(schedule_state)
-        self.strategy.load_rank_state(content["strategy"])
         self.scaler.restore(content["scaler"])
         _restore_random_state(content["random"])
         return content

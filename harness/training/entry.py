@@ -24,7 +24,6 @@ from harness.measure.gpu import NvmlGpu
 from harness.records.assignment import Assignment, read_assignment
 from harness.spec.environment import PREFIX, Variables
 from harness.spec.files import check_code, check_files
-from harness.training.binding import bind_rank
 from harness.training.determinism import naming_refusals, prepare_environment
 from harness.training.interruption import is_requested
 from harness.training.mesh import ParallelMesh
@@ -52,16 +51,17 @@ def joined(
     """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
 
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
-    the environment, or the cores that the rank gets, are not those that the cell asks for.
+    the environment is not the one that the cell asks for.
     """
     assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
     device = prepare_device(assignment, ranks)
-    bind_rank(assignment, ranks, device)
     needed = strategy_class(axes.strategy).needs_process_group
     with (
         naming_refusals(axes),
-        process_group(ranks, device, needed=needed, timeout=timeout, offloads=axes.cpu_offload),
+        process_group(
+            ranks, device, needed=needed, timeout=timeout, offloads=axes.fsdp.cpu_offload
+        ),
     ):
         yield assignment, ParallelMesh.from_axes(axes, ranks, device)
 

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from harness.core.errors import BadInput, NotApplied
-from harness.measure.probe import undisturbed
 from harness.spec.axes import Axes
 from harness.spec.cell import StopRule
 from harness.training.mesh import ParallelMesh
-from harness.training.model import evaluation_mode, place_batch
+from harness.training.model import evaluation_mode, place_batch, undisturbed
 from harness.training.precision import autocast
 from harness.training.stopping import LOSS
 from harness.training.strategies.base import Strategy
@@ -67,7 +66,7 @@ def _evaluate(
     # Every rank makes as many passes as the rank with the most samples, because under FSDP2 a
     # forward pass is collective. A rank that has run out repeats sample 0 and drops the result.
     passes = range(0, mesh.largest_test_share(len(samples)), batch_size)
-    with strategy.gathered(model), evaluation_mode(model):
+    with evaluation_mode(model):
         for number, start in enumerate(passes, start=1):
             batch_indices = indices[start : start + batch_size]
             batch = place_batch(samples.batch(batch_indices or [0]), axes, mesh.device)
@@ -78,8 +77,6 @@ def _evaluate(
             if number % PASSES_BETWEEN_CHECKS == 0 and not should_continue():
                 return None
     rank_rows = torch.cat(all_rows) if all_rows else None
-    if not mesh.reports_share:  # another rank has the same samples
-        indices, rank_rows = [], None
     shares = mesh.gather((torch.tensor(indices, dtype=torch.int64), rank_rows))
     metrics = None
     if mesh.ranks.is_rank_0:

@@ -1,16 +1,21 @@
 """torch.compile as the axes ask for it, with counts that prove that it compiled something.
 
-torch.compile falls back to eager without an error where it finds nothing to compile. A trial that
-asked for it and was not compiled must fail rather than leave an eager number under another name, so
-torch's own counters are read after each segment of training.
+torch.compile falls back to eager without an error where it finds nothing to compile, and where a
+frame has been compiled too often. A trial that asked for it and was not compiled must fail rather
+than leave an eager number under another name, so torch's own counters are read after each segment
+of training.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import shutil
+import sys
+import sysconfig
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,15 +23,19 @@ import torch
 from torch import nn
 
 from harness.core.errors import NotApplied, one_line
+from harness.core.packages import installed_version
+from harness.core.paths import cache_folder
+from harness.core.private import make_private_folder
+from harness.records.environment import cpu_info
 from harness.records.record import Compiled
 from harness.spec.axes import Axes
-from harness.training import compile_cache
 from harness.training.state import TrainingState
 
-# The axis `dynamic` as torch.compile takes it; None is torch's own rule.
-DYNAMIC_SHAPES = {"auto": None, "always": True, "never": False}
+# The cache folders of Inductor and Triton; both variables are read when compiling begins.
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 DISABLING_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
+RECOMPILE_LIMIT = "recompile limit exceeded"  # among torch's reasons to run in eager mode
 # Torch logs the reason where TORCH_LOGS asks for it alone, under either name by its version.
 SKIPPED_CUDA_GRAPH = "not replayed as a CUDA graph; TORCH_LOGS=perf_hints,cudagraphs says why"
 CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
@@ -37,23 +46,49 @@ def uses_cuda_graphs(axes: Axes, device: torch.device) -> bool:
     return device.type == "cuda" and axes.execution in CUDA_GRAPHS
 
 
+def use_cache(folder: Path) -> None:
+    """Have torch's compilers keep their code in a folder, which only its owner may enter."""
+    make_private_folder(folder)
+    for variable in CACHE_VARIABLES:
+        os.environ[variable] = str(folder.absolute())
+
+
+def shared_cache() -> Path:
+    """Return the folder in which trials of this environment share compiled code.
+
+    Torch looks code up by the code itself, its configuration and the GPU. That leaves out the C++
+    compiler, the C library and the CPU, which differ between nodes and containers that share a home,
+    and ATEN_CPU_CAPABILITY: under another limit torch takes loops that advance by 16 numbers,
+    compiles them for registers of 8, and computes half of a result. The paths of torch and Python
+    are in the commands that compile kernels.
+    """
+    cpu = cpu_info()
+    environment = [
+        sys.version,
+        sysconfig.get_path("include"),
+        torch.__version__,
+        torch.__file__,
+        installed_version("triton"),
+        cpu.get("model name", ""),
+        cpu.get("flags") or cpu.get("Features") or platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        os.environ.get("ATEN_CPU_CAPABILITY", ""),
+        os.environ.get("CXX", ""),
+        platform.libc_ver(),
+    ]
+    digest = hashlib.sha256(json.dumps(environment).encode()).hexdigest()[:16]
+    return cache_folder() / "compile" / digest
+
+
 class Compiler:
     """Compiles a model, and counts what is compiled in this process; for eager, it does nothing.
 
-    `cold_cache` is a folder that only this rank uses. If the axes ask for a cold cache, it is emptied and
-    used instead of the one that all trials of `workload` share, which is named as a sweep's `uses`.
-    While it compiles, `state` says that the rank is in no step.
+    `cold_cache` is a folder that only this rank uses. If the axes ask for a cold cache, it is emptied
+    and used instead of the one that all trials share. While it compiles, `state` says that the rank
+    is in no step.
     """
 
-    def __init__(
-        self,
-        axes: Axes,
-        cold_cache: Path,
-        *,
-        workload: str,
-        device: torch.device,
-        state: TrainingState,
-    ) -> None:
+    def __init__(self, axes: Axes, cold_cache: Path, state: TrainingState) -> None:
         self.axes = axes
         self.seconds = 0.0  # spent compiling, so far
         self.recompiles = 0
@@ -66,10 +101,9 @@ class Compiler:
             return
         if axes.cache == "cold":
             shutil.rmtree(cold_cache, ignore_errors=True)
-            for variable in compile_cache.CACHE_VARIABLES:
-                os.environ[variable] = str(cold_cache.absolute())
+            use_cache(cold_cache)
         else:
-            compile_cache.share_cache(workload, device)
+            use_cache(shared_cache())
         # They report the start and the end of each compilation, wherever it happens.
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
@@ -84,23 +118,8 @@ class Compiler:
         forward = type(compiled_model).forward
         self._has_own_forward = not forward.__module__.startswith("torch.")
         _, _, mode = self.axes.execution.partition(":")
-        compiled = torch.compile(
-            model,
-            mode=mode or None,
-            dynamic=DYNAMIC_SHAPES[self.axes.dynamic],
-            fullgraph=self.axes.fullgraph,
-        )
+        compiled = torch.compile(model, mode=mode or None, **self.axes.compile.changed())
         return cast(nn.Module, compiled)
-
-    def disabled(self) -> AbstractContextManager[object]:
-        """Return a context in which compiled modules run eagerly.
-
-        Torch compiles nothing under a dispatch mode, and with fullgraph takes that for an error.
-        """
-        if self._is_eager:
-            return nullcontext()
-        stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-        return stance
 
     def _on_compile_start(self, compilation: Any) -> None:
         """Note when a compilation starts, and whether its code has been compiled before."""
@@ -121,8 +140,8 @@ class Compiler:
     def account(self) -> Compiled | None:
         """Return the counts of compilations so far, None for eager.
 
-        Raises NotApplied if no graph was compiled, and if a graph came from a cache that should
-        have been cold.
+        Raises NotApplied if no graph was compiled, if a function was compiled so often that torch
+        has gone on in eager mode, and if a graph came from a cache that should have been cold.
         """
         if self._is_eager:
             return None
@@ -134,15 +153,20 @@ class Compiler:
                 f"execution=compile had no effect: torch.compile compiled no graph;"
                 f" {self._likely_cause()}"
             )
-        cache_hits = self._count("fxgraph_cache_hit")
+        if any(RECOMPILE_LIMIT in reason for reason in counters["unimplemented"]):
+            raise NotApplied(
+                f"execution={self.axes.execution} ended after {self.recompiles} recompilations, from"
+                " which on torch runs a function in eager mode; allowed: a model whose graph does not"
+                " change from step to step, or compile.dynamic for batches of several widths"
+            )
+        inductor = counters["inductor"]
+        cache_hits = int(inductor["fxgraph_cache_hit"])
         if cache_hits and self.axes.cache == "cold":
             raise NotApplied(f"cache=cold had no effect: {cache_hits} graphs came from a cache")
-        if not cache_hits and self.axes.cache == "once":
-            raise NotApplied("cache=once had no effect: the rank compiled all graphs again")
         breaks = {}
         for reason, count in counters["graph_break"].items():
             breaks[one_line(reason)] = int(count)
-        skipped = self._count("cudagraph_skips")
+        skipped = int(inductor["cudagraph_skips"])
         if skipped:
             breaks[SKIPPED_CUDA_GRAPH] = skipped
         return Compiled(
@@ -151,24 +175,8 @@ class Compiler:
             recompiles=self.recompiles,
             seconds=self.seconds,
             cache_hits=cache_hits,
-            cache_misses=self._count("fxgraph_cache_miss"),
+            cache_misses=int(inductor["fxgraph_cache_miss"]),
         )
-
-    def release_cache(self, *, is_local_rank_0: bool) -> None:
-        """Release the shared cache; one rank of a node clears it if it has added to it."""
-        has_added = is_local_rank_0 and self._count("fxgraph_cache_miss") > 0
-        try:
-            compile_cache.release(clear_surplus=has_added)
-        except OSError as error:  # the training is over, and its result counts
-            print(f"the compile cache was not cleared: {error}")
-
-    def _count(self, name: str) -> int:
-        """Return one of Inductor's own counts in this process, 0 for eager."""
-        if self._is_eager:
-            return 0
-        from torch._dynamo.utils import counters
-
-        return int(counters["inductor"][name])
 
     def _likely_cause(self) -> str:
         """Return why no graph may have been compiled, and what to change."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -27,7 +27,6 @@ from harness.training.epoch import (
     EpochOrder,
     Indices,
     InOrder,
-    Keyed,
     Permutation,
 )
 from harness.training.order import BatchOrder
@@ -45,28 +44,13 @@ M_MMAP_THRESHOLD = -3  # glibc's number of the setting
 LARGE_BLOCK = 2**20  # bytes
 CPU = torch.device("cpu")
 FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
-# The most samples that are permuted in memory unless the axis asks for it: 1 GiB at every rank.
-MAX_PERMUTED = 2**27
 
 
-def epoch_order(samples: Samples, axis: Literal["recipe", "permutation", "keyed"]) -> EpochOrder:
-    """Return the order of an epoch that the axis `order` asks for, or that suits the samples.
-
-    Raises NotApplied for samples that can't be read in that order.
-    """
+def epoch_order(samples: Samples) -> EpochOrder:
+    """Return the order of an epoch that suits the samples."""
     if getattr(samples, "in_order", False):
-        _check_is_recipe(axis, f"{type(samples).__name__} are read one after the other")
         return InOrder()
-    suits_keyed = len(samples) > MAX_PERMUTED
-    if axis == "keyed" or (axis == "recipe" and suits_keyed):
-        return Keyed(len(samples))
     return Permutation(len(samples))
-
-
-def _check_is_recipe(axis: str, reason: str) -> None:
-    """Raise NotApplied unless the axis leaves the order to the samples."""
-    if axis != "recipe":
-        raise NotApplied(f"order={axis} is unavailable: {reason}; allowed: recipe")
 
 
 def make_loader(
@@ -92,7 +76,7 @@ def make_loader(
             count=axes.grad_accum_steps,
             device=samples_device,
         )
-    pin_memory = device.type == "cuda" and axes.pin_memory != "never" and not is_resident
+    pin_memory = device.type == "cuda" and axes.loader.pin_memory is not False and not is_resident
     if not axes.num_workers:
         # Tensors in memory are taken by their indices, which draws nothing: no time is lost for them.
         if type(samples) is TensorSamples and axes.reduction != "tree":
@@ -107,8 +91,8 @@ def make_loader(
         batch_sampler=_NumberedBatches(order),
         collate_fn=_identity,
         num_workers=axes.num_workers,
-        prefetch_factor=axes.prefetch_factor,
-        persistent_workers=axes.persistent_workers,
+        prefetch_factor=axes.loader.prefetch_factor,
+        persistent_workers=axes.loader.persistent_workers,
         timeout=WORKER_TIMEOUT,
         worker_init_fn=_prepare_worker,
         pin_memory=pin_memory,

@@ -6,11 +6,12 @@ that the model is built with are those that it is trained with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -21,20 +22,12 @@ from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
 IMAGE_DIMENSIONS = 4
-DROPOUT = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 
 
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
     """Return the workload's model on `device`, as the axes ask for it apart from the strategy.
 
-    That is the memory format, activation checkpointing and fp64. Raises NotApplied if channels_last
+    That is the memory format and fp64; `checkpoint_activations` comes later. Raises NotApplied if channels_last
     would change nothing.
     """
     model = workload.build_model()
@@ -49,10 +42,13 @@ def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Modu
                 "channels_last=true had no effect: the model has no convolution of images"
             )
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if axes.activation_checkpointing:
-        for layer in workload.layers(model) or [model]:
-            _checkpoint_activations(layer)
     return model
+
+
+def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
+    """Have each layer of the model, or the model without any, compute its activations in backward again."""
+    for layer in workload.layers(model) or [model]:
+        _checkpoint_activations(layer)
 
 
 def _checkpoint_activations(layer: nn.Module) -> None:
@@ -116,8 +112,42 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = is_training
 
 
+@contextmanager
+def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have a block leave a module's buffers and the generators of torch, NumPy and Python as they are."""
+    buffers = {}
+    for path, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            buffers[path, name] = (buffer, buffer.clone())
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    generators = [device] if device.type == "cuda" else []  # besides the CPU's
+    with torch.random.fork_rng(generators):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            _restore_buffers(module, buffers)
+
+
+@torch.no_grad()
+def _restore_buffers(
+    module: nn.Module, buffers: Mapping[tuple[str, str], tuple[Tensor, Tensor]]
+) -> None:
+    """Give a module its buffers back, by the path of its part and the buffer's name: each and its copy."""
+    for path, part in module.named_modules():
+        for name, present in list(part.named_buffers(recurse=False)):
+            if (path, name) not in buffers:  # the block has made it
+                setattr(part, name, None)
+                continue
+            buffer, original = buffers[path, name]
+            buffer.copy_(original)
+            if present is not buffer:
+                setattr(part, name, buffer)
+
+
 def check_training_mode(workload: Workload, model: nn.Module) -> None:
-    """Raise NotApplied if all trained modules, or all dropout that an option asks for, are off.
+    """Raise NotApplied if all trained modules are in evaluation mode.
 
     Some modules may be in evaluation mode on purpose. But `from_pretrained` of transformers returns
     a whole model in evaluation mode, and it would be trained without dropout.
@@ -132,22 +162,6 @@ def check_training_mode(workload: Workload, model: nn.Module) -> None:
             f"{name}: found a model in evaluation mode, which trains without dropout; needed:"
             " model.train() in build_model(), as after from_pretrained()"
         )
-    dropouts = [module for module in model.modules() if isinstance(module, DROPOUT) and module.p]
-    option = _dropout_option(workload)
-    if option is None or not dropouts or any(module.training for module in dropouts):
-        return
-    raise NotApplied(
-        f"{option} had no effect: all dropout modules of {name} are in evaluation mode"
-    )
-
-
-def _dropout_option(workload: Workload) -> str | None:
-    """Return the first option that asks for dropout, with its value; None if none does."""
-    for option in fields(workload.options):
-        value = getattr(workload.options, option.name)
-        if "dropout" in option.name and isinstance(value, float) and value > 0:
-            return f"options.{option.name}={value:g}"
-    return None
 
 
 def must_place_batches(axes: Axes, device: torch.device) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.errors import BadInput
-from harness.training.bijection import splitmix64
 from harness.training.epoch import EpochOrder, Indices, Permutation
 
 # The samples that a rank looks up at once. One batch at a time would take longer: a lookup is some
@@ -130,3 +129,11 @@ def join_digests(sums: Sequence[Sequence[int]]) -> str:
     low = sum(rank_sums[0] for rank_sums in sums) % 2**64
     high = sum(rank_sums[1] for rank_sums in sums) % 2**64
     return f"{low:016x}{high:016x}"
+
+
+def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the output function of splitmix64, element by element (Steele, Lea and Flood 2014)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -7,12 +7,12 @@ backward, the graph of the loss is searched for a tensor of the type that was as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
@@ -90,34 +90,6 @@ def _has_type(tensors: Any, dtype: torch.dtype) -> bool:
     return any(tensor is not None and tensor.dtype == dtype for tensor in tensors)
 
 
-def clip_mixed_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> None:
-    """Scale the gradients down in place if the 2-norm of all of them together is above `max_norm`.
-
-    Torch's own `clip_grad_norm_` takes tensors of one kind only: plain ones, or those that are
-    sharded over the same mesh. Tensor parallelism leaves two kinds.
-    """
-    kinds = by_mesh(parameters)
-    norms = []
-    for alike in kinds:
-        gradients = [parameter.grad for parameter in alike if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-    total = torch.linalg.vector_norm(torch.stack(norms))
-    for alike in kinds:
-        torch.nn.utils.clip_grads_with_norm_(alike, max_norm, total)
-
-
-def by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters cut into those that are sharded over the same mesh, or not at all.
-
-    Torch's kernels over lists of tensors take one such list at a time.
-    """
-    kinds: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(kinds.values())
-
-
 class Scaler:
     """Computes gradients and steps the optimizer; under fp16 with a loss scale.
 
@@ -133,9 +105,6 @@ class Scaler:
         self.grad_scaler = torch.amp.GradScaler(device.type, enabled=self.is_scaling)
         self.skipped_steps = 0
         self._scale: float | None = None  # of the loss, as the last step has left it
-        self._clip_norm: Callable[..., object] = torch.nn.utils.clip_grad_norm_
-        if axes.tensor_parallel_size > 1:
-            self._clip_norm = clip_mixed_gradients
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss, times the loss scale if there is one.
@@ -165,7 +134,7 @@ class Scaler:
             parameters = []
             for group in optimizer.param_groups:
                 parameters += group["params"]
-            self._clip_norm(parameters, max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
         if not self.is_scaling:
             optimizer.step()
             return True

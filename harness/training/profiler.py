@@ -14,7 +14,6 @@ from harness.training.build import TrialParts
 from harness.training.loader import Fetched
 from harness.training.model import place_batch
 from harness.training.state import TrainingState
-from harness.training.step import TurnStep
 
 WARMUP_STEPS = 1  # under the profiler, whose events are dropped: it is slow at first
 TABLE_ROWS = 30
@@ -53,9 +52,6 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 def _train(parts: TrialParts, start_step: int, steps: int, profiler: profile) -> None:
     """Train as the loop does, and mark the end of each step for the profiler."""
     train_step = replace(parts.train_step, schedule=None)
-    if isinstance(train_step, TurnStep):  # each turn has a schedule of its own
-        turns = [replace(turn, schedule=None) for turn in train_step.turns]
-        train_step = replace(train_step, turns=turns)
     batches = _batches_from(parts, start_step)
     for _ in range(steps):
         with record_function("fetch"):

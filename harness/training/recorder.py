@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -125,8 +124,7 @@ class Recorder(StepObserver, Hooks):
     def before_step(self, step: int, indices: Indices) -> None:
         self._step, self._micro_step = step + 1, 1
         self._phase_digests.clear()
-        with self._gathered():
-            self._write("parameters", self._parameters())
+        self._write("parameters", self._parameters())
         if self._rank == 0:  # DDP's other ranks get its buffers in the forward
             self._write_if_any("buffers before", self._parts.model.named_buffers())
         self._write("samples", [("sample ids", torch.tensor(indices))])
@@ -146,24 +144,16 @@ class Recorder(StepObserver, Hooks):
 
     def before_optimizer(self, step: int) -> None:
         self._micro_step = AFTER_MICRO_STEPS
-        with self._gathered():
-            self._write("all-reduce", self._gradients())
-        if "optimizer settings" not in self._phase_digests:  # of all turns, before the first
-            settings = []
-            for number, optimizer in enumerate(self._parts.optimizers):
-                for name, value in optimizer_settings(optimizer):
-                    settings.append((f"optimizer {number} {name}" if number else name, value))
-            self._write("optimizer settings", settings)
+        self._write("all-reduce", self._gradients())
+        self._write("optimizer settings", optimizer_settings(self._parts.optimizer))
 
     def after_optimizer(self, step: int) -> None:
-        with self._gathered():
-            self._write("optimizer state", self._optimizer_state())
-            self._write("optimizer", self._parameters())
+        self._write("optimizer state", self._optimizer_state())
+        self._write("optimizer", self._parameters())
 
     def after_step(self, step: int) -> None:
         if self._parts.train_step.after_step is not None:
-            with self._gathered():
-                self._write("after_step", self._parameters())
+            self._write("after_step", self._parameters())
         self._write_if_any("workload state", self._parts.workload_state.tensors())
         self._file.flush()
         digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
@@ -186,11 +176,6 @@ class Recorder(StepObserver, Hooks):
 
     # Tensors, a few at a time: all of them unsharded would not fit where FSDP2 is needed
 
-    def _gathered(self) -> AbstractContextManager[object]:
-        """Return the context in which this rank has all parameters, gradients and optimizer state."""
-        parts = self._parts
-        return parts.strategy.gathered(parts.model, parts.train_step.optimizer)
-
     def _parameters(self) -> Named:
         """Return the parameters, unsharded, by name."""
         return full_tensors(self._parts.model.named_parameters())
@@ -198,13 +183,8 @@ class Recorder(StepObserver, Hooks):
     def _gradients(self) -> Named:
         """Return the gradients that all ranks have summed up, unsharded, by name."""
         gradients = []
-        others: set[int] = set()  # parameters that are another turn's to train
-        for optimizer in self._parts.optimizers:
-            if optimizer is not self._parts.train_step.optimizer:
-                for group in optimizer.param_groups:
-                    others.update(id(parameter) for parameter in group["params"])
         for name, parameter in self._parts.model.named_parameters():
-            if parameter.grad is not None and id(parameter) not in others:
+            if parameter.grad is not None:
                 gradients.append((name, parameter.grad))
         return full_tensors(gradients)
 
@@ -212,10 +192,9 @@ class Recorder(StepObserver, Hooks):
         """Return the tensors of the optimizer's state, unsharded, by name."""
         states = []
         for name, parameter in self._parts.model.named_parameters():
-            for optimizer in self._parts.optimizers:
-                for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-                    if isinstance(value, Tensor):
-                        states.append((f"{name} ({key})", value))
+            for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor):
+                    states.append((f"{name} ({key})", value))
         return full_tensors(states)
 
     # Marks

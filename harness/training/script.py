@@ -41,7 +41,6 @@ from harness.records.record import Evaluation, Rank0Report, RankResult, TargetMe
 from harness.spec.axes import AXES
 from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
-from harness.training.binding import account_binding, bind_rank
 from harness.training.entry import cool_down, prepare_rank, read_initial_environment
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
@@ -392,7 +391,6 @@ class ScriptObserver:
         return replace(
             entered,
             **pack_series(self.state),
-            binding=account_binding(self.assignment, self.ranks, self.launch_device),
             telemetry=self._telemetry.report(),
             memory=memory,
             phases=dict(self.state.phases),
@@ -420,7 +418,6 @@ class ScriptObserver:
             parameter_digest=self.digest_parameters(),
             began_at=self.state.began_at,
             training_began_at=self.state.training_began_at,
-            sample_order=None,
         )
 
 
@@ -431,13 +428,9 @@ def observe(
     ranks: Ranks,
     state: TrainingState,
 ) -> Iterator[ScriptObserver]:
-    """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts.
-
-    The process is bound to the cores that the axis `binding` asks for.
-    """
+    """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts."""
     with ExitStack() as stack:
         observer = ScriptObserver(assignment, folder, ranks, state, stack)
-        bind_rank(assignment, ranks, observer.launch_device)
         # In a step that the script compiles, Dynamo would trace the hooks, and fail at the clock.
         before_step = torch.compiler.disable(observer.before_step)  # type: ignore[no-untyped-call]
         after_step = torch.compiler.disable(observer.after_step)  # type: ignore[no-untyped-call]
@@ -496,7 +489,7 @@ def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
         "seed": trial.seed,
         "steps": trial.cell.length.steps,
         "folder": folder.path.absolute(),
-        **{name: getattr(axes, name) for name in AXES},
+        **{name: axes.value(name) for name in AXES},
         **reference.options,
     }
     arguments = reference.arguments or ()

@@ -6,10 +6,9 @@ but training and the marks of the clock, and nothing that waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from harness.measure.clock import Phase, StepClock
 from harness.training.epoch import Indices
 from harness.training.loss_weights import LossWeights, weighted
-from harness.training.optimization import PreparedTurn
 from harness.training.precision import Scaler
 from harness.training.ranks import derive_seed, seed_generators
 from harness.training.strategies.base import Strategy
 from harness.training.tree_reduction import GradientTree, local_part
 from workloads.base import Batch
-
-if TYPE_CHECKING:
-    from harness.training.strategies.pipeline import Pipeline
 
 
 class StepObserver:
@@ -81,7 +76,6 @@ class TrainStep:
     after_step: Callable[[], None] | None = None  # the workload's own, after the optimizer
     observer: StepObserver | None = None  # None costs no time
     step: int = 0  # optimizer steps done; set at the start of each segment
-    first_micro_step: int = 0  # the number of the first one, for observers
     loss_factors: Tensor | None = None  # of the micro-batches of the step, by `loss_weights`
 
     def run(self, batch: Batch) -> Tensor:
@@ -91,7 +85,15 @@ class TrainStep:
         wait for the device. With weights of micro-batches, it is what the share contributes: the
         mean over all ranks is the weighted mean of the global batch.
         """
-        loss = self.update(batch)
+        loss = self.compute_gradients(batch)
+        self.clock.enter(Phase.optimizer)
+        self.strategy.note_gradients()
+        if self.observer is not None:
+            self.observer.before_optimizer(self.step)
+        stepped = self.scaler.step(self.optimizer, self.max_grad_norm)
+        if self.schedule is not None and stepped:
+            self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
         if self.observer is not None:
             self.observer.after_optimizer(self.step)
         if self.after_step is not None:
@@ -99,18 +101,6 @@ class TrainStep:
         if self.observer is not None:
             self.observer.after_step(self.step)
         self.step += 1
-        return loss
-
-    def update(self, batch: Batch) -> Tensor:
-        """Move the optimizer's parameters by the gradients of the batch; return its mean loss."""
-        loss = self.compute_gradients(batch)
-        self.clock.enter(Phase.optimizer)
-        if self.observer is not None:
-            self.observer.before_optimizer(self.step)
-        stepped = self.scaler.step(self.optimizer, self.max_grad_norm)
-        if self.schedule is not None and stepped:
-            self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
         return loss
 
     def compute_gradients(self, batch: Batch) -> Tensor:
@@ -135,11 +125,6 @@ class TrainStep:
             self.clock.enter(Phase.forward)
             self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
 
-    def compute_all_gradients(self, batch: Batch) -> None:
-        """Compute all gradients of a step, and drop them."""
-        self.compute_gradients(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the equal parts that a batch is cut into, in its order."""
         yield from zip(*(tensor.chunk(self.grad_accum_steps) for tensor in batch), strict=True)
@@ -151,11 +136,11 @@ class TrainStep:
         its factor if there are any.
         """
         if self.observer is not None:
-            self.observer.before_forward(self.step, self.first_micro_step + number, batch)
+            self.observer.before_forward(self.step, number, batch)
         self.clock.enter(Phase.forward)
         loss = self.loss(self.module, batch)
         if self.observer is not None:
-            self.observer.after_forward(self.step, self.first_micro_step + number, loss)
+            self.observer.after_forward(self.step, number, loss)
         if self.loss_factors is not None:
             loss = weighted(loss, self.loss_factors[number])
         self.clock.enter(Phase.backward)
@@ -163,74 +148,9 @@ class TrainStep:
             self.loss_hook(loss)
         self.scaler.backward(loss if divisor == 1 else loss / divisor)
         if self.observer is not None:
-            self.observer.after_backward(self.step, self.first_micro_step + number)
+            self.observer.after_backward(self.step, number)
         loss = loss.detach()
         return loss.clone() if self.copies_losses else loss
-
-
-@dataclass(kw_only=True)
-class TurnStep(TrainStep):
-    """A step of several updates, a workload's own `turns`, each with a loss and an optimizer.
-
-    A turn is a whole update: forward and backward over all micro-batches, clipping, the loss scale,
-    the optimizer and its schedule. The parameters of other turns stay as they are: they need no
-    gradients in this one where a strategy allows it, and otherwise their gradients are dropped.
-    """
-
-    turns: Sequence[PreparedTurn]
-
-    def update(self, batch: Batch) -> Tensor:
-        """Take every turn; return the sum of their mean losses."""
-        losses = []
-        for number, turn in enumerate(self.turns):
-            self.loss, self.optimizer, self.schedule = turn.loss, turn.optimizer, turn.schedule
-            self.first_micro_step = number * self.grad_accum_steps
-            frozen = self._freeze(turn.frozen)
-            losses.append(super().update(batch))
-            self._unfreeze(frozen)
-        return torch.stack(losses).sum()
-
-    def _freeze(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Have the coming backward compute no gradients of these parameters.
-
-        Returns those that would have had some: the workload may have frozen others itself.
-        """
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        return trained
-
-    def _unfreeze(self, parameters: Sequence[nn.Parameter]) -> None:
-        """End that, and drop the gradients of all turns."""
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        for turn in self.turns:
-            turn.optimizer.zero_grad(set_to_none=True)
-
-    def compute_all_gradients(self, batch: Batch) -> None:
-        """Compute the gradients of every turn, and drop them."""
-        for turn in self.turns:
-            self.loss = turn.loss
-            frozen = self._freeze(turn.frozen)
-            self.compute_gradients(batch)
-            self._unfreeze(frozen)
-
-
-@dataclass(kw_only=True)
-class PipelineStep(TrainStep):
-    """A step of strategy `pp`, whose schedule has the micro-batches; observers see them as one."""
-
-    strategy: Pipeline
-
-    def compute_gradients(self, batch: Batch) -> Tensor:
-        """Leave the mean gradients of the global batch in the parameters that this rank has."""
-        if self.observer is not None:
-            self.observer.before_forward(self.step, 0, batch)
-        loss = self.strategy.train(self.loss, batch, self.micro_batches(batch), self.optimizer)
-        if self.observer is not None:
-            self.observer.after_forward(self.step, 0, loss)
-            self.observer.after_backward(self.step, 0)
-        return loss
 
 
 @dataclass(kw_only=True)
@@ -292,7 +212,7 @@ class TreeStep(TrainStep):
         gradients: list[Tensor | None] = []
         for parameter in self._parameters:
             gradient = parameter.grad
-            if gradient is not None and self.strategy.axes.gradient_as_bucket_view:
+            if gradient is not None and self.strategy.axes.ddp.gradient_as_bucket_view:
                 gradient = gradient.clone()
             gradients.append(gradient)
             parameter.grad = None

@@ -24,7 +24,7 @@ from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
-from harness.training.epoch import Indices
+from harness.training.epoch import Indices, InOrder
 from harness.training.evaluate import evaluate
 from harness.training.fingerprint import digest_buffers, digest_parameters
 from harness.training.interruption import SIGNAL, is_requested
@@ -219,7 +219,7 @@ class Trainer:
         if not ahead:
             return batches
         state.refilled_steps += range(state.step, min(stop, state.step + ahead))
-        if order.epoch_order.name == "stream":
+        if isinstance(order.epoch_order, InOrder):
             return batches
         del batches
         order.seek(state.step)
@@ -288,9 +288,14 @@ class Trainer:
             bad_loss = segment.first_bad_step * world_size + self.parts.mesh.ranks.rank
         is_last = self.state.step == self.parts.total_steps  # after which nothing is to be saved
         votes = () if self.saver is None or is_last else self.saver.votes(self.state.step)
+        strategy = self.parts.strategy
         earliest_bad_loss, self.segment_steps, all_continue, *agreed = (
             self.parts.mesh.all_reduce_min(
-                bad_loss, self._next_segment_steps(segment), not is_requested(), *votes
+                bad_loss,
+                self._next_segment_steps(segment),
+                not is_requested(),
+                *votes,
+                *strategy.votes(),
             )
         )
         self.state.in_step = False
@@ -303,6 +308,8 @@ class Trainer:
                 f"the loss became NaN or infinite at step {step + 1} of {self.parts.total_steps}",
                 rank=rank,
             )
+        strategy.check_votes(agreed[len(votes) :])
+        agreed = agreed[: len(votes)]
         if not all_continue:
             self._interrupt()
         has_saved = False
@@ -348,10 +355,6 @@ class Trainer:
         self.state.compiled = self.parts.compiler.account()
         self.parts.strategy.check_effect()
         self.parts.determinism.check_effect()
-        for name, axis in self.parts.custom.items():
-            problem = axis.find_problem()
-            if problem is not None:
-                raise NotApplied(f"{name}={axis.value} had no effect: {problem}")
         num_workers = self.parts.axes.num_workers
         if num_workers and not self.state.loader_workers:
             raise NotApplied(
@@ -528,8 +531,7 @@ class Trainer:
         only rank 0's digest is that of all ranks.
         """
         with self.state.timed("fingerprint"):
-            with self.parts.strategy.gathered(self.parts.model):
-                parameters = digest_parameters(self.parts.model)
+            parameters = digest_parameters(self.parts.model)
             states = self.parts.mesh.gather(self.parts.workload_state.digest())
             others = digest_buffers(self.parts.model), join_state_digests(states)
             digests = [parameters, *(digest for digest in others if digest is not None)]

@@ -15,10 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
 
 from harness.core.processes import end_process
 from harness.training.interruption import before_torch
@@ -32,20 +30,15 @@ from harness.core.errors import (
     HarnessError,
     Interrupted,
     NonFiniteLoss,
-    NotApplied,
     StorageError,
     one_line,
 )
 from harness.core.paths import TrialFolder
 from harness.core.redaction import scrub
-from harness.measure.collectives import count_collectives
-from harness.measure.flops import flops_per_sample
 from harness.measure.stacks import write_stacks_on_signal
-from harness.measure.traffic import bytes_per_sample, optimizer_bytes
 from harness.records.assignment import read_assignment
 from harness.records.files import write_record
 from harness.records.record import (
-    Collective,
     Failure,
     Rank0Report,
     RankFingerprints,
@@ -53,11 +46,9 @@ from harness.records.record import (
 )
 from harness.spec.files import check_files
 from harness.training import checkpoint
-from harness.training.binding import account_binding
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import cool_down, joined, load_workload, with_batch_size_of
 from harness.training.flight import FlightRecorder
-from harness.training.model import place_batch
 from harness.training.outcome import environment_of, pack_series
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
@@ -69,13 +60,11 @@ from harness.training.train import Hooks, Trainer
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
 # How gloo reports that another rank is gone, by a RuntimeError.
 CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
-T = TypeVar("T")
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 # What a rank may do instead of training, by name: a function with the parameters of `train`, which
 # is imported when it is asked for.
 TASKS = {
     "trace": "harness.reproduce.trace_worker:trace_rank",
-    "compile": "harness.training.compile_worker:compile_cell",
     "check": "harness.preflight.worker:examine_workload",
     "find-lr": "harness.preflight.rate_worker:search_rates",
     "export": "harness.serving.worker:export_model",
@@ -168,7 +157,6 @@ def train(
         if assignment.profile:
             trace_steps(parts, state, assignment.profile.steps)
             result = replace(result, phases=dict(state.phases))
-        parts.compiler.release_cache(is_local_rank_0=ranks.local_rank == 0)
         del parts, trainer, recorder  # the process group ends after them
     return result
 
@@ -191,16 +179,10 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     parts, state = trainer.parts, trainer.state
     memory = parts.memory.read()  # before the fingerprint, which gathers parameters
     parameter_digest = trainer.fingerprint()
-    collectives = _optional(_count_collectives, parts)
-    # At every rank, as a loss or a layer may communicate: SyncBatchNorm does.
-    flops_per_sample = _optional(_flops_per_sample, parts)
-    bytes_per_sample = _optional(_bytes_per_sample, parts)
     rank0_report = environment = None
     if parts.mesh.ranks.is_rank_0:
         environment = environment_of(parts.assignment)
-        rank0_report = _rank0_report(
-            trainer, parameter_digest, collectives, flops_per_sample, bytes_per_sample
-        )
+        rank0_report = _rank0_report(trainer, parameter_digest)
     return replace(
         entered,
         **pack_series(state),
@@ -208,7 +190,6 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         compiled=state.compiled,
         loss_scale=parts.scaler.account(),
         determinism=parts.determinism.account(),
-        binding=account_binding(parts.assignment, parts.mesh.ranks, parts.mesh.device),
         telemetry=parts.telemetry.report(),
         loader_workers=state.loader_workers,
         memory=memory,
@@ -231,13 +212,7 @@ def _fingerprints(
     return rank_fingerprints(state, folder, ranks.rank)
 
 
-def _rank0_report(
-    trainer: Trainer,
-    parameter_digest: str,
-    collectives: Sequence[Collective] | None,
-    flops_per_sample: float | None,
-    bytes_per_sample: float | None,
-) -> Rank0Report:
+def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
     """Return the results that are the same at all ranks, for rank 0 to report."""
     parts = trainer.parts
     best = trainer.selection.best(trainer.state.evaluations)
@@ -252,94 +227,17 @@ def _rank0_report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
-        flops_per_sample=flops_per_sample,
+        flops_per_sample=parts.flops_per_sample,
         tokens_per_sample=None if tokens is None else float(tokens),
         evaluations=tuple(trainer.state.evaluations),
         parameter_digest=parameter_digest,
         checkpoint=checkpoint_path,
-        bytes_per_sample=bytes_per_sample,
         stop=trainer.stop_outcome,
-        collectives=collectives,
         began_at=trainer.state.began_at,
         training_began_at=trainer.state.training_began_at,
         train_samples=len(parts.splits.train),
         test_samples=len(parts.splits.test),
-        sample_order=parts.order.epoch_order.name,
-        page_cache=None if parts.page_cache is None else parts.page_cache.read(),
     )
-
-
-def _optional(count: Callable[[TrialParts], T], parts: TrialParts) -> T | None:
-    """Return what a further pass of the model counts, None where the model allows no further pass.
-
-    The training is over by then, and no trial is lost for a figure. A setting without effect still is
-    an error.
-    """
-    try:
-        return count(parts)
-    except NotApplied:
-        raise
-    except Exception as error:
-        print(f"{count.__name__}: unknown: {type(error).__name__}: {one_line(error)}", flush=True)
-        return None
-
-
-def _count_collectives(parts: TrialParts) -> Sequence[Collective] | None:
-    """Return what this rank communicates in an optimizer step, None where ranks don't communicate.
-
-    It is counted in the forward and backward of one more step, whose gradients are dropped. Every
-    rank must take part. Raises NotApplied if a setting of the strategy shows nowhere in it.
-    """
-    if not parts.strategy.needs_process_group:
-        return None
-    axes, samples = parts.axes, parts.splits.train
-    if axes.reduction == "tree":  # whose step takes the tensors of all its micro-batches
-        batch = samples.batch(range(parts.mesh.micro_batch_size(axes))) * axes.grad_accum_steps
-    else:
-        batch = samples.batch(range(parts.mesh.rank_batch_size(axes)))
-    batch = place_batch(batch, axes, parts.mesh.device)
-    step = partial(parts.train_step.compute_all_gradients, batch)
-    parts.strategy.release_parameters()
-    with parts.compiler.disabled():
-        collectives = count_collectives(step)
-    parts.strategy.check_communication(collectives)
-    return collectives
-
-
-def _bytes_per_sample(parts: TrialParts) -> float | None:
-    """Return the memory traffic of a training step in bytes per sample.
-
-    It is counted in one more forward and backward, whose results are dropped. Every rank must take
-    part. None where a rank has a part of the parameters only, where a step has several losses, and
-    where memory does not suffice.
-    """
-    if not _has_whole_loss(parts):
-        return None
-    axes = parts.axes
-    forward_backward = bytes_per_sample(parts.train_step.loss, parts.model, parts.micro_batch())
-    if forward_backward is None:
-        return None
-    optimizer = optimizer_bytes(parts.optimizers[0]) / parts.mesh.rank_batch_size(axes)
-    return forward_backward + optimizer
-
-
-def _flops_per_sample(parts: TrialParts) -> float | None:
-    """Return the operations of training on a sample: what the workload says, else what is counted.
-
-    They are counted in one more forward and backward. Every rank must take part. None where that is
-    impossible, and where layers compute their activations twice, which is no work of the model.
-    """
-    stated = parts.workload.flops_per_sample()
-    if stated is not None:
-        return float(stated)  # it may be a number of NumPy or torch
-    if not _has_whole_loss(parts) or parts.axes.activation_checkpointing:
-        return None
-    return flops_per_sample(parts.train_step.loss, parts.model, parts.micro_batch())
-
-
-def _has_whole_loss(parts: TrialParts) -> bool:
-    """Return whether each rank has the whole model, and a step a single loss."""
-    return not parts.strategy.shards_parameters and len(parts.optimizers) == 1
 
 
 def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:

@@ -11,7 +11,7 @@ from tests.bad_input.refusals import GOOD, check, refused
 
 
 @pytest.mark.parametrize(
-    "setting", ["precision: tf32", "pin_memory: always", "execution: compile:reduce-overhead"]
+    "setting", ["precision: tf32", "loader.pin_memory: true", "execution: compile:reduce-overhead"]
 )
 def test_what_only_a_gpu_can_do(setting: str) -> None:
     Path("sweep.yaml").write_text(GOOD + f"axes: {{{setting}}}\n", encoding="utf-8")

@@ -223,7 +223,10 @@ class TestCompletion:
         ]
         assert complete_set("strategy=fs") == ["strategy=fsdp2"]
         assert complete_set("strategy=single,d") == ["strategy=single,ddp"]
-        assert complete_set("fullgraph=") == ["fullgraph=false", "fullgraph=true"]
+        assert complete_set("compile.fullgraph=") == [
+            "compile.fullgraph=false",
+            "compile.fullgraph=true",
+        ]
         assert complete_set("batch_size=") == []
         assert complete_set("nothing=") == []
         assert complete_set("env.NCCL_ALG") == ["env.NCCL_ALGO="]

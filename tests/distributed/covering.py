@@ -28,21 +28,18 @@ VALUES: dict[str, list[Any]] = {
     "grad_accum_steps": [1, 2],
     "input": ["loader", "resident"],
     "num_workers": [0, 2],
-    "persistent_workers": [True, False],
-    "prefetch_factor": [2, 1],
-    "bucket_cap_mb": [None, 1e-4],  # 104 bytes: the model's gradients have 644
-    "gradient_as_bucket_view": [False, True],
-    "static_graph": [False, True],
-    "fsdp_wrap": ["layers", "root"],
-    "reshard_after_forward": ["auto", "always", "never"],
-    "dynamic": ["auto", "never"],
-    "fullgraph": [False, True],
+    "loader.persistent_workers": [True, False],
+    "loader.prefetch_factor": [2, 1],
+    "ddp.bucket_cap_mb": [None, 1e-4],  # 104 bytes: the model's gradients have 644
+    "ddp.gradient_as_bucket_view": [False, True],
+    "ddp.static_graph": [False, True],
+    "fsdp.reshard_after_forward": [None, True, False],
+    "compile.dynamic": [None, False],
     "activation_checkpointing": [False, True],
     "max_grad_norm": [None, 1e6],
     "optimizer_impl": ["for-loop", "foreach", "fused"],
 }
-# Those that compile take several times as long. Each precision needs one for `fullgraph`, which goes
-# with FSDP2 only, and DDP needs one more.
+# Those that compile take several times as long. Each precision needs one.
 COMPILING_ROWS = 5
 EAGER_ROWS = 9
 MOVES = 200_000  # that are tried
@@ -57,7 +54,7 @@ def read() -> list[Row]:
 
 def fits(row: Row) -> bool:
     """Return whether settings go together, on two ranks."""
-    return find_conflict(Axes(batch_size=32, world_size=2, **row)) is None
+    return find_conflict(Axes.of({"batch_size": 32, "world_size": 2, **row})) is None
 
 
 def pairs_of(row: Row) -> set[Pair]:
@@ -68,7 +65,7 @@ def pairs_of(row: Row) -> set[Pair]:
 
 def possible_pairs() -> set[Pair]:
     """Return the pairs that go with some choice of the axes that others need."""
-    needed = ("strategy", "fsdp_wrap", "execution", "input", "num_workers", "grad_accum_steps")
+    needed = ("strategy", "execution", "input", "num_workers", "grad_accum_steps")
     pairs: set[Pair] = set()
     for axis, other_axis in itertools.combinations(VALUES, 2):
         free = [name for name in needed if name not in (axis, other_axis)]

@@ -81,7 +81,10 @@ def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
     axes = {"strategy": "ddp", "world_size": 4}
     diff = part(
         tmp_path,
-        {"one bucket": {"axes": axes}, "small buckets": {"axes": axes | {"bucket_cap_mb": 0.0001}}},
+        {
+            "one bucket": {"axes": axes},
+            "small buckets": {"axes": axes | {"ddp.bucket_cap_mb": 0.0001}},
+        },
     )
     assert diff.tensors is not None
     divergence = diff.tensors.divergence

@@ -20,7 +20,7 @@ DDP = {"strategy": "ddp", "world_size": 2, "batch_size": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
     "single": {"batch_size": 16},
     "ddp": DDP,
-    "ddp in a static graph": {**DDP, "static_graph": True, "gradient_as_bucket_view": True},
+    "ddp in a static graph": {**DDP, "ddp.static_graph": True, "ddp.gradient_as_bucket_view": True},
     "compiled": {"batch_size": 16, "execution": "compile"},
     "recomputing": {"batch_size": 16, "activation_checkpointing": True},
     "fsdp2": {**DDP, "strategy": "fsdp2"},

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cores import usable_cores
 from harness.gate import paired
 from tests.support.commands import harness
 from tests.support.repository import Repository
@@ -87,35 +86,6 @@ def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
 
 
 # Fails where a rank may use as many cores as the whole trial.
-ON_SOME_CORES = """
-
-plain_loss = Slowed.loss
-
-
-def loss(self, model, batch):
-    import os
-
-    found = os.sched_getaffinity(0)
-    if len(found) >= ALL:
-        raise ValueError(f"the rank is on cores {found}")
-    return plain_loss(self, model, batch)
-
-
-Slowed.loss = loss
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(len(usable_cores()) < 2, reason="one core is all that there is")
-def test_ranks_of_both_sides_are_bound(tmp_path: Path) -> None:
-    axes = {"strategy": "ddp", "world_size": 2, "binding": "exclusive"}
-    repository = Repository(tmp_path, axes=axes)
-    repository.write(0.0, more=ON_SOME_CORES.replace("ALL", str(len(usable_cores()))))
-    repository.commit("checks its cores")
-    command = ("gate", "--against", "HEAD", str(repository.sweep), "--budget", "1s", "--bits")
-    ended = harness(*command, "--json")
-    (cell,) = json.loads(ended.out)["cells"]
-    assert cell["measured"]["same_bits"] is True, ended.out
 
 
 FAILS = """

@@ -25,10 +25,10 @@ from tests.support.running import LINE, RecordCollector, line_sweep, processes_b
 pytestmark = pytest.mark.distributed
 
 STEPS = 30
-TWO_RANKS = {"world_size": 2, "lr_schedule": "one-cycle"}
+TWO_RANKS = {"world_size": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", **TWO_RANKS},
-    "compiled": {"execution": "compile", "lr_schedule": "one-cycle"},
+    "compiled": {"execution": "compile"},
     "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, **TWO_RANKS},
 }
 
@@ -44,6 +44,7 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, **options: Any) 
     entry = {
         "options": {
             "dropout": 0.3,
+            "one_cycle": True,
             "noise": 0.1,
             "interrupt": str(moments_path),
             "rank": axes.get("world_size", 1) - 1,
@@ -112,7 +113,7 @@ def test_four_ranks_sum_up_gradients_in_the_same_order_after_resuming(
     tmp_path: Path, static_graph: bool
 ) -> None:
     """DDP arranges itself in its first step, in the second with a static graph."""
-    axes = {"strategy": "ddp", "world_size": 4, "static_graph": static_graph}
+    axes = {"strategy": "ddp", "world_size": 4, "ddp.static_graph": static_graph}
     moments = "1 5" if static_graph else "5"
     whole = run_trial(tmp_path / "whole", axes, "", crossed=True)
     resumed = run_trial(tmp_path / "resumed", axes, moments, crossed=True)

@@ -27,9 +27,7 @@ CUT: list[dict[str, Any]] = [
     {"strategy": "single", "grad_accum_steps": 4},
     {"strategy": "ddp", "world_size": 2},
     {"strategy": "fsdp2", "world_size": 2, "grad_accum_steps": 2},
-    {"strategy": "hsdp", "world_size": 4, "shard_size": 2, "fsdp_wrap": "root"},
-    {"strategy": "tp", "world_size": 2, "grad_accum_steps": 2},
-    {"strategy": "fsdp2", "world_size": 4, "tensor_parallel": 2, "grad_accum_steps": 2},
+    {"strategy": "hsdp", "world_size": 4, "shard_size": 2},
 ]
 TREES: list[dict[str, Any]] = [
     {"strategy": "single", "grad_accum_steps": 4, "reduction": "tree"},

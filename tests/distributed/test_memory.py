@@ -59,7 +59,7 @@ def test_fsdp2_lowers_what_parameters_take(tmp_path: Path) -> None:
     }
     entries: dict[str, Any] = {}
     for strategy in ("ddp", "fsdp2"):
-        axes = {"strategy": strategy, "world_size": 2, "optimizer": "adamw"}
+        axes = {"strategy": strategy, "world_size": 2}
         entries[strategy] = {"uses": BALLAST, "options": options, "axes": axes}
     by_strategy = by_label(run(line_sweep(tmp_path, entries, length={"steps": 2}, warmup=0)))
     ddp, fsdp2 = mebibytes(by_strategy["ddp"]), mebibytes(by_strategy["fsdp2"])

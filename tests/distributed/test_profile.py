@@ -19,7 +19,7 @@ STEPS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
     "single": {"axes": {"num_workers": 1, "execution": "compile"}},
     "ddp": {"axes": {"strategy": "ddp", "world_size": 2}},
-    "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2, "lr_schedule": "one-cycle"}},
+    "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2}, "options": {"one_cycle": True}},
 }
 
 

@@ -19,7 +19,6 @@ STEPS = 24
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", "world_size": 2},
     "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, "world_size": 2},
-    "fsdp2 over tensor-parallel": {"strategy": "fsdp2", "world_size": 4, "tensor_parallel": 2},
     "hsdp": {"strategy": "hsdp", "world_size": 4, "shard_size": 2},
 }
 
@@ -32,12 +31,13 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, checkpoint: Any)
     entry = {
         "options": {
             "dropout": 0.3,
+            "one_cycle": True,
             "noise": 0.1,
             "interrupt": str(moments_path),
             "rank": axes["world_size"] - 1,
             "step_seconds": 0.1 if moments else 0.0,
         },
-        "axes": {"lr_schedule": "one-cycle", **axes},
+        "axes": axes,
     }
     path = line_sweep(
         folder,

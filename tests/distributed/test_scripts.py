@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cores import usable_cores
 from harness.records.record import Record
 from tests.support.commands import harness
 from tests.support.repository import Repository
@@ -46,7 +45,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
             "ddp": {
                 "uses": "ddp.py",
                 "arguments": ["--batch-size", "{rank_batch_size}"],
-                "axes": {"batch_size": 32, "world_size": 2, "binding": "node"},
+                "axes": {"batch_size": 32, "world_size": 2},
                 "target": "accuracy",
             },
             "chat": {
@@ -107,13 +106,6 @@ def test_ranks_have_torchrun_s_variables(records: dict[str, Record]) -> None:
     assert record.summary.final_metric == record.rank0.evaluations[-1].metrics["accuracy"] > 0.8
     assert record.summary.final_loss is not None
     assert record.summary.final_loss < 0.6
-
-
-def test_ranks_are_bound(records: dict[str, Record]) -> None:
-    for rank in records["ddp"].ranks:
-        assert rank.binding is not None
-        assert set(rank.binding.cores) <= set(usable_cores())
-    assert records["plain"].ranks[0].binding is None
 
 
 def test_nanochat_s_way_of_training(records: dict[str, Record]) -> None:

@@ -119,26 +119,24 @@ def stand_still(process_id: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "binding", "shared"),
+    ("device", "gpus", "shared"),
     [
-        ("cpu", 1, "none", False),
-        ("auto", 0, "none", False),
-        ("auto", 1, "none", True),
-        ("cpu", 0, "exclusive", True),
+        ("cpu", 1, False),
+        ("auto", 0, False),
+        ("auto", 1, True),
     ],
 )
-def test_ranks_get_cores_of_their_own_unless_they_use_gpus_or_bind_themselves(
+def test_ranks_get_cores_of_their_own_unless_they_use_gpus(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     device: Literal["auto", "cpu"],
     gpus: int,
-    binding: str,
     *,
     shared: bool,
 ) -> None:
     monkeypatch.setattr(cluster, "count_gpus", lambda variables: gpus)
     monkeypatch.setattr(pairs, "usable_cores", lambda: list(range(8)))
-    axes = {"strategy": "ddp", "world_size": 2, "binding": binding}
+    axes = {"strategy": "ddp", "world_size": 2}
     cell = load_sweep(line_sweep(tmp_path, {"line": {"axes": axes}})).cells[0]
     starter = PairStarter(cell, 0, {}, tmp_path, Profile(device=device))
     first, second = starter._draw_cores()

@@ -28,13 +28,13 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "gpt": {"data": {"source": "python", "sequence": 16}, "length": {"steps": 3}},
     "line": {"uses": LINE, "options": {"noise": 0.1, "dropout": 0.2}, "axes": {"num_workers": 2}},
 }
-# Strategy, ranks, DDP's bucket size in MiB, and what FSDP2 shards.
-ARRANGEMENTS: list[tuple[str, int, float | None, str]] = [
-    ("single", 1, None, "layers"),
-    ("ddp", 2, None, "layers"),
-    ("ddp", 4, 0.01, "layers"),
-    ("fsdp2", 2, None, "root"),
-    ("fsdp2", 4, None, "layers"),
+# Strategy, ranks and DDP's bucket size in MiB.
+ARRANGEMENTS: list[tuple[str, int, float | None]] = [
+    ("single", 1, None),
+    ("ddp", 2, None),
+    ("ddp", 4, 0.01),
+    ("fsdp2", 2, None),
+    ("fsdp2", 4, None),
 ]
 MICRO_BATCHES = 4
 # Its ranks take longest, so it does without four of them.
@@ -43,13 +43,13 @@ DISTILBERT_WORLD_SIZES = (1, 2)
 
 def sweep_of(folder: Path, reduction: str, workloads: dict[str, Any], steps: int) -> Path:
     """Write a sweep over the arrangements and return its path."""
-    strategies, world_sizes, buckets, wraps = zip(*ARRANGEMENTS, strict=True)
+    strategies, world_sizes, buckets = zip(*ARRANGEMENTS, strict=True)
     left_out = []
     if "distilbert" in workloads:
         for world_size in sorted(set(world_sizes).difference(DISTILBERT_WORLD_SIZES)):
             left_out.append({"workload": "distilbert", "world_size": world_size})
     if "line" in workloads:  # it is too small for two buckets
-        left_out.append({"workload": "line", "bucket_cap_mb": 0.01})
+        left_out.append({"workload": "line", "ddp.bucket_cap_mb": 0.01})
     content = {
         "name": "tree",
         "workloads": workloads,
@@ -61,8 +61,7 @@ def sweep_of(folder: Path, reduction: str, workloads: dict[str, Any], steps: int
             {
                 "strategy": list(strategies),
                 "world_size": list(world_sizes),
-                "bucket_cap_mb": list(buckets),
-                "fsdp_wrap": list(wraps),
+                "ddp.bucket_cap_mb": list(buckets),
                 "grad_accum_steps": [MICRO_BATCHES // world_size for world_size in world_sizes],
             }
         ],

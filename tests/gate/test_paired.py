@@ -139,7 +139,7 @@ def test_who_starts_first_is_left_to_chance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "steps"), [({}, 3), ({"num_workers": 2, "prefetch_factor": 3}, 8)]
+    ("axes", "steps"), [({}, 3), ({"num_workers": 2, "loader.prefetch_factor": 3}, 8)]
 )
 def test_what_was_prepared_while_the_other_side_trained_is_not_counted(
     axes: dict[str, Any], steps: int

@@ -22,10 +22,9 @@ from harness.spec.cell import Trial
 from harness.spec.sweep import load_sweep, ready_sweeps
 from harness.training.entry import load_workload
 from tests.support import tokens
-from tests.support.adversarial import Gan, GanOptions
 from tests.support.tokens import Unweighted, Weighted
 from workloads import Classifier, Settings, Splits, Target, TensorSamples
-from workloads.base import Batch, Turn
+from workloads.base import Batch
 
 FEATURES, CLASSES, SAMPLES = 12, 5, 320
 CPU = torch.device("cpu")
@@ -397,17 +396,6 @@ class ModelOfTheClock(Sound):
         return model
 
 
-class GanWithoutLoss(Gan):
-    """A workload of turns needs no loss of its own."""
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        raise NotImplementedError
-
-    def turns(self, model: nn.Module) -> Sequence[Turn]:
-        critic, generator = super().turns(model)
-        return [critic, replace(generator, loss=super().loss)]
-
-
 # Each mistake, with the check that names it and a part of what is said.
 PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "shuffling forgotten": (ForgottenShuffling, "indices", "in reverse"),
@@ -562,29 +550,6 @@ def test_samples_of_the_second_of_the_clock_are_named(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("workload_class", [OtherMetrics, MeanOverNothing, DataOfTheClock])
 def test_one_mistake_is_named_once(workload_class: type[Sound]) -> None:
     assert len(examine_class(workload_class).problems) == 1
-
-
-@pytest.mark.parametrize("workload_class", [Gan, GanWithoutLoss])
-def test_nothing_is_found_in_a_critic_and_a_generator(workload_class: type[Gan]) -> None:
-    workload = workload_class(GanOptions(), Settings())
-    report = examine("gan", workload, Axes(batch_size=32), 0, CPU)
-    assert report.problems == []
-    (one_batch,) = (finding for finding in report.findings if finding.check == "one batch")
-    assert (one_batch.status, one_batch.measured[:24]) == ("skipped", "a step has several turns")
-
-
-def test_turns_that_leave_out_a_network_or_share_one_are_named() -> None:
-    class WithoutCritic(Gan):
-        def turns(self, model: nn.Module) -> Sequence[Turn]:
-            return super().turns(model)[1:]
-
-    for workload, text in (
-        (WithoutCritic(GanOptions(), Settings()), "the optimizer is missing critic.0.weight"),
-        (Gan(GanOptions(shared=True), Settings()), "train the same parameter"),
-    ):
-        report = examine("gan", workload, Axes(batch_size=32), 0, CPU)
-        problems = {finding.check: finding.measured for finding in report.problems}
-        assert text in problems["optimizer"]
 
 
 def test_samples_that_cannot_be_read_are_one_mistake() -> None:

@@ -79,21 +79,14 @@ def test_the_peak_is_higher_the_less_a_schedule_has_of_it(mean_factor: float, pe
 
 
 @pytest.mark.parametrize(
-    ("axes", "mean_factor"),
-    [
-        ({}, 1.0),
-        ({"lr_schedule": "one-cycle"}, 0.5),
-        ({"lr_schedule": "cosine", "lr_warmup": 0.5}, 0.5),
-        ({"lr_schedule": "step", "lr_scaling": "linear", "batch_size": 64}, 1.11 / 3),
-    ],
+    ("options", "mean_factor"),
+    [(Options(), 1.0), (Options(one_cycle=True), 0.5)],
 )
 def test_the_mean_of_a_schedule_is_seen_and_training_begins_as_before(
-    tmp_path: Path, axes: dict[str, Any], mean_factor: float
+    tmp_path: Path, options: Options, mean_factor: float
 ) -> None:
-    trainer = make_trainer(
-        make_assignment(steps=300, **axes), LineFit(Options(), Settings()), tmp_path
-    )
-    (group,) = trainer.parts.optimizers[0].param_groups
+    trainer = make_trainer(make_assignment(steps=300), LineFit(options, Settings()), tmp_path)
+    (group,) = trainer.parts.optimizer.param_groups
     before = dict(group)
     assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
     assert group == before
@@ -114,15 +107,12 @@ class LateStart(LineFit):
         return LambdaLR(optimizer, lambda step: 0.0)
 
 
-@pytest.mark.parametrize(
-    ("workload_class", "axes", "mean_factor"),
-    [(FrozenLayer, {"lr_schedule": "cosine"}, 0.5), (LateStart, {}, 1.0)],
-)
+@pytest.mark.parametrize(("workload_class", "mean_factor"), [(FrozenLayer, 0.5), (LateStart, 1.0)])
 def test_a_rate_of_zero_is_no_peak(
-    tmp_path: Path, workload_class: type[LineFit], axes: dict[str, Any], mean_factor: float
+    tmp_path: Path, workload_class: type[LineFit], mean_factor: float
 ) -> None:
     trainer = make_trainer(
-        make_assignment(steps=300, **axes), workload_class(Options(), Settings()), tmp_path
+        make_assignment(steps=300), workload_class(Options(one_cycle=True), Settings()), tmp_path
     )
     assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
 
@@ -182,7 +172,7 @@ def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
     parts, state = trainer.parts, trainer.state
     current = raise_rates(parts)
     used: list[float] = []
-    parts.optimizers[0].register_step_pre_hook(
+    parts.optimizer.register_step_pre_hook(
         lambda optimizer, *_: used.append(float(optimizer.param_groups[0]["lr"]))
     )
     hooks = UntilDivergence(parts)
@@ -206,8 +196,7 @@ def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
     "axes",
     [
         {},
-        {"lr_schedule": "one-cycle"},
-        {"optimizer": "sgd", "lr": 0.5},
+        {"lr": 0.5},
         {"lr_scaling": "linear", "batch_size": 64},
         {"precision": "fp16", "batch_size": 4},
         {"precision": "fp16", "batch_size": 32},
@@ -228,7 +217,7 @@ def test_the_current_rate_of_torchs_one_cycle_is_its_peak(tmp_path: Path) -> Non
 
     trainer = make_trainer(make_assignment(steps=STEPS), OneCycle(Options(), Settings()), tmp_path)
     assert raise_rates(trainer.parts) == pytest.approx(0.5)
-    (group,) = trainer.parts.optimizers[0].param_groups
+    (group,) = trainer.parts.optimizer.param_groups
     assert group["lr"] == pytest.approx(LOWEST)
 
 
@@ -251,7 +240,7 @@ def test_a_search_in_fp16_suggests_what_one_in_fp32_does(tmp_path: Path) -> None
 
 
 def test_it_ends_once_the_loss_diverges(tmp_path: Path) -> None:
-    curve, _ = run_search(tmp_path, optimizer="sgd", lr_scaling="linear", batch_size=128)
+    curve, _ = run_search(tmp_path, lr_scaling="linear", batch_size=128)
     assert curve.diverged
     assert len(curve.losses) < STEPS
     assert curve.rates[-1] < HIGHEST
@@ -297,7 +286,7 @@ def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
 def test_the_command_searches_under_the_cells_own_strategy(tmp_path: Path) -> None:
     path = line_sweep(
         tmp_path,
-        {"line": {"axes": {"strategy": "ddp", "world_size": 2, "optimizer": "sgd", "lr": 0.1}}},
+        {"line": {"axes": {"strategy": "ddp", "world_size": 2, "lr": 0.1}}},
     )
     profile = local_profile(tmp_path)
     options = ["--cluster", str(profile), "--results", str(tmp_path / "results")]

@@ -12,6 +12,7 @@ from harness.core.text import counted
 from harness.render import format as fmt
 from harness.render.divergence import differing_settings
 from harness.render.format import cell_names
+from harness.spec.axes import CompileParameters
 from harness.spec.cell import axis_value
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
@@ -119,11 +120,17 @@ def test_cells_are_compared_under_values_of_a_sweep_file(
 
 
 def test_a_cells_name_spells_axes_as_its_label_does() -> None:
-    cell = make_cell(strategy="ddp", world_size=2, precision="bf16", num_workers=4, fullgraph=True)
+    cell = make_cell(
+        strategy="ddp",
+        world_size=2,
+        precision="bf16",
+        num_workers=4,
+        compile=CompileParameters(fullgraph=True),
+    )
     name = fmt.cell_name(cell, ["precision", "strategy", "num_workers", "batch_size"])
     assert name == "bf16 ddp×2 w4 b64"
     assert name in cell.label
-    assert fmt.cell_name(cell, ["fullgraph"]) == "fullgraph=true"
+    assert fmt.cell_name(cell, ["compile.fullgraph"]) == "compile.fullgraph=true"
     assert fmt.cell_name(make_cell(), ["strategy"]) == "single"
 
 

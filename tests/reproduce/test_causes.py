@@ -19,8 +19,8 @@ DDP = {"strategy": "ddp", "world_size": 4}
 @pytest.mark.parametrize(
     ("a", "b", "phase", "draws_random", "causes"),
     [
-        (DDP, {**DDP, "bucket_cap_mb": 0.01}, "all-reduce", True, ["bucket layout"]),
-        (DDP, {**DDP, "bucket_cap_mb": 0.01}, "forward", False, []),
+        (DDP, {**DDP, "ddp.bucket_cap_mb": 0.01}, "all-reduce", True, ["bucket layout"]),
+        (DDP, {**DDP, "ddp.bucket_cap_mb": 0.01}, "forward", False, []),
         ({}, {"precision": "bf16"}, "forward", False, ["dtype"]),
         ({}, {"num_threads": 2}, "backward", False, ["threads"]),
         ({}, {"execution": "compile", "num_threads": 2}, "optimizer", False, ["threads"]),
@@ -34,7 +34,7 @@ DDP = {"strategy": "ddp", "world_size": 4}
         ({}, {"grad_accum_steps": 2}, "all-reduce", True, ["reduction order", "RNG"]),
         # Where gradients are the same, as by `reduction: tree`, the sum over the test set may not be.
         (DDP, {**DDP, "world_size": 2}, "evaluation", True, ["reduction order"]),
-        ({}, {"persistent_workers": False}, "data", False, ["persistent_workers"]),
+        ({}, {"loader.persistent_workers": False}, "data", False, ["loader.persistent_workers"]),
         ({}, {}, "random", True, ["RNG"]),
         ({}, {}, "forward", False, []),
     ],

@@ -100,7 +100,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellParity]:
     """The parity of cells by what they differ in."""
     folder = tmp_path_factory.mktemp("parity")
     cells: dict[str, dict[str, Any]] = {
-        "workers": {"persistent_workers": False, "num_workers": 1},
+        "workers": {"loader.persistent_workers": False, "num_workers": 1},
         "optimizer": {"optimizer_impl": "fused"},
         "bf16": {"precision": "bf16"},
         "defect": {"num_threads": 2},

@@ -37,7 +37,7 @@ def test_a_file_without_a_workload_is_a_script(tmp_path: Path) -> None:
     assert set(cell.workload.code.files) == {"train.py"}
     assert cell.id.startswith("train-")
     assert cell.label == "mine script×1 t1"
-    assert set(cell.levels) == {"world_size", "num_threads", "binding", "stack"}
+    assert set(cell.levels) == {"world_size", "num_threads", "stack"}
     assert cell.level("precision") is None, "what the script computes in is not known"
     assert cell.throughput_unit == "steps/s"
 

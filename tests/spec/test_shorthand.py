@@ -115,27 +115,6 @@ def test_misplaced_key_is_answered_with_the_line_to_write(
     assert f": unknown key; did you mean `{instead}`? allowed: " in message
 
 
-@pytest.mark.parametrize(
-    ("keys", "key"),
-    [
-        ({"matrix": {"checkpoint_every": ["never"], "checkpoint.every": ["10m"]}}, "matrix"),
-        ({"axes": {"checkpoint.every": "10m", "checkpoint_every": "never"}}, "axes"),
-        ({"zip": [{"checkpoint_every": ["1m"], "checkpoint.every": ["10m"]}]}, "zip[0]"),
-        ({"include": [{"checkpoint_every": "1m", "checkpoint.every": "10m"}]}, "include[0]"),
-    ],
-)
-def test_axis_by_both_its_names_is_given_twice(
-    tmp_path: Path, keys: dict[str, Any], key: str
-) -> None:
-    with pytest.raises(BadInput) as refusal:
-        load(tmp_path, **keys)
-    message = str(refusal.value)
-    assert message.startswith(f"{tmp_path / 'sweep.yaml'}:")
-    assert message.endswith(
-        f": {key}.checkpoint.every: given twice, also as checkpoint_every; allowed: once"
-    )
-
-
 def test_key_of_another_tool_is_answered_with_ours(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"grid: unknown key; did you mean 'matrix'\? allowed: "):
         load(tmp_path, grid={"precision": ["fp32"]})

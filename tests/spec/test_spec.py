@@ -379,31 +379,6 @@ class TestSet:
             cells = load(tmp_path, include=rules, sets=[text]).cells
             assert cells[-1].axes.num_threads == 1
 
-    @pytest.mark.parametrize(
-        "keys",
-        [
-            {"matrix": {"checkpoint.every": ["1m", "10m"]}},
-            {"axes": {"checkpoint_every": "1m"}},
-            {"zip": [{"checkpoint.every": ["1m", "10m"], "num_threads": [1, 1]}]},
-            {"workloads": {"mlp": {"axes": {"checkpoint.every": "1m"}}}},
-        ],
-    )
-    def test_dotted_axis_replaces_the_axis_of_the_sweep(
-        self, tmp_path: Path, keys: dict[str, Any]
-    ) -> None:
-        for text, values in (("5m", {"5m"}), ("5m,20m", {"5m", "20m"})):
-            sweep = load(tmp_path, **keys, sets=[f"checkpoint.every={text}"])
-            assert {cell.axes.checkpoint_every for cell in sweep.cells} == values
-            assert sweep.saves.every is None
-
-    def test_dotted_axis_is_a_key_where_the_sweep_has_no_such_axis(self, tmp_path: Path) -> None:
-        sweep = load(tmp_path, sets=["checkpoint.every=5m"])
-        assert [cell.axes.checkpoint_every for cell in sweep.cells] == [None]
-        assert sweep.saves.every == "5m"
-        for text in ("5m,20m", "[5m, 20m]"):
-            sweep = load(tmp_path, sets=[f"checkpoint.every={text}"])
-            assert [cell.axes.checkpoint_every for cell in sweep.cells] == ["5m", "20m"]
-
     def test_last_of_two_counts(self, tmp_path: Path) -> None:
         assert [
             cell.axes.num_threads

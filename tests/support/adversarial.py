@@ -3,120 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from workloads import (
     Batch,
-    Settings,
     Splits,
     StreamSamples,
     Target,
-    TensorSamples,
-    Turn,
     Workload,
-    one_cycle,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GanOptions(Settings):
-    penalty: float = 1.0  # the weight of the gradient penalty; 0 for none
-    dropout: float = 0.1
-    shared: bool = False  # both turns train the critic
-
-
-class Pair(nn.Module):
-    """A generator of points and a critic of them."""
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.generator = nn.Sequential(
-            nn.Linear(4, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2)
-        )
-        self.critic = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
-
-    def forward(self, real: Tensor, noise: Tensor, turn: str) -> tuple[Tensor, ...]:
-        """Return the generated points, or the critic's opinions that a turn needs."""
-        if turn == "generate":
-            return (self.generator(noise),)
-        if turn == "generator":
-            return (self.critic(self.generator(noise)),)
-        with torch.no_grad():
-            generated = self.generator(noise)
-        mixed = ((real + generated) / 2).requires_grad_()
-        return self.critic(real), self.critic(generated), self.critic(mixed), mixed
-
-
-class Gan(Workload):
-    """A Wasserstein GAN with a gradient penalty (Gulrajani et al. 2017, arXiv:1704.00028)."""
-
-    Options = GanOptions
-    batch_size = 32
-    target = Target("distance", higher_is_better=False)
-
-    def splits(self) -> Splits:
-        source = torch.Generator().manual_seed(3)
-        points = torch.randn(288, 2, generator=source) * 0.1 + torch.tensor([1.0, -1.0])
-        noise = torch.randn(288, 4, generator=source)
-        train, test = (points[:256], noise[:256]), (points[256:], noise[256:])
-        return Splits(TensorSamples(train), TensorSamples(test))
-
-    def build_model(self) -> nn.Module:
-        return Pair(self.options.dropout)
-
-    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        assert isinstance(model, Pair)
-        return [model.generator, model.critic]
-
-    def turns(self, model: nn.Module) -> Sequence[Turn]:
-        assert isinstance(model, Pair)
-        critic = Adam(model.critic.parameters(), lr=1e-2, betas=(0.5, 0.9))
-        if self.options.shared:
-            return [Turn("critic", critic, self.critic_loss), Turn("again", critic, self.loss)]
-        return [
-            Turn("critic", critic, self.critic_loss),
-            Turn("generator", self.optimizer(model), self.loss),
-        ]
-
-    def critic_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        real, generated, mixed_score, mixed = model(*batch, "critic")
-        loss: Tensor = generated.mean() - real.mean()
-        if not self.options.penalty:
-            return loss
-        (slope,) = torch.autograd.grad(mixed_score.sum(), mixed, create_graph=True)
-        penalty: Tensor = (slope.norm(dim=1) - 1).square().mean()
-        weighted: Tensor = loss + self.options.penalty * penalty
-        return weighted
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        (score,) = model(*batch, "generator")
-        result: Tensor = -score.mean()
-        return result
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        assert isinstance(model, Pair)
-        return Adam(model.generator.parameters(), lr=5e-3, betas=(0.5, 0.9))
-
-    def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
-        return one_cycle(optimizer, steps, 0.3)
-
-    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        (points,) = model(*batch, "generate")
-        difference: Tensor = points - batch[0]
-        return difference
-
-    def metrics(self, rows: Tensor) -> dict[str, float]:
-        return {"distance": float(rows.mean(0).norm())}
-
-    def flops_per_sample(self) -> float:
-        return 1.0
-
 
 MASK, PAD, WORDS = 1, 0, 12
 

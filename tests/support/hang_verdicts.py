@@ -33,7 +33,7 @@ def hang_sweep(
     """Write a sweep of a trial that hangs in one way at a step; `keys` are those of the sweep."""
     axes: dict[str, Any] = {"strategy": strategy, "world_size": world_size}
     if way in WITH_WORKERS:
-        axes.update(num_workers=1, persistent_workers=way == "loader")
+        axes.update({"num_workers": 1, "loader.persistent_workers": way == "loader"})
     options = {"way": way, "at": 6 if way == "killed" else at, "rank": 1, "step_seconds": 0.1}
     variant = {"uses": HANGS, "options": options, "axes": axes}
     # Trials that save at intervals, as all do under Slurm, would be tried again.

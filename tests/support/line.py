@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from workloads import Batch, Between, Settings, Splits, Target, TensorSamples, Workload
+from workloads.schedules import one_cycle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Options(Settings):
     memory: bool = False  # a buffer outside the state dict, which every forward changes and uses
     noise: float = 0.0  # drawn for every batch that is fetched
     momentum: float | None = None  # with SGD instead of Adam
+    one_cycle: bool = False  # the schedule of the learning rate
     average: float = 0.0  # the weight of the past in a moving average of the weights; 0: none
 
 
@@ -165,11 +168,6 @@ class LineFit(Workload):
             return []
         return list(model.chain) or [model.inner]
 
-    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> dict[str, Any]:
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-        return {"inner.layers.0": ColwiseParallel(), "inner.layers.3": RowwiseParallel()}
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self.step += 1
         if self.step == 1:
@@ -242,6 +240,9 @@ class LineFit(Workload):
             return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=self.options.momentum)
         return torch.optim.Adam(model.parameters(), lr=1e-2)
 
+    def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
+        return one_cycle(optimizer, steps, 0.3) if self.options.one_cycle else None
+
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return columns: the squared error, and a number that says which sample it was."""
         if self.step and self._is_misbehaving_rank():  # not before training, when it is tried
@@ -262,7 +263,7 @@ class LineFit(Workload):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.average = state["average"]
 
-    def flops_per_sample(self) -> float:
+    def flops_per_sample(self) -> float | None:
         """Return the operations of two linear layers, 8x16 and 16x1.
 
         For m inputs and n outputs, forward takes 2mn and backward twice as many. The gradient of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from workloads import Batch, Settings, Splits, Target, TensorSamples, Workload
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
+    pass
 
 WORDS, LONGEST = 20, 12
 PAD = -100  # the target of a position behind the end of a sentence: what cross-entropy ignores
@@ -64,11 +63,6 @@ class Unweighted(Workload):
 
     def build_model(self) -> nn.Module:
         return NextWord(self.options.batch_norm)
-
-    def tensor_parallel_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-        return {"layer.0": ColwiseParallel(), "head": RowwiseParallel()}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.cross_entropy(model(batch[0]), batch[1].flatten())

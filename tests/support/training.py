@@ -38,7 +38,7 @@ def make_assignment(*, steps: int, **axes: Any) -> Assignment:
 
     cell = Cell(
         workload=make_cell().workload,
-        axes=Axes(**{"batch_size": 32, **axes}),
+        axes=Axes.of({"batch_size": 32, **axes}),
         length=Length(steps=steps),
         evaluate=Length(steps=steps),
         warmup=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
 from harness.spec.cell import MAX_STEPS, Length
-from harness.training import build, worker
-from harness.training.build import build_step, count_steps
+from harness.training import build
+from harness.training.build import count_steps
 from harness.training.execution import (
     CUDA_GRAPHS,
     SKIPPED_CUDA_GRAPH,
@@ -27,19 +26,16 @@ from harness.training.execution import (
     uses_cuda_graphs,
 )
 from harness.training.loader import make_loader
-from harness.training.mesh import ParallelMesh
-from harness.training.model import build_model, place_batch
+from harness.training.model import build_model, checkpoint_activations, place_batch
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, autocast
 from harness.training.profiler import trace_steps
-from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.step import StepObserver, TrainStep
 from harness.training.strategies import strategy_class
-from tests.support.adversarial import Gan, GanOptions
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
-from workloads.base import Batch, Splits, TensorSamples, Turn, Workload
+from workloads.base import Batch, Splits, TensorSamples, Workload
 from workloads.cnn import CNN
 from workloads.datasets import load_splits
 from workloads.options import CNNOptions, Settings
@@ -51,10 +47,12 @@ def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     axes = Axes(**{"batch_size": 32, **settings})
     strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH)
     model = build_model(workload, axes, CPU)
+    if axes.activation_checkpointing:
+        checkpoint_activations(workload, model)
     return strategy.prepare(
         model,
         workload,
-        Compiler(axes, Path("unused"), workload="mlp", device=CPU, state=TrainingState()),
+        Compiler(axes, Path("unused"), TrainingState()),
         HostClock(),
     )
 
@@ -138,41 +136,6 @@ def test_a_profiled_step_gets_its_images_in_the_same_memory_format(
     assert is_channels_last == [True] * 4  # two recorded, one to warm the profiler up, one traced
 
 
-class SingleTurn(LineFit):
-    """Its loss is that of its only turn."""
-
-    def turns(self, model: nn.Module) -> Sequence[Turn]:
-        return [Turn("fit", self.optimizer(model), self.fit_loss)]
-
-    def fit_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return super().loss(model, batch)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        raise NotImplementedError("a workload with turns needs no loss")
-
-
-def test_work_is_counted_by_the_loss_of_a_single_turn(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        make_assignment(steps=2), SingleTurn(Options(), Settings()), tmp_path / "turn"
-    )
-    plain = make_trainer(make_assignment(steps=2), LineFit(Options(), Settings()), tmp_path / "fit")
-    counts = []
-    for parts in (trainer.parts, plain.parts):
-        counts.append((worker._flops_per_sample(parts), worker._bytes_per_sample(parts)))
-    assert counts[0] == counts[1]
-    assert counts[0][0] is not None
-
-
-def test_a_trace_goes_on_with_the_rates_that_turns_ended_with(tmp_path: Path) -> None:
-    trainer = make_trainer(make_assignment(steps=3), Gan(GanOptions(), Settings()), tmp_path)
-    trainer.run()
-    rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.parts.optimizers]
-    trace_steps(trainer.parts, trainer.state, 1)
-    assert [optimizer.param_groups[0]["lr"] for optimizer in trainer.parts.optimizers] == rates
-    schedules = [turn.schedule for turn in trainer.parts.turns]
-    assert {schedule.last_epoch for schedule in schedules if schedule is not None} == {3}
-
-
 def test_channels_last_without_convolutions_is_refused() -> None:
     with pytest.raises(
         NotApplied, match="channels_last=true had no effect: the model has no convolution"
@@ -242,7 +205,7 @@ def test_graphs_that_torch_does_not_replay_are_told(
     counters["stats"]["unique_graphs"] = 2
     monkeypatch.setattr("torch._dynamo.utils.counters", counters)
     axes = Axes(batch_size=4)
-    compiler = Compiler(axes, tmp_path, workload="mlp", device=CPU, state=TrainingState())
+    compiler = Compiler(axes, tmp_path, TrainingState())
     monkeypatch.setattr(compiler, "_is_eager", False)
     compiled = compiler.account()
     assert compiled is not None
@@ -354,19 +317,3 @@ def test_splits_are_drawn_from_the_seed_of_the_trial(tmp_path: Path) -> None:
         tests.append(trainer.parts.splits.test.batch(range(32))[0])
     assert torch.equal(tests[0], tests[1])
     assert not torch.equal(tests[0], tests[2])
-
-
-def test_ranks_of_a_pipeline_draw_different_dropout(tmp_path: Path) -> None:
-    """Their layers are others, which need masks of their own."""
-    assignment = make_assignment(steps=1, strategy="pp", world_size=2, grad_accum_steps=2)
-    workload = LineFit(Options(depth=2), Settings())
-    splits = load_splits(workload)
-    drawn = []
-    for rank in (0, 1):
-        cell = assignment.trial.cell
-        ranks = Ranks(rank=rank, local_rank=rank, world_size=2)
-        mesh = ParallelMesh.from_axes(cell.axes, ranks, CPU)
-        compiler = Compiler(cell.axes, tmp_path, workload="mlp", device=CPU, state=TrainingState())
-        build_step(cell, 0, workload, splits.test, mesh, compiler, 1, tmp_path)
-        drawn.append(torch.rand(4))
-    assert not torch.equal(drawn[0], drawn[1])

@@ -49,7 +49,7 @@ def test_parameters_buffers_inputs_and_the_optimizers_state_are_double(tmp_path:
     trainer.parts.train_step.observer = observer
     trainer.run()
     tensors = [*trainer.parts.model.parameters(), *trainer.parts.model.buffers()]
-    for state in trainer.parts.optimizers[0].state.values():
+    for state in trainer.parts.optimizer.state.values():
         tensors += [value for key, value in state.items() if key != "step"]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     assert {tensor.dtype for tensor in floats} == {torch.float64}

@@ -51,9 +51,9 @@ FROZEN = LINE.replace("line.py:LineFit", "frozen.py:FrozenFit")
 PLAIN: dict[str, Any] = {"options": {"dropout": 0.3}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "adam": PLAIN,
-    "one-cycle": PLAIN | {"axes": {"lr_schedule": "one-cycle", "max_grad_norm": 1.0}},
+    "one-cycle": {"options": {"dropout": 0.3, "one_cycle": True}, "axes": {"max_grad_norm": 1.0}},
     "momentum": {"options": {"momentum": 0.9}},
-    "no state": {"options": {"momentum": 0.0}, "axes": {"lr_schedule": "cosine"}},
+    "no state": {"options": {"momentum": 0.0, "one_cycle": True}},
     # The first steps overflow.
     "fp16": PLAIN | {"axes": {"precision": "fp16", "batch_size": 4, "lr": 0.001}},
     "grad_accum_steps": PLAIN | {"axes": {"grad_accum_steps": 2}},

@@ -9,11 +9,10 @@ import pytest
 from torch import nn
 
 from harness.core.errors import NotApplied
-from harness.measure.traffic import bytes_per_sample
 from harness.spec.cell import Length
 from harness.training.model import check_training_mode
 from harness.training.train import Trainer
-from tests.support.frozen import EvaluatingFit, FrozenFit, FrozenOptions, UndroppingFit
+from tests.support.frozen import EvaluatingFit, FrozenFit, FrozenOptions
 from tests.support.line import Options
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from workloads.options import Settings
@@ -71,34 +70,6 @@ def test_a_model_in_evaluation_mode_is_refused_before_the_first_step(
     assert workload.step == 0
 
 
-def test_a_dropout_option_without_effect_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        NotApplied,
-        match=r"^options.dropout=0.5 had no effect: all dropout modules of UndroppingFit",
-    ):
-        make_trainer(
-            make_assignment(steps=2), UndroppingFit(Options(dropout=0.5), Settings()), tmp_path
-        )
-    no_dropout = UndroppingFit(Options(dropout=0.0), Settings())
-    make_trainer(make_assignment(steps=2), no_dropout, tmp_path).run()
-
-
 def test_a_head_may_be_trained_on_an_encoder_in_evaluation_mode() -> None:
     workload = FrozenFit(FrozenOptions(dropout=0.0), Settings())
     check_training_mode(workload, workload.build_model())
-
-
-def test_traffic_is_counted_in_the_modes_of_training() -> None:
-    """Dropout and batch norm of a frozen encoder move less than those that are trained."""
-    workload = FrozenFit(FrozenOptions(dropout=0.0), Settings())
-    batch = workload.splits().train.batch(range(32))
-    model = workload.build_model()
-    frozen = bytes_per_sample(workload.loss, model, batch)
-    built_with = modes_of(model)
-    assert frozen == bytes_per_sample(workload.loss, model, batch)
-    assert modes_of(model) == built_with
-    model.train()
-    trained = bytes_per_sample(workload.loss, model, batch)
-    assert frozen is not None
-    assert trained is not None
-    assert frozen < trained

@@ -1,4 +1,4 @@
-"""Optimizers and schedules that the axes put in place of a workload's own."""
+"""A workload's optimizer and schedule, as the axes change them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ from torch.optim.lr_scheduler import (
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
-from harness.training.optimization import adapt_optimizer, make_schedule, prepare_turns
-from harness.training.strategies.single import Single
+from harness.training.optimization import make_optimizer, make_schedule
+from harness.training.strategies.base import Single
 from tests.support.line import LineFit, Options
 from tests.support.training import SINGLE_MESH
-from workloads.cnn import CNN
-from workloads.options import CNNOptions, Settings
-from workloads.sources import Digits
+from workloads.options import Settings
 
 
 class Recipe(LineFit):
@@ -50,8 +48,7 @@ class Recipe(LineFit):
 def build_optimizer(**axes: Any) -> torch.optim.Optimizer:
     """Return the optimizer that the axes make of the recipe."""
     workload = Recipe(Options(), Settings())
-    optimizer = workload.optimizer(workload.build_model())
-    return adapt_optimizer(optimizer, workload, Axes(**{"batch_size": 32, **axes}))
+    return make_optimizer(workload, workload.build_model(), Axes(**{"batch_size": 32, **axes}))
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -60,28 +57,13 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer_class"),
-    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
-)
-def test_an_optimizer_keeps_the_recipes_groups(name: str, optimizer_class: type) -> None:
-    optimizer = build_optimizer(optimizer=name)
-    assert type(optimizer) is optimizer_class
-    assert learning_rates(optimizer) == [1e-2, 5e-3]
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == (
-        [0.1, 0.0] if name == "adamw" else [0, 0]
-    )
-
-
-@pytest.mark.parametrize("name", ["recipe", "adam", "sgd"])
-@pytest.mark.parametrize(
     ("optimizer_impl", "flags"),
     [("for-loop", (False, False)), ("foreach", (True, False)), ("fused", (False, True))],
 )
 def test_an_implementation_is_the_one_that_steps(
-    name: str, optimizer_impl: str, flags: tuple[bool, bool]
+    optimizer_impl: str, flags: tuple[bool, bool]
 ) -> None:
-    optimizer = build_optimizer(optimizer=name, optimizer_impl=optimizer_impl)
+    optimizer = build_optimizer(optimizer_impl=optimizer_impl)
     assert [(group["foreach"], group["fused"]) for group in optimizer.param_groups] == [
         flags,
         flags,
@@ -94,9 +76,9 @@ def test_an_implementation_that_an_optimizer_lacks_is_refused() -> None:
             return torch.optim.Rprop(model.parameters())
 
     workload = WithRprop(Options(), Settings())
-    optimizer = workload.optimizer(workload.build_model())
+    axes = Axes(batch_size=32, optimizer_impl="fused")
     with pytest.raises(NotApplied, match="optimizer_impl: Rprop has no fused"):
-        adapt_optimizer(optimizer, workload, Axes(batch_size=32, optimizer_impl="fused"))
+        make_optimizer(workload, workload.build_model(), axes)
 
 
 def test_learning_rate_and_linear_scaling() -> None:
@@ -121,50 +103,8 @@ def curve(steps: int = 10, **axes: Any) -> list[float]:
     return rates
 
 
-def test_schedules() -> None:
-    assert curve(lr_schedule="constant") == [1.0] * 10
-    assert curve(lr_schedule="step", steps=6) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-    cosine = curve(lr_schedule="cosine")
-    assert cosine[0] == 1.0
-    assert cosine[5] == pytest.approx(0.5)
-    assert cosine == sorted(cosine, reverse=True)
-    assert curve(lr_schedule="constant", lr_warmup=0.4) == pytest.approx(
-        [0.2, 0.4, 0.6, 0.8] + [1.0] * 6
-    )
-    rising = curve(lr_schedule="one-cycle")
-    assert rising.index(max(rising)) == 2
-
-
 def test_the_recipes_schedule_is_its_own() -> None:
     assert curve() == [1.0] * 10
-
-
-def test_a_schedule_keeps_the_rate_that_an_own_axis_has_set() -> None:
-    workload = CNN(CNNOptions(width=4), Digits())
-    rates: list[list[float]] = []
-    for factor in (1.0, 2.0):
-
-        def scale(optimizer: Optimizer, factor: float = factor) -> None:
-            for group in optimizer.param_groups:
-                group["lr"] *= factor
-
-        (turn,) = prepare_turns(
-            workload,
-            workload.build_model(),
-            Axes(batch_size=32, lr_schedule="cosine"),
-            10,
-            lambda loss: loss,
-            change_optimizers=[scale],
-            can_freeze=True,
-        )
-        assert turn.schedule is not None
-        rates.append([])
-        for _ in range(5):
-            rates[-1].append(turn.optimizer.param_groups[0]["lr"])
-            turn.optimizer.step()
-            turn.schedule.step()
-    assert rates[1] == pytest.approx([2 * rate for rate in rates[0]])
-    assert len(set(rates[0])) == 5
 
 
 def peak(optimizer: Optimizer) -> list[float]:
@@ -203,7 +143,6 @@ CHANGING: list[dict[str, Any]] = [{"lr": 0.3}, {"lr_scaling": "linear", "batch_s
 UNCHANGING: list[dict[str, Any]] = [
     {},
     {"lr_scaling": "linear"},
-    {"lr": 0.3, "lr_schedule": "cosine"},
 ]
 
 
@@ -216,7 +155,7 @@ def scheduled(schedule: Schedule, **axes: Any) -> Optimizer:
 
     workload = Scheduled(Options(), Settings())
     every_axis = Axes(**{"batch_size": 32, **axes})
-    optimizer = adapt_optimizer(workload.optimizer(workload.build_model()), workload, every_axis)
+    optimizer = make_optimizer(workload, workload.build_model(), every_axis)
     make_schedule(workload, optimizer, every_axis, 10)
     return optimizer
 
@@ -270,19 +209,18 @@ def test_a_group_without_parameters_stays_where_it_is() -> None:
     saved: dict[str, Any] = {}
     for _ in range(2):
         model = workload.build_model()
-        (turn,) = prepare_turns(
-            workload, model, Axes(batch_size=32), 9, lambda loss: loss, can_freeze=True
-        )
-        assert turn.schedule is not None
+        optimizer = make_optimizer(workload, model, Axes(batch_size=32))
+        schedule = make_schedule(workload, optimizer, Axes(batch_size=32), 9)
+        assert schedule is not None
         if saved:
-            strategy.load_optimizer_state(model, turn.optimizer, saved)
+            strategy.load_optimizer_state(model, optimizer, saved)
         else:
             model(torch.ones(1, 8)).sum().backward()
-            turn.optimizer.step()
-            turn.schedule.step()
-            saved = copy.deepcopy(strategy.optimizer_state(model, turn.optimizer))
-        assert [len(group["params"]) for group in turn.optimizer.param_groups] == [0, 4, 0]
-        assert learning_rates(turn.optimizer) == [1e-2, 5e-3, 1e-3]
+            optimizer.step()
+            schedule.step()
+            saved = copy.deepcopy(strategy.optimizer_state(model, optimizer))
+        assert [len(group["params"]) for group in optimizer.param_groups] == [0, 4, 0]
+        assert learning_rates(optimizer) == [1e-2, 5e-3, 1e-3]
 
 
 def cosine_rates(lr: float | torch.Tensor, **axes: Any) -> list[float]:
@@ -297,7 +235,7 @@ def cosine_rates(lr: float | torch.Tensor, **axes: Any) -> list[float]:
 
     workload = OneRate(Options(), Settings())
     every_axis = Axes(**{"batch_size": 32, **axes})
-    optimizer = adapt_optimizer(workload.optimizer(workload.build_model()), workload, every_axis)
+    optimizer = make_optimizer(workload, workload.build_model(), every_axis)
     (group,) = optimizer.param_groups
     schedule = make_schedule(workload, optimizer, every_axis, 10)
     assert schedule is not None

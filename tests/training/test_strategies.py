@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.spec.axes import STRATEGIES, Axes
 from harness.training.execution import Compiler
@@ -21,9 +19,8 @@ from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
-from tests.support.frozen import AlternatingFit
 from tests.support.line import LineFit, Options
-from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
+from tests.support.training import CPU, make_assignment, make_trainer
 from workloads.base import Workload
 from workloads.options import Settings
 
@@ -39,9 +36,9 @@ class HookedAllReduce(Strategy):
         return compiler(model)
 
     def _average(self, parameter: Tensor) -> None:
-        dist.all_reduce(parameter.grad, group=self.mesh.dp_group)
+        dist.all_reduce(parameter.grad, group=dist.group.WORLD)
         assert parameter.grad is not None
-        parameter.grad /= self.mesh.dp_size
+        parameter.grad /= self.mesh.size
 
 
 @pytest.fixture
@@ -85,16 +82,6 @@ def test_ranks_share_out_the_test_set(world_size: int) -> None:
     assert max(map(len, shares)) == mesh_of(0, world_size).largest_test_share(65)
 
 
-def test_ranks_of_a_tensor_parallel_group_share_nothing_out() -> None:
-    axes = Axes(batch_size=64, strategy="fsdp2", world_size=4, tensor_parallel=2)
-    ranks = [Ranks(rank=rank, local_rank=rank, world_size=4) for rank in range(4)]
-    meshes = [ParallelMesh.from_axes(axes, rank, CPU) for rank in ranks]
-    assert [mesh.dp_rank for mesh in meshes] == [0, 0, 1, 1]
-    assert [mesh.reports_share for mesh in meshes] == [True, False, True, False]
-    assert {mesh.rank_batch_size(axes) for mesh in meshes} == {32}
-    assert meshes[2].test_share(5) == meshes[3].test_share(5) == [1, 3]
-
-
 @pytest.fixture
 def process_group_of_eight() -> Iterator[None]:
     """Make this process the sixth of eight ranks, whose collectives send nothing."""
@@ -104,44 +91,15 @@ def process_group_of_eight() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group_of_eight")
-def test_replicas_shards_and_tensor_parallel_groups_are_three_dimensions() -> None:
-    axes = Axes(batch_size=64, strategy="hsdp", world_size=8, shard_size=2, tensor_parallel=2)
+def test_replicas_and_shards_are_two_dimensions() -> None:
+    axes = Axes(batch_size=64, strategy="hsdp", world_size=8, shard_size=2)
     mesh = ParallelMesh.from_axes(axes, Ranks(rank=5, local_rank=5, world_size=8), CPU)
-    assert mesh.dp_device_mesh().mesh.tolist() == [[1, 3], [5, 7]]
-    assert mesh.tp_device_mesh().mesh.tolist() == [4, 5]
-
-
-@pytest.mark.usefixtures("process_group_of_one")
-@pytest.mark.parametrize(
-    ("workload", "axes", "problem"),
-    [
-        (
-            AlternatingFit(Options(), Settings()),
-            {"strategy": "ddp"},
-            "strategy=ddp cannot be used with inner.layers.0.weight, which is thawed while training",
-        ),
-        (
-            LineFit(Options(depth=2, memory=True), Settings()),
-            {"strategy": "pp", "grad_accum_steps": 2},
-            "strategy=pp is unavailable: buffer inner.running_sum changes after the first layer",
-        ),
-    ],
-    ids=["ddp", "pp"],
-)
-def test_what_ranks_would_not_share_is_refused(
-    tmp_path: Path, workload: Workload, axes: dict[str, Any], problem: str
-) -> None:
-    """Of two ranks this is the first; it needs no other to find out."""
-    assignment = make_assignment(steps=6, world_size=2, **axes)
-    ranks = Ranks(rank=0, local_rank=0, world_size=2)
-    trainer = make_trainer(assignment, workload, tmp_path, ranks=ranks, hooks=NoEvaluation())
-    with pytest.raises(NotApplied, match=problem):
-        trainer.run()
+    assert mesh.device_mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_a_global_batch_is_shared_out_over_ranks_and_micro_steps() -> None:
     axes = Axes(batch_size=64, strategy="ddp", world_size=2, grad_accum_steps=4)
     mesh = mesh_of(1, 2)
-    assert (mesh.dp_rank, mesh.dp_size) == (1, 2)
+    assert (mesh.rank, mesh.size) == (1, 2)
     assert mesh.rank_batch_size(axes) == 32
     assert mesh.micro_batch_size(axes) == 8

@@ -10,38 +10,31 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
-from harness.spec.axes import DEFAULTS, NEEDS, Axes, find_conflict
+from harness.spec.axes import DEFAULTS, NEEDS, Axes, DDPParameters, find_conflict
 from harness.training import build
 from harness.training.loader import make_loader
 from harness.training.precision import Scaler, computed_in
-from harness.training.strategies.ddp import assign_buckets
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
-from tests.support.training import CPU, make_assignment, make_trainer
+from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
 from workloads import Batch
 from workloads.options import Settings
 
 DEPENDENT_AXES = [(need, name) for need in NEEDS for name in need.dependents]
 # A value other than the default, for axes that are not simply true or false.
 OTHER_VALUES: dict[str, Any] = {
-    "dynamic": "never",
+    "compile.dynamic": False,
     "cache": "cold",
-    "fsdp_wrap": "root",
-    "reshard_after_forward": "never",
-    "pin_memory": "always",
+    "fsdp.reshard_after_forward": False,
+    "fsdp.reduce_dtype": "bf16",
+    "loader.pin_memory": True,
     "num_workers": 2,
-    "page_cache": "cold",
-    "prefetch_factor": 4,
-    "bucket_cap_mb": 1.0,
+    "loader.prefetch_factor": 4,
+    "ddp.bucket_cap_mb": 1.0,
     "comm_hook": "bf16",
-    "matrix_approximation_rank": 2,
-    "reduce_dtype": "bf16",
     "shard_size": 2,
-    "tensor_parallel": 2,
-    "lr_warmup": 0.1,
 }
 
 
@@ -72,19 +65,19 @@ def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
     if need.axis == "input":
         setting["input"] = "resident"
     assert (
-        find_conflict(Axes(batch_size=1, **setting))
+        find_conflict(Axes.of({"batch_size": 1, **setting}))
         == f"{name} does nothing without {need.description}"
     )
 
 
 @pytest.mark.parametrize(
     "setting",
-    [{"pin_memory": "always"}, {"precision": "tf32"}, {"execution": "compile:reduce-overhead"}],
+    [{"loader.pin_memory": True}, {"precision": "tf32"}, {"execution": "compile:reduce-overhead"}],
     ids=str,
 )
 def test_a_setting_for_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any]) -> None:
     ((name, value),) = setting.items()
-    with pytest.raises(NotApplied, match=f"{name}: found {value}; needed: a GPU"):
+    with pytest.raises(NotApplied, match=f"{name}: found {str(value).lower()}; needed: a GPU"):
         train(tmp_path, **setting)
 
 
@@ -94,6 +87,39 @@ def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
     torch._dynamo.utils.counters.clear()
     with pytest.raises(NotApplied, match=r"execution=compile had no effect.*needs its own forward"):
         train(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
+
+
+class CountingFit(LineFit):
+    """Its model counts its steps in a number, for each of which torch compiles it again."""
+
+    def build_model(self) -> nn.Module:
+        return Counting()
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.count = nn.Linear(8, 1), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count += 1
+        output: Tensor = self.layer(inputs) * (1 + 1 / self.count)
+        return output
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
+def test_a_model_that_is_compiled_too_often_to_stay_compiled(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    workload = CountingFit(Options(), Settings())
+    trainer = make_trainer(
+        make_assignment(steps=12, execution="compile", **{"compile.dynamic": False}),
+        workload,
+        tmp_path,
+        hooks=NoEvaluation(),
+    )
+    with pytest.raises(NotApplied, match=r"execution=compile ended after \d+ recompilations"):
+        trainer.run()
 
 
 class AroundTheModel(LineFit):
@@ -160,23 +186,8 @@ def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("process_group_of_one")
 def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
-    message = r"bucket_cap_mb=1 had no effect: the gradients are in the same 1 bucket as without it"
+    message = r"ddp.bucket_cap_mb=1 had no effect: .* are in one bucket with and without it"
     with pytest.raises(NotApplied, match=message):
-        train(tmp_path, strategy="ddp", bucket_cap_mb=1.0)
-    assert train(tmp_path, strategy="ddp", bucket_cap_mb=1e-4).state.step == 4
-
-
-@pytest.mark.usefixtures("process_group_of_one")
-@pytest.mark.parametrize("cap", [None, 0.001, 1.0, 3.0, 25.0])
-def test_buckets_are_those_that_ddp_ends_up_with(cap: float | None) -> None:
-    """With 5 MiB of gradients. DDP itself numbers the 16 parameters from the model's beginning."""
-    model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(8)))
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=cap)
-    for _ in range(3):
-        wrapped(torch.ones(1, 400)).sum().backward()
-    get_logging_data: Any = wrapped._get_ddp_logging_data
-    rebuilt: str = get_logging_data()["rebuilt_per_bucket_param_indices"]
-    buckets = []
-    for bucket in rebuilt.split(","):
-        buckets.append([15 - int(index) for index in bucket.split()])
-    assert assign_buckets(model, cap) == buckets
+        train(tmp_path, strategy="ddp", ddp=DDPParameters(bucket_cap_mb=1.0))
+    small = DDPParameters(bucket_cap_mb=1e-4)
+    assert train(tmp_path, strategy="ddp", ddp=small).state.step == 4

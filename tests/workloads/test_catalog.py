@@ -53,8 +53,6 @@ def test_the_table_agrees_with_the_classes(name: str) -> None:
     assert entry.options is workload.Options
     assert entry.data == workload.Data
     assert entry.batch_size == workload.batch_size
-    has_plan = workload.tensor_parallel_plan is not Workload.tensor_parallel_plan
-    assert entry.has_tensor_parallel_plan == has_plan
 
 
 def test_a_class_from_a_file(tmp_path: Path) -> None:

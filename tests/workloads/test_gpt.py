@@ -110,11 +110,3 @@ def test_a_text_is_long_enough_for_a_sequence_in_each_part(tmp_path: Path) -> No
         TextFile(path=path).check()
     with pytest.raises(ValueError, match=r"found no such file; allowed: a file of text"):
         TextFile(path=tmp_path / "none").check()
-
-
-def test_heads_are_shared_evenly() -> None:
-    axes = {"strategy": "tp", "world_size": 3, "tensor_parallel": 1}
-    conflict = GPTOptions().conflict(axes)
-    assert conflict == "3 tensor-parallel ranks can't share the 4 heads of size tiny evenly"
-    with pytest.raises(ValueError, match="found 3 ranks; allowed: a divisor of the 4 heads"):
-        gpt().tensor_parallel_plan(torch.nn.Identity(), 3)

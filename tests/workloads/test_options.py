@@ -115,15 +115,6 @@ def test_compile_asks_for_fixed_padding() -> None:
     assert conflict(DistilBertOptions()) is None
 
 
-def test_tensor_parallel_ranks_share_the_heads() -> None:
-    assert conflict(DistilBertOptions(), strategy="tp", world_size=4) is None
-    reason = "8 tensor-parallel ranks can't share the 4 heads of size tiny evenly"
-    assert conflict(DistilBertOptions(), strategy="tp", world_size=8) == reason
-    axes = {"strategy": "fsdp2", "world_size": 16, "tensor_parallel": 8}
-    assert conflict(DistilBertOptions(), **axes) == reason
-    assert conflict(DistilBertOptions(hub="owner/name"), **axes) is None
-
-
 def test_a_pretrained_folder_counts_by_content_and_a_hub_name_by_name(tmp_path: Path) -> None:
     local = DistilBertOptions(pretrained=tmp_path)
     assert local.files() == [tmp_path / name for name in CHECKPOINT]

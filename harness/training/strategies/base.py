@@ -6,8 +6,9 @@ the same for all of them otherwise.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -19,7 +20,6 @@ from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
-from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.fingerprint import full_tensor
@@ -92,15 +92,16 @@ class Strategy(ABC):
                 f"reduction=tree had no effect: {type(self.tree_collective).__name__} was not called"
             )
 
-    def release_parameters(self) -> None:
-        """Give back parameters that an evaluation has gathered, as most steps begin without them."""
+    def note_gradients(self) -> None:
+        """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
         return
 
-    def check_communication(self, collectives: Sequence[Collective]) -> None:
-        """Raise NotApplied if a setting shows nowhere in the collectives of a step.
+    def votes(self) -> tuple[int, ...]:
+        """Return numbers that `check_votes` gets the smallest of, of all ranks; see `Trainer.synchronize`."""
+        return ()
 
-        This is called once, at the end of training.
-        """
+    def check_votes(self, smallest: Sequence[int]) -> None:
+        """Raise NotApplied if what ranks have voted shows that they trained different models."""
         return
 
     def watch_local_gradients(
@@ -123,27 +124,7 @@ class Strategy(ABC):
 
         return stop
 
-    def gathered(
-        self, model: nn.Module, optimizer: Optimizer | None = None
-    ) -> AbstractContextManager[object]:
-        """Return the context in which a rank has all parameters of `model`, or shards of each.
-
-        With `optimizer`, also their gradients and its state. Every rank must enter it.
-        """
-        return nullcontext()
-
     # Checkpoints. Every rank must call these methods, as they may communicate.
-
-    def rank_state(self) -> dict[str, Any]:
-        """Return the part of the strategy's state that a resumed rank needs.
-
-        Allowed are plain values and tensors.
-        """
-        return {}
-
-    def load_rank_state(self, state: dict[str, Any]) -> None:
-        """Restore the state that `rank_state` returned."""
-        assert not state, "a strategy that saves a state loads it"
 
     @property
     def arranging_steps(self) -> int:
@@ -207,6 +188,26 @@ class Strategy(ABC):
                     dist.broadcast(buffer, src=0)
 
 
+class Single(Strategy):
+    """Train in one process, which communicates with no other."""
+
+    needs_process_group = False
+
+    def prepare(
+        self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
+    ) -> nn.Module:
+        """Return `model`, compiled if the axes say so."""
+        return compiler(model)
+
+
 def _report_local(report: Callable[[str, Tensor], None], name: str, gradient: Tensor) -> None:
     """Report this rank's part of a gradient, which may be a DTensor."""
     report(name, local_part(gradient))
+
+
+def check_parameters(group: str, parameters: Iterable[str], function: Callable[..., Any]) -> None:
+    """Raise NotApplied for a parameter of an axis that torch's function does not have here."""
+    allowed = inspect.signature(function).parameters
+    for name in parameters:
+        if name not in allowed:
+            raise NotApplied(f"{group}.{name} is unavailable: torch {torch.__version__} has none")

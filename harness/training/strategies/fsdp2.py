@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +25,20 @@ from harness.measure.communication import (
     TimedCollective,
     sharded_modules,
 )
-from harness.records.record import Collective
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.strategies.base import Strategy
-from harness.training.strategies.tensor_parallel import check_all_reduced, parallelize
 from harness.training.tree_reduction import TreeReduceScatter
 from workloads.base import Workload
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-# The axis' values as `fully_shard` takes them; None is torch's own rule (all but the root).
-RESHARD_AFTER_FORWARD = {"auto": None, "always": True, "never": False}
 # How autograd reports a parameter that FSDP2 has freed, as it does after each backward.
 FREED_PARAMETER = re.compile(r"setStorage: .* out of bounds for storage of size 0")
-REDUCE_DTYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
+MAX_DIGEST = 2**62 - 1
+REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class FSDP2(Strategy):
@@ -53,6 +50,8 @@ class FSDP2(Strategy):
         super().__init__(axes, mesh)
         self._sharded: FSDPModule | None = None  # set by `prepare`
         self._reduce_scatter: Any = None  # that gradients are shared with; set by `prepare`
+        self._parameters: list[nn.Parameter] = []  # set by `prepare`
+        self._gradients = 0  # a digest of which parameters have had a gradient in which step
 
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
@@ -62,12 +61,11 @@ class FSDP2(Strategy):
 
         # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
         training_module = compiler(model)
-        if self.mesh.tp_size > 1:
-            parallelize(model, workload, self.mesh)
         self._shard(model, workload)
+        self._parameters = list(model.parameters())
         assert isinstance(model, FSDPModule)  # `fully_shard` has changed its class
         self._sharded = model
-        if self.axes.reduction == "tree" and self.mesh.dp_size > 1:
+        if self.axes.reduction == "tree" and self.mesh.size > 1:
             self.tree_collective = TreeReduceScatter()
             for module in sharded_modules(model):
                 module.set_custom_reduce_scatter(self.tree_collective)
@@ -88,18 +86,18 @@ class FSDP2(Strategy):
         """Shard each of the workload's layers, then the rest of the model."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        parameters = self.axes.fsdp
         param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
-        reduce_dtype = REDUCE_DTYPES[self.axes.reduce_dtype]
+        reduce_dtype = REDUCE_DTYPES[parameters.reduce_dtype]
         settings: dict[str, Any] = {
-            "mesh": self.mesh.dp_device_mesh(),
-            "reshard_after_forward": RESHARD_AFTER_FORWARD[self.axes.reshard_after_forward],
+            "mesh": self.mesh.device_mesh,
+            "reshard_after_forward": parameters.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
         }
-        if self.axes.cpu_offload:
+        if parameters.cpu_offload:
             settings["offload_policy"] = CPUOffloadPolicy()
-        if self.axes.fsdp_wrap == "layers":
-            for layer in workload.layers(model):
-                fully_shard(layer, **settings)
+        for layer in workload.layers(model):
+            fully_shard(layer, **settings)
         fully_shard(model, **settings)
 
     @contextmanager
@@ -116,25 +114,25 @@ class FSDP2(Strategy):
                 " them; allowed: ddp"
             ) from error
 
-    def release_parameters(self) -> None:
-        """Free the parameters that an evaluation has gathered: the root keeps its own until a backward."""
-        assert self._sharded is not None, "prepare() comes first"
-        for module in sharded_modules(cast(nn.Module, self._sharded)):
-            module.reshard()
+    def note_gradients(self) -> None:
+        """Add to the digest which parameters this step has left a gradient in."""
+        pattern = tuple(parameter.grad is None for parameter in self._parameters)
+        self._gradients = hash((self._gradients, pattern)) & MAX_DIGEST
 
-    def check_communication(self, collectives: Sequence[Collective]) -> None:
-        """Raise NotApplied if gradients were summed up in another type than `reduce_dtype`.
+    def votes(self) -> tuple[int, ...]:
+        """Return the digest twice, of opposite signs, whose smallest are opposite if all are equal."""
+        return self._gradients, -self._gradients
 
-        So it does if tensor-parallel ranks did not share their results.
+    def check_votes(self, smallest: Sequence[int]) -> None:
+        """Raise NotApplied if ranks have trained different parameters.
+
+        FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
         """
-        if self.mesh.tp_size > 1:
-            check_all_reduced(collectives, self.mesh)
-        wanted = self.axes.reduce_dtype
-        types = sorted({sent.dtype for sent in collectives if sent.operation == "reduce_scatter"})
-        if wanted != "auto" and self.mesh.dp_size > 1 and types != [wanted]:
+        if smallest[0] != -smallest[1]:
             raise NotApplied(
-                f"reduce_dtype={wanted} had no effect: gradients were summed up in"
-                f" {' and '.join(types) or 'no type'}"
+                f"strategy={self.axes.strategy} is unavailable: in the same step, ranks had gradients"
+                " of different parameters, which it adds up; allowed: ddp with"
+                " ddp.find_unused_parameters, or a loss that uses the same parameters at all ranks"
             )
 
     def watch_local_gradients(
@@ -168,19 +166,6 @@ class FSDP2(Strategy):
 
 class HSDP(FSDP2):
     """Train with fully_shard over a mesh of two dimensions: replicas, each sharded over a group."""
-
-    def check_communication(self, collectives: Sequence[Collective]) -> None:
-        """Raise NotApplied if gradients were not averaged over replicas, or not sharded in groups."""
-        super().check_communication(collectives)
-        assert self.mesh.shard_size is not None, "refused before anything starts"
-        replicas = self.mesh.dp_size // self.mesh.shard_size
-        # Tensor-parallel ranks send all-reduces too: those of as many ranks can't be told from these.
-        needed = {("reduce_scatter", self.mesh.shard_size), ("all_reduce", replicas)}
-        missing = needed - {(sent.operation, sent.ranks) for sent in collectives}
-        for operation, ranks in sorted(missing):
-            raise NotApplied(
-                f"strategy=hsdp had no effect: found no {operation} over {ranks} ranks"
-            )
 
 
 class _WatchedReduceScatter(ShardCollective):

@@ -18,6 +18,8 @@ OPTIONAL = ("sklearn", "transformers", "tokenizers", "pytest", "yaml", "pynvml")
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 DIGITS = ("sklearn",)
 TEXT = ("sklearn", "transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML
+PINNED: dict[str, Any] = {"num_workers": 2, "loader.pin_memory": True}
+OFFLOADED: dict[str, Any] = {"fsdp.cpu_offload": True}
 FIRST = "machine"  # the part without which none of the others makes sense
 
 
@@ -95,7 +97,7 @@ def _trials(steps: int) -> list[Part]:
         _trial("resident", "data on the device", steps, input="resident"),
         _trial(
             "pinned", "page-locked batches from two workers", steps, gpu_only=True,
-            pin_memory="always", num_workers=2,
+            **PINNED,
         ),
         _trial("ddp", "DDP: NCCL on a GPU, gloo on a CPU", steps, strategy="ddp"),
         _trial("fsdp2", "FSDP2 on one device", steps, strategy="fsdp2"),
@@ -105,7 +107,7 @@ def _trials(steps: int) -> list[Part]:
         ),
         _trial(
             "offload", "FSDP2 with parameters on the host", steps, gpu_only=True, strategy="fsdp2",
-            cpu_offload=True,
+            **OFFLOADED,
         ),
         _trial(
             "determinism", "two runs in deterministic mode, to the same bits", steps, times=2,

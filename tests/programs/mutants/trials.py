@@ -77,7 +77,7 @@ class Setting:
         if self.strategy == "hsdp":
             axes["shard_size"] = self.world_size // 2 if self.world_size > 2 else 1
         if self.static_graph:
-            axes["static_graph"] = True
+            axes["ddp.static_graph"] = True
         options = {
             "dropout": 0.3,
             "samples": self.samples,
