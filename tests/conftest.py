@@ -18,11 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
 from harness.launch import forkserver
 from harness.spec.cluster import SHARED_HOST
-from harness.tracking import DeliveryProcess, connect, runs
+from harness.tracking import Follower, connect, tracker
 from harness.tracking.connect import quiet
 from tests.support import shared_server
 from workloads.importing import forget
@@ -34,10 +33,7 @@ WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs te
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
 PID_FILE = "pid"  # of the process that all others of a run belong to
 END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
-START_DELIVERY = DeliveryProcess.start
-# What draws the pictures of MLflow's runs, by its name in `harness.tracking.runs`.
-DRAWERS = {name: getattr(runs, name) for name in ("draw_board", "draw_rates", "png_bytes")}
-NO_PICTURE = b"PNG"  # what a picture's file has instead
+START_FOLLOWER = Follower.start
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Of a test with several marks the first one here counts.
@@ -165,7 +161,7 @@ def deliveries_in_this_process() -> Iterator[None]:
     Each delivery process takes 4 s of CPU time to load MLflow, which this process does once.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(DeliveryProcess, "start", lambda process: None)
+        monkeypatch.setattr(Follower, "start", lambda process: None)
         yield
 
 
@@ -189,39 +185,17 @@ def one_new_database() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_pictures_in_mlflow() -> Iterator[None]:
-    """Deliver files without pictures: Matplotlib takes longer than all writes together."""
-
-    def draw_no_board(result: SweepResult, workload: str, path: Path) -> None:
-        path.write_bytes(NO_PICTURE)
-
+def no_reports_in_mlflow() -> Iterator[None]:
+    """Deliver no reports: Matplotlib takes longer than all writes together."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(runs, "draw_board", draw_no_board)
-        monkeypatch.setattr(runs, "draw_rates", lambda rates, width, height: None)
-        monkeypatch.setattr(runs, "png_bytes", lambda figure: NO_PICTURE)
-        yield
-
-
-@contextmanager
-def real_pictures() -> Iterator[None]:
-    """Deliver the pictures that a command delivers."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for name, draw in DRAWERS.items():
-            monkeypatch.setattr(runs, name, draw)
-        yield
-
-
-@pytest.fixture
-def pictures_in_mlflow() -> Iterator[None]:
-    """Deliver the pictures that a command delivers."""
-    with real_pictures():
+        monkeypatch.setattr(tracker, "render", lambda results, recorded: "a report")
         yield
 
 
 @pytest.fixture
 def delivery_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliver by a process, as a command does."""
-    monkeypatch.setattr(DeliveryProcess, "start", START_DELIVERY)
+    monkeypatch.setattr(Follower, "start", START_FOLLOWER)
 
 
 @pytest.fixture(scope="session")

@@ -303,17 +303,16 @@ def _axes_of(sides: Iterable[Side]) -> list[str]:
     return axis_names(cells)
 
 
-def against_first(side: Side, goal: float | None) -> CellComparison | None:
+def against_first(side: Side) -> CellComparison | None:
     """Compare each cell of a sweep with the first measured one of its workload.
 
-    With a goal of the target metric, the steps to reach it are compared too. This is the comparison
-    of a sweep in the report and in MLflow. Cells are compared whatever hardware they ran on. Returns
-    None if no workload has two cells.
+    This is the comparison of a sweep in the terminal, the report and MLflow. Cells are compared whatever
+    hardware they ran on. Returns None if no workload has two cells.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     ordered = Side(name=side.name, cells=measured_first)
     groups = _alike_but_for(ordered, _axes_of([side]))
-    return _compare_groups(groups, side.name, Rules(across=("hardware",), goal=goal))
+    return _compare_groups(groups, side.name, Rules(across=("hardware",)))
 
 
 def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:

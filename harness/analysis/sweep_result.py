@@ -43,12 +43,9 @@ class SweepResult:
     name: str  # of the sweep
     cells: Sequence[CellResult]  # in the order in which they are shown
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
-    goal: float | None = None  # of the target metric, the steps to which are compared
 
     @staticmethod
-    def of_records(
-        sweep: Sweep, records: Sequence[Record], goal: float | None = None
-    ) -> SweepResult:
+    def of_records(sweep: Sweep, records: Sequence[Record]) -> SweepResult:
         """Return the result of a sweep from its records, every planned cell included.
 
         Cells are in the sweep's order; trials that have no record count as unrecorded.
@@ -70,7 +67,6 @@ class SweepResult:
             name=sweep.name,
             cells=join(parts),
             records=by_cell,
-            goal=goal,
         )
 
     @property
@@ -107,7 +103,7 @@ class SweepResult:
 
         None where no two cells share a workload.
         """
-        return against_first(self.side, self.goal)
+        return against_first(self.side)
 
     @cached_property
     def _all_rows(self) -> list[MetricRow]:
@@ -142,13 +138,6 @@ class SweepResult:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
         return next((row for row in self.rows(cell) if row.is_target_metric), None)
 
-    def convergence_row(self, cell: Cell) -> MetricRow | None:
-        """Return the verdict on a cell's steps to the goal, None for the reference."""
-        return next(
-            (row for row in self.rows(cell) if not row.is_throughput and not row.is_target_metric),
-            None,
-        )
-
     @cached_property
     def _reference_ids(self) -> set[str]:
         """The ids of all cells that others are compared with."""
@@ -179,22 +168,6 @@ class SweepResult:
                 measured, key=lambda cell: cell.mean_throughput, reverse=True
             )
         return rankings
-
-    def most_accurate(self, workload: str) -> CellResult | None:
-        """Return the cell with the best mean target metric, the first among equals.
-
-        None where no cell was evaluated.
-        """
-        best, best_score = None, 0.0
-        for cell in self.workloads[workload]:
-            if cell.metric is None:
-                continue
-            score = cell.metric.mean
-            if cell.target is not None:
-                score = cell.target.score(score)
-            if best is None or score > best_score:
-                best, best_score = cell, score
-        return best
 
     def contenders(self, workload: str) -> list[CellResult]:
         """Return the cells that can't be distinguished from the fastest of a workload.

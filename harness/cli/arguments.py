@@ -11,7 +11,7 @@ is therefore imported by the functions that need it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -254,39 +254,22 @@ def print_message(text: str) -> None:
     print(f"harness: {text}", file=sys.stderr, flush=True)
 
 
-def print_next(purposes: Mapping[str, str]) -> None:
-    """Print commands to try next, each with what it shows."""
-    from harness.render.console import TerminalConsole, next_lines
-
-    console = TerminalConsole()
-    for line in next_lines(purposes):
-        console.print_markup(line)
+def print_next(command: str, purpose: str) -> None:
+    """Print a command to try next with what it shows."""
+    print(f"next  {command}  {purpose}")
 
 
 def print_collect(results: Results, sweep: str) -> None:
     """Print how what is new of a sweep comes to MLflow."""
-    print_next({results.collect_command(sweep): "brings it to MLflow"})
+    print_next(results.collect_command(sweep), "brings it to MLflow")
 
 
 def print_left_out(recorded: RecordedSweep) -> None:
     """Name on stderr the records that are left out, and why."""
-    if not recorded.unreadable and not recorded.other_code:
-        return
     from harness.render.run import left_out_lines
 
     for line in left_out_lines(recorded):
         print(line, file=sys.stderr)
-
-
-def write_output(content: bytes, output: Path | None) -> None:
-    """Print a table for other programs, or write it to a file and print the file's name."""
-    from harness.core.paths import write_atomically
-
-    if output is None:
-        print(content.decode(), end="")
-        return
-    write_atomically(output, content)
-    print(output)
 
 
 def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:

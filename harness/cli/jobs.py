@@ -201,7 +201,6 @@ def _watch(
     sweeps: "Sequence[Sweep]", results: "Results", tracking_uri: str | None
 ) -> "list[SweepStatus]":
     """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
-    from harness.interface.reporting import write_roofline
     from harness.interface.watching import watch
     from harness.records.store import read_recorded_sweep
     from harness.render.console import TerminalConsole
@@ -213,7 +212,6 @@ def _watch(
         statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
     if len(sweeps) == 1:
         recorded = read_recorded_sweep(results, sweeps[0].name)
-        write_roofline(recorded.sweep, recorded.records, results)
         show_results(
             recorded.sweep, recorded.records, results, trouble=trouble, tracking_uri=tracking_uri
         )

@@ -81,7 +81,6 @@ def doctor(
 @app.command(
     epilog=examples(
         "harness peak",
-        "harness peak --plot",
         "harness peak --ranks 4 --quick",
     )
 )
@@ -100,19 +99,12 @@ def peak(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and repeats: rough figures in seconds.")
     ] = False,
-    plot: Annotated[
-        bool,
-        typer.Option(
-            "--plot",
-            help="Measure products of twice as many sizes, and plot which of them reach the peak.",
-        ),
-    ] = False,
     no_wait: NoWaitOption = False,
 ) -> None:
-    """Measure the machine's peaks, for MFU and the roofline.
+    """Measure the machine's peaks, for MFU.
 
     Times matrix products, copies and all-reduces for about a minute, and keeps the result in the
-    results folder. `harness show` then gives MFU relative to it, and a roofline.
+    results folder. `harness show` then gives MFU relative to it.
     """
     from harness.core.paths import Results
     from harness.interface.machine import measure_peaks
@@ -128,14 +120,13 @@ def peak(
             profile,
             ranks=ranks,
             quick=quick,
-            fine=plot,
             wait=not no_wait,
             on_message=print_message,
             on_progress=on_progress,
         )
-    show_peaks(machine, plot=plot)
+    show_peaks(machine)
     print(f"record: {path}\nplot:   {plot_path}")
-    purpose = "compares its cells with these roofs"
+    purpose = "compares its cells with these peaks"
     sweep = latest_sweep_name(results_folder)
     command = "harness run quickstart" if sweep is None else f"harness show {shlex.quote(sweep)}"
-    print_next({f"{command}{results_folder.flag}": purpose})
+    print_next(f"{command}{results_folder.flag}", purpose)

@@ -21,12 +21,11 @@ from harness.cli.arguments import (
     UriOption,
     examples,
     print_left_out,
-    split_commas,
-    write_output,
 )
 from harness.cli.completion import complete_recorded_sweeps
-from harness.cli.run import VerboseOption, WideOption
+from harness.cli.run import WideOption
 from harness.core.errors import BadInput, parse_percentage
+from harness.interface.tables import check_table_path, write_table
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
@@ -38,10 +37,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "harness show mnist",
-        "harness show mnist --phases",
-        "harness show mnist --pivot num_workers",
         "harness show mnist --only 'precision in (bf16, fp16)'",
-        "harness show mnist --format markdown",
         "harness show mnist --output trials.parquet",
     )
 )
@@ -57,107 +53,48 @@ def show(
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
-    phases: Annotated[
-        bool,
-        typer.Option(
-            "--phases", help="Show where a step's time goes: data, forward, communication, …"
-        ),
-    ] = False,
-    pivot: Annotated[
-        str | None,
-        typer.Option(
-            "--pivot",
-            metavar="AXIS[,AXIS…]",
-            help="Tabulate throughput with the values of these axes as columns.",
-        ),
-    ] = None,
-    table_format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="csv|json|markdown|parquet",
-            help="Print the trials as a table for other programs instead.",
-        ),
-    ] = "",
-    columns: Annotated[
-        str,
-        typer.Option(
-            "--columns",
-            metavar="NAME[,NAME…]",
-            help="With --format: these columns. Default: all; of Markdown, those that differ most.",
-        ),
-    ] = "",
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             metavar="FILE",
-            help="With --format: write this file. Its ending may stand for the format.",
+            help="Write the trials as a table instead: FILE.csv, FILE.json or FILE.parquet.",
         ),
     ] = None,
-    verbose: VerboseOption = False,
     wide: WideOption = False,
 ) -> None:
     """Show the results of a sweep that has run.
 
-    Prints each cell's mean throughput, step time and target metric, then the verdicts on its cells
-    if there are several seeds, and what to know about trials that failed or never settled. It reads
-    records only, so it also works while the sweep runs and without MLflow. Without SWEEP, lists the
-    sweeps that have run.
+    Prints which cells are fastest, a table of all cells with their verdicts, and what to know before
+    believing it. It reads records only, so it also works while the sweep runs and without MLflow.
+    Without SWEEP, lists the sweeps that have run.
 
-    With --format or --output, prints or writes a row for each trial, which is the table of
-    harness.load(SWEEP).trials in Python.
+    With --output, writes a row for each trial: the table of harness.load(SWEEP).trials in Python.
     """
     from harness.core.paths import Results
     from harness.housekeeping.sweeps import list_sweeps
-    from harness.interface.reporting import write_roofline
     from harness.records.store import read_recorded_sweep, select_recorded
     from harness.render.plan import conflict_lines
     from harness.render.results import show_results
     from harness.render.stored import show_sweeps
 
-    if phases and pivot is not None:
-        raise BadInput("--phases, --pivot: found both; allowed: one of them")
+    if output is not None:
+        check_table_path(output)
     results_folder = Results(results)
     if not sweep:
         show_sweeps(list_sweeps(results_folder))
         return
-    is_export = _check_export(table_format, columns, output, is_view=phases or pivot is not None)
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
     print_left_out(recorded)
-    if is_export:
+    if output is not None:
         from harness.interface.data import SweepData
-        from harness.interface.tables import choose_columns, choose_format, export
 
-        chosen = choose_format(table_format, output)
-        table = SweepData(results=results_folder, recorded=recorded).table
-        table = choose_columns(table, split_commas(columns), chosen)
-        write_output(export(table, chosen), output)
+        write_table(SweepData(results=results_folder, recorded=recorded).trials, output)
+        print(output)
         return
-    # Each view is imported where it is shown: the pivot loads SciPy, which the phases do not need.
-    if phases:
-        from harness.render.phases import show_phases
-
-        show_phases(recorded.sweep, recorded.records, wide=wide)
-    elif pivot:
-        from harness.render.pivot import show_pivot
-
-        show_pivot(recorded.sweep, recorded.records, pivot.split(","))
-    else:
-        for line in conflict_lines(recorded.sweep.whole()):
-            print(line)
-        write_roofline(recorded.sweep, recorded.records, results_folder)
-        show_results(recorded.sweep, recorded.records, results_folder, verbose=verbose, wide=wide)
-
-
-def _check_export(table_format: str, columns: str, output: Path | None, *, is_view: bool) -> bool:
-    """Return whether trials are exported; raises BadInput for options that do not go together."""
-    is_export = bool(table_format) or output is not None
-    if is_export and is_view:
-        raise BadInput("--format, --output: found with --phases or --pivot; allowed: one of them")
-    if columns and not is_export:
-        raise BadInput("--columns: found without --format; allowed: --format, or --output FILE")
-    return is_export
+    for line in conflict_lines(recorded.sweep.whole()):
+        print(line)
+    show_results(recorded.sweep, recorded.records, results_folder, wide=wide)
 
 
 @app.command(

@@ -8,7 +8,7 @@ is written when the trial has ended. The same command, run again, runs the trial
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,18 +47,11 @@ INCONCLUSIVE = 3  # exit code: a trial stayed invalid, --until was not reached
 app = typer.Typer()
 
 # Both of `run` and of `harness show`, which print the same table of results.
-VerboseOption = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        help="Also show the remarks on trials too short for a steady state.",
-    ),
-]
 WideOption = Annotated[
     bool,
     typer.Option(
-        "--wide", help="Show all columns, cell ids included, however wide the tables get."
+        "--wide",
+        help="Show all columns and remarks, cell ids included, however wide the table gets.",
     ),
 ]
 
@@ -250,7 +243,6 @@ def run(
         ),
     ] = False,
     no_wait: NoWaitOption = False,
-    verbose: VerboseOption = False,
     wide: WideOption = False,
 ) -> None:
     """Run a sweep on this machine, or resume it where it stopped.
@@ -264,9 +256,8 @@ def run(
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
     """
     from harness.analysis import adaptive
-    from harness.core.paths import Results, tracking_flag
+    from harness.core.paths import Results
     from harness.interface.planning import load_planned
-    from harness.interface.reporting import write_roofline
     from harness.interface.running import run_sweep, trials_to_redo
     from harness.records.store import read_recorded_sweep
     from harness.render.console import TerminalConsole
@@ -281,17 +272,6 @@ def run(
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
     results_folder = Results(results)
-    options: dict[str, Sequence[str]] = {
-        "--set": settings,
-        "--data": data,
-        "--only": [only],
-        "--cell": cells,
-        "--cluster": ["" if cluster == "local" else cluster],
-        "--parallel": [parallel],
-    }
-    flags = "--tolerate-load" * tolerate_load
-    run_command = _run_command(sweep, options, flags) + results_folder.flag
-    run_command += tracking_flag(tracking_uri)
     finished = run_sweep(
         loaded,
         profile,
@@ -304,16 +284,13 @@ def run(
         goal=goal,
     )
     recorded = read_recorded_sweep(results_folder, finished.sweep.name)
-    write_roofline(finished.sweep.whole(), recorded.records, results_folder)
     show_results(
         finished.sweep.whole(),
         recorded.records,
         results_folder,
         trouble=finished.trouble,
         tracking_uri=tracking_uri,
-        verbose=verbose,
         wide=wide,
-        run_command=run_command,
     )
     for line in unreadable_lines(recorded.unreadable):
         print(line, file=sys.stderr)
@@ -323,22 +300,6 @@ def run(
     goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
     is_complete = not recorded.unreadable and not finished.disk_failed
     _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
-
-
-def _run_command(sweep: str, options: Mapping[str, Sequence[str]], flags: str) -> str:
-    """Return the command that runs a sweep with the same options and flags; empty values are left out.
-
-    It is printed, so that it has no secrets: whoever pastes it puts them back.
-    """
-    from harness.core.redaction import scrub
-
-    words = ["harness", "run", sweep]
-    for name, values in options.items():
-        for value in values:
-            if value:
-                words += [name, value]
-    words += flags.split()
-    return scrub(shlex.join(words))
 
 
 def _exit(records: "Sequence[Record]", *, goal_reached: bool, is_complete: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import (
-    GoalOption,
     NameArgument,
     ResultsOption,
     UriOption,
@@ -70,7 +69,7 @@ def prune(
     sweeps.remove(recorded_folder(results_folder, sweep), removals)
 
 
-@app.command(epilog=examples("harness report matrix", "harness report nightly --against baseline"))
+@app.command(epilog=examples("harness report matrix"))
 def report(
     sweep: NameArgument,
     output: Annotated[
@@ -81,38 +80,21 @@ def report(
             help="The file to write. Default: report.html next to the records.",
         ),
     ] = None,
-    against: Annotated[
-        str,
-        typer.Option(
-            "--against",
-            metavar="BASELINE|SWEEP",
-            help="What to compare the sweep with, named as for `harness compare`.",
-        ),
-    ] = "",
-    goal: GoalOption = None,
     results: ResultsOption = Path("results"),
-    tracking_uri: UriOption = None,
 ) -> None:
     """Write a sweep's report as one HTML file.
 
-    The file needs no network and no other file, so it can be mailed or kept as an artifact. It
-    names for every section that is empty the data that would fill it.
+    The file needs no network and no other file, so it can be mailed or kept as an artifact.
     """
     from harness.core.paths import Results
-    from harness.interface.reporting import write_report
     from harness.records.store import read_recorded_sweep
+    from harness.render.html.report import write_report
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
     print_left_out(recorded)
-    reference = None
-    if against:
-        from harness.interface.comparing import select_results  # which loads what talks to MLflow
-
-        # The sweep is selected too because `baseline` means those of the hardware of the others.
-        reference = select_results(results_folder, [against, sweep], tracking_uri)[0]
     path = output or results_folder.sweep_folder(recorded.sweep.name).report_path
-    write_report(path, results_folder, recorded, reference, goal)
+    write_report(path, results_folder, recorded)
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
@@ -134,10 +116,8 @@ def collect(
     recorded = read_recorded_sweep(results_folder, sweep)
     print_left_out(recorded)
     sweep_folder = results_folder.sweep_folder(recorded.sweep.name)
-    trials = [record.trial.id for record in recorded.records]
-    del recorded  # they would take as much memory as all that MLflow is told
     # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
-    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder, trials)
+    delivery = Tracker(results_folder, tracking_uri).deliver(sweep_folder)
     delivered = counted(delivery.delivered, "trial")
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 

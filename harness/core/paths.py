@@ -1,7 +1,7 @@
 """Paths of everything in the results folder, and writing files so that no reader sees half of one.
 
     results/
-      runs/<sweep>/           a SweepFolder: sweep.json, lock, report.html, roofline.png, parity.json
+      runs/<sweep>/           a SweepFolder: sweep.json, lock, report.html, parity.json
         <cell id>-s<seed>-r<repeat>/   a TrialFolder: trial.json, record.json, logs/, best/, ...
       peaks/                  what machines were measured to reach
       certificates/           A/A certificates of machines
@@ -227,11 +227,6 @@ class SweepFolder:
         Whoever holds the lock on deliveries uses it, and empties it.
         """
         return self.results.path / "delivery"
-
-    @property
-    def roofline_path(self) -> Path:
-        """Return where `harness roofline` writes its plot."""
-        return self.path / "roofline.png"
 
     @property
     def parity_path(self) -> Path:

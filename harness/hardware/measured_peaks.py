@@ -71,7 +71,6 @@ class Request:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     quick: bool = False  # few sizes and few repeats, for rough figures in seconds
-    fine: bool = False  # products of twice as many sizes, to see at which one the peak is reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ class Extent:
         """Return how much to measure on a device."""
         if request.quick:
             return Extent(
-                matmul_sizes=_matmul_sizes(128, 512, 4, fine=request.fine),
+                matmul_sizes=_matmul_sizes(128, 512, 4),
                 copy_bytes=(MIB,),
                 all_reduce_bytes=(4, MIB),
                 repeats=3,
@@ -98,10 +97,10 @@ class Extent:
         matmul_sizes: Sequence[int]
         copy_bytes: Sequence[int]
         if device.type == "cuda":
-            matmul_sizes = _matmul_sizes(512, 16384, 2, fine=request.fine)
+            matmul_sizes = _matmul_sizes(512, 16384, 2)
             copy_bytes = (MIB, 16 * MIB, 128 * MIB)
         else:
-            matmul_sizes = _matmul_sizes(128, 4096, 2, fine=request.fine)
+            matmul_sizes = _matmul_sizes(128, 4096, 2)
             copy_bytes = (64 * KIB, 256 * KIB, MIB, 8 * MIB)
         return Extent(
             matmul_sizes=matmul_sizes,
@@ -112,19 +111,13 @@ class Extent:
         )
 
 
-def _matmul_sizes(smallest: int, largest: int, factor: int, *, fine: bool) -> list[int]:
-    """Return sizes that grow by `factor`.
-
-    Fine ones begin at a quarter of the smallest, and have sizes of three quarters of a power of two
-    between the powers: they fill no tile of a kernel whole, as those of models often do not.
-    """
+def _matmul_sizes(smallest: int, largest: int, factor: int) -> list[int]:
+    """Return sizes that grow by `factor`."""
     sizes = []
-    size = smallest // 4 if fine else smallest
+    size = smallest
     while size <= largest:
-        if fine:
-            sizes.append(3 * size // 4)
         sizes.append(size)
-        size *= 2 if fine else factor
+        size *= factor
     return sizes
 
 

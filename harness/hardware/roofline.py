@@ -17,11 +17,12 @@ need not be on its machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
-from harness.hardware.machine import Device, Machine, machine_key
+from harness.hardware.machine import Device, Machine, machine_key, read_all
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
 from harness.records.environment import Hardware
 from harness.records.record import Record
@@ -147,6 +148,15 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
     if (mfu, mfu_measured) == (record.summary.mfu, record.summary.mfu_measured):
         return record
     return replace(record, summary=replace(record.summary, mfu=mfu, mfu_measured=mfu_measured))
+
+
+def with_measured_peaks(records: Sequence[Record], folder: Path) -> list[Record]:
+    """Return the records with their MFU of the peaks that are measured in `folder`, if any are.
+
+    Peaks that were measured after a record was written count, too.
+    """
+    measured = read_all(folder)
+    return [with_mfu(record, measured) for record in records]
 
 
 def _achieved_flops_per_s(record: Record) -> float | None:

@@ -103,11 +103,6 @@ class Verdicts:
             )
         return "\n".join([*lines, *(f"  missing {text}" for text in self.missing)])
 
-    def _repr_html_(self) -> str:
-        """Return the verdicts as a table, which a notebook shows for them."""
-        html: str = self.table.to_html(index=False, border=0)
-        return html
-
 
 def compare(
     *sides: str | Path | SweepData,

@@ -20,7 +20,7 @@ from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
 from harness.interface.planning import listed
 from harness.interface.reloading import load_edited_sweep
-from harness.interface.tables import column_frame, trial_frame
+from harness.interface.tables import trial_frame
 from harness.measure.summary import measured_window
 from harness.records.record import Record
 from harness.records.store import (
@@ -112,19 +112,8 @@ class SweepData:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """The trials, a row each; `columns` says what the columns mean."""
+        """The trials, a row each."""
         return trial_frame(self.table)
-
-    @cached_property
-    def columns(self) -> pd.DataFrame:
-        """What the columns of `trials` mean, with their units.
-
-        >>> import harness
-        >>> columns = harness.load("demo").columns.set_index("column")
-        >>> columns.loc["step_time_p50_ms", "meaning"]
-        'median time of a step of the window, at the slowest rank'
-        """
-        return column_frame(self.table)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -250,11 +239,6 @@ class SweepData:
         if self.unreadable:
             text += f", {counted(len(self.unreadable), 'record')} unreadable"
         return text
-
-    def _repr_html_(self) -> str:
-        """Return the cells as a table, which a notebook shows for the sweep."""
-        html: str = self.cells.to_html(index=False, border=0)
-        return html
 
 
 def _steps_of(record: Record) -> list[dict[str, Any]]:

@@ -42,33 +42,33 @@ class DeliveredRun(RunView):
         BadInput for a URI that no store can have.
         """
         # Imported here: `harness.interface.running` starts trials before it needs a tracker.
-        from harness.tracking import DeliveryProcess
+        from harness.tracking import Follower
 
         super().__init__(sweep, results, console)
         self.profile = profile
-        self.process = DeliveryProcess(results, results.sweep_folder(sweep.name), tracking_uri)
-        self.ended: dict[str, None] = {}  # ids of all trials that have ended
+        self.follower = Follower(results, results.sweep_folder(sweep.name), tracking_uri)
+        self.has_records = False
         self.trouble: str | None = None  # what MLflow failed with
         self.disk_failed = False  # whether that was a disk of this machine
 
     def __enter__(self) -> Self:
-        self.process.start()
+        self.follower.start()
         return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
         """Deliver everything, with the verdicts, also after an error."""
         try:
-            if self.ended and self.trouble is None:
+            if self.has_records:
                 self.show_delivery()
                 with self._reported():
-                    self.process.finish(list(self.ended))
+                    self.follower.finish()
         finally:
-            self.process.close()
+            self.follower.close()
             super().__exit__()
 
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
-        """Note the trials that have ended before: an earlier run may have left them undelivered."""
-        self.ended |= dict.fromkeys(record.trial.id for record in finished)
+        """Note whether trials have ended before: an earlier run may have left them undelivered."""
+        self.has_records = self.has_records or bool(finished)
         super().on_plan(pending, finished)
 
     def describe_time(self, pending: Sequence[Trial]) -> str:
@@ -92,16 +92,13 @@ class DeliveredRun(RunView):
         return [busy_line(load, cores)]
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        """Have the record delivered; the next trial does not wait for it."""
+        """Show the trial; its record is delivered by another process."""
         super().on_trial_end(record, folder)
-        self.ended[record.trial.id] = None
-        if self.trouble is None:
-            with self._reported():
-                self.process.deliver([record.trial.id])
+        self.has_records = True
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Show what MLflow fails with in the block; nothing is delivered after it."""
+        """Show what MLflow fails with in the block."""
         try:
             yield
         except HarnessError as error:
@@ -116,8 +113,7 @@ class DeliveredRun(RunView):
 class JobDelivery:
     """Delivers records that jobs left; a `harness run` on this machine delivers its own.
 
-    After the first failure it delivers nothing more: records are on disk, and `harness collect`
-    delivers them later.
+    What fails is tried again with the next records, and once all trials have ended.
     """
 
     def __init__(self, results: Results, tracking_uri: str | None) -> None:
@@ -131,9 +127,10 @@ class JobDelivery:
         self.delivered: set[tuple[Path, int]] = set()
 
     def deliver(self, status: SweepStatus) -> None:
-        """Deliver the records of trials that became final since the last call."""
-        if self.error is not None:
-            return
+        """Deliver the records of trials that became final since the last call.
+
+        Once all have ended, everything is delivered, with the verdicts.
+        """
         sweep_folder = self.results.sweep_folder(status.sweep.name)
         new: dict[tuple[Path, int], str] = {}  # the ids of trials by their records
         for trial in status.trials:
@@ -147,8 +144,12 @@ class JobDelivery:
         if not new:
             return
         try:
-            self.tracker.deliver(sweep_folder, new.values())
+            if status.is_over:
+                self.tracker.deliver(sweep_folder)
+            else:
+                self.tracker.deliver_trials(sweep_folder, new.values())
             self.delivered.update(new)
+            self.error = None
         except HarnessError as error:
             self.error = str(error)
         except Exception as error:  # whatever MLflow and its HTTP client raise

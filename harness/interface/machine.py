@@ -43,7 +43,6 @@ def measure_peaks(
     *,
     ranks: int | None,
     quick: bool,
-    fine: bool,
     wait: bool,
     on_message: Callable[[str], None],
     on_progress: Callable[[str], None],
@@ -51,7 +50,7 @@ def measure_peaks(
     """Measure this machine; return what was measured, and the paths of its record and its plot.
 
     `ranks` is how many all-reduce, None for the default of the machine. `quick` measures fewer sizes
-    with fewer repeats, `fine` products of twice as many sizes. The record replaces an earlier one of
+    with fewer repeats. The record replaces an earlier one of
     this machine. `wait` and `on_message` are those of `hold_machine`.
 
     Raises BadInput for more ranks than the machine has slots, and what `probe.measure` raises.
@@ -60,7 +59,7 @@ def measure_peaks(
     activity = "measuring this machine's peaks"
     with hold_machine(profile, activity, wait=wait, on_message=on_message):
         path, machine = probe.measure(
-            results, profile, ranks=count, quick=quick, on_progress=on_progress, fine=fine
+            results, profile, ranks=count, quick=quick, on_progress=on_progress
         )
     plot_path = path.with_suffix(".png")
     write_atomically(plot_path, chart.png_bytes(draw(machine)))

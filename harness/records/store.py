@@ -53,6 +53,8 @@ class RecordedSweep:
     records: Sequence[Record]  # of all trials of its cells, earlier commands' at the end
     unreadable: Sequence[str]  # for each record that can't be read, which and what to do: a line
     other_code: Sequence[OtherCode] = ()  # left out of the records, as it is another program
+    # Trials in the folder that are of none of its cells: left out too, as the sweep no longer asks for them.
+    other_settings_count: int = 0
 
     @property
     def other_code_count(self) -> int:
@@ -286,7 +288,8 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     trial_ids = dict.fromkeys(trial.id for trial in sweep.trials())
     subfolders = folder.subfolders()
     further_ids = folder.recorded_ids([name for name in subfolders if name not in trial_ids])
-    trial_ids |= dict.fromkeys(trial.id for trial in recorded_trials(further_ids, sweep.cells))
+    of_cells = [trial.id for trial in recorded_trials(further_ids, sweep.cells)]
+    trial_ids |= dict.fromkeys(of_cells)
     present = set(subfolders)  # most trials of a sweep that has just begun have no folder
     records = []
     unreadable = []
@@ -299,11 +302,14 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
         except BadInput as error:
             if path.exists():  # else the trial has no record yet
                 unreadable.append(str(error))
+    other_code = trials_of_other_code(folder, further_ids, sweep.cells)
+    other_code_count = sum(len(other.trials) for other in other_code)
     return RecordedSweep(
         sweep=sweep,
         records=records,
         unreadable=unreadable,
-        other_code=trials_of_other_code(folder, further_ids, sweep.cells),
+        other_code=other_code,
+        other_settings_count=len(further_ids) - len(of_cells) - other_code_count,
     )
 
 

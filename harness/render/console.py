@@ -10,7 +10,7 @@ our own texts: `escape` of `rich.markup` is for those of others, and tables take
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
-from harness.render.table import MAX_WIDTH, TERMINAL_STYLES, Look, Table, pieces, plain_text
+from harness.render.table import TERMINAL_STYLES, Look, Table, pieces, plain_text
 
 # C0 but the line feed, DEL and C1, whose \x9b begins a sequence as ESC [ does, and the marks that
 # reverse the direction of the text after them.
@@ -32,6 +32,9 @@ CONTROL_CHARACTERS = {
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
 } - {ord("\n")}
+WIDEST = 10_000  # columns of a table where nobody looks on
+GAP = 2  # columns between those of a table
+SHORTEST_NAME = 12  # columns that the names of rows have at least, before numbers wrap
 _WITHOUT_CONTROL_CHARACTERS = dict.fromkeys(CONTROL_CHARACTERS)
 
 
@@ -98,60 +101,39 @@ def from_markup(markup: str) -> Text:
     return Text.from_markup(markup, emoji=False)
 
 
-COMMAND_INDENT = 6  # columns, as wide as `next` and two blanks
-WIDEST_COMMAND = 60  # columns; what a longer command shows is not aligned with the others
-
-
-def next_lines(purposes: Mapping[str, str]) -> list[str]:
-    """Return commands to try next, each with what it shows, as lines of markup.
-
-    Each command can be pasted: it is complete, and two blanks are between it and the rest.
-    """
-    width = min(max(map(len, purposes), default=0), WIDEST_COMMAND)
-    lines: list[str] = []
-    for command, purpose in purposes.items():
-        heading = "" if lines else "next"
-        shown = escape(f"{heading:{COMMAND_INDENT}}{command:{width}}")
-        lines.append(f"{shown}  [dim]{escape(purpose)}[/]")
-    return lines
-
-
-LONG = 200  # rows; a longer table has no colors
-WIDEST = 1000  # columns, more than any table takes
-SEPARATOR = "  "
-
-
 def show_table(console: TerminalConsole, table: Table) -> None:
-    """Print a table whose lines are as long as they have to be, which the terminal breaks.
+    """Print a table, on a terminal as wide as that is.
 
-    Rich fits a table to the console by cutting cells; a console as wide as the table prevents that.
-    Of a long one it takes a millisecond a row, so that those are laid out here, without colors.
+    Columns that are optional are left out of a terminal that is too narrow, then texts wrap. Where
+    nobody looks on, as in a pipe, lines are as long as they have to be.
     """
-    if len(table.rows) > LONG:
-        for line in plain_lines(table):
-            # Not through `render`, which takes control characters out.
-            text = line if line.isprintable() else line.translate(_WITHOUT_CONTROL_CHARACTERS)
-            console.file.write(f"{text}\n")
+    if not console.is_terminal:
+        unlimited = console.options.update(max_width=WIDEST)
+        width = Measurement.get(console, unlimited, as_rich(table)).maximum
+        TerminalConsole(width=max(width, 1), stderr=console.stderr).print(as_rich(table))
         return
-    drawn = as_rich(table)
-    unlimited = console.options.update(max_width=WIDEST)
-    natural_width = Measurement.get(console, unlimited, drawn).maximum
-    width = max(console.width, natural_width)
-    if table.wrapped & set(table.columns):
-        width = min(width, MAX_WIDTH)
-    TerminalConsole(width=width, stderr=console.stderr).print(drawn)
+    for column in table.optional:
+        if _natural_width(table) <= console.width:
+            break
+        if column in table.columns:
+            table = table.without(column)
+    console.print(as_rich(table, wraps=_natural_width(table) > console.width))
 
 
-def as_rich(table: Table) -> rich.table.Table:
+def as_rich(table: Table, *, wraps: bool = False) -> rich.table.Table:
     """Return the table as Rich draws it; texts are shown as they are, without markup.
 
-    Errors wrap, and the columns that say so; other texts are names and numbers.
+    Errors wrap in any case. With `wraps`, so do the other columns: those of texts first, as numbers
+    break at blanks only.
     """
     drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in table.columns:
+    for index, column in enumerate(table.columns):
         justify: JustifyMethod = "right" if column in table.numbers else "left"
-        may_shrink = column in table.shortened | table.wrapped or column == "error"
-        drawn.add_column(Text(column), justify=justify, no_wrap=not may_shrink)
+        may_shrink = wraps or column in table.shortened or column == "error"
+        least = min(SHORTEST_NAME, _column_width(table, 0)) if wraps and not index else None
+        drawn.add_column(
+            Text(column), justify=justify, no_wrap=not may_shrink, min_width=least, overflow="fold"
+        )
     for row in table.rows:
         texts = []
         for column, content in zip(table.columns, row, strict=True):
@@ -165,63 +147,13 @@ def as_rich(table: Table) -> rich.table.Table:
     return drawn
 
 
-def narrowed(table: Table, optional: Iterable[str]) -> Table:
-    """Return the table without as many of the columns `optional` as it takes to be MAX_WIDTH wide.
-
-    They go in their order; it may name columns that the table does not have.
-    """
-    widths = _column_widths(table)
-    for column in optional:
-        if _total_width(widths.values()) <= MAX_WIDTH:
-            break
-        if column in widths:
-            del widths[column]
-            table = table.without(column)
-    return table
+def _natural_width(table: Table) -> int:
+    """Return how wide a table is of which no text wraps."""
+    widths = [_column_width(table, number) for number in range(len(table.columns))]
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
-def fits(table: Table) -> bool:
-    """Return whether a table is at most MAX_WIDTH wide without wrapped texts."""
-    return _total_width(_column_widths(table).values()) <= MAX_WIDTH
-
-
-def _column_widths(table: Table) -> dict[str, int]:
-    """Return how wide each column is, without wrapped texts."""
-    columns = zip(table.columns, _plain_columns(table), strict=True)
-    return {column: max(map(_width, texts)) for column, texts in columns}
-
-
-def _total_width(widths: Collection[int]) -> int:
-    """Return how wide columns are together, with what separates them."""
-    return sum(widths) + len(SEPARATOR) * (len(widths) - 1)
-
-
-def plain_lines(table: Table) -> list[str]:
-    """Return the header and all rows as lines, in which columns are two spaces apart."""
-    padded = []  # a list for each column
-    for column, texts in zip(table.columns, _plain_columns(table), strict=True):
-        widths = list(map(_width, texts))
-        widest = max(widths)
-        fields = []
-        for text, width in zip(texts, widths, strict=True):
-            blank = " " * (widest - width)
-            fields.append(blank + text if column in table.numbers else text + blank)
-        padded.append(fields)
-    return [SEPARATOR.join(row).rstrip() for row in zip(*padded, strict=True)]
-
-
-def _plain_columns(table: Table) -> Iterator[list[str]]:
-    """Yield the texts of each column without looks, its title first."""
-    for number, title in enumerate(table.columns):
-        texts = [title]
-        for row in table.rows:
-            text = plain_text(row[number])
-            texts.append(text if text.isprintable() else Text(text).plain)
-        yield texts
-
-
-def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes, without asking rich about plain ASCII."""
-    if text.isascii() and text.isprintable():
-        return len(text)
-    return cell_len(text)
+def _column_width(table: Table, number: int) -> int:
+    """Return how wide a column is of which no text wraps."""
+    texts = [table.columns[number], *(plain_text(row[number]) for row in table.rows)]
+    return max(map(cell_len, texts))

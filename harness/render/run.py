@@ -199,10 +199,18 @@ class RunView(TrialListener):
 def left_out_lines(recorded: RecordedSweep) -> list[str]:
     """Return the lines on records that are left out of the results.
 
-    Those that can't be read are named by their errors, those of other code by their cells.
+    Those that can't be read are named by their errors, those of other code by their cells, and those of
+    settings that the sweep no longer has are counted.
     """
-    other_code = other_code_lines(recorded.sweep, recorded.other_code)
-    return unreadable_lines(recorded.unreadable) + other_code
+    lines = unreadable_lines(recorded.unreadable)
+    lines += other_code_lines(recorded.sweep, recorded.other_code)
+    count = recorded.other_settings_count
+    if count:
+        lines.append(
+            f"{counted(count, 'recorded trial')} of other settings left out: the last command"
+            f" asked for {counted(len(recorded.sweep.cells), 'cell')}"
+        )
+    return lines
 
 
 def unreadable_lines(unreadable: Sequence[str]) -> list[str]:

@@ -9,10 +9,8 @@ from typing import Literal
 # What a text says of its subject, beyond the words. The report's looks are in templates/report.css.
 Look = Literal[
     "plain", "best", "better", "same", "worse", "failed", "invalid", "open", "running", "quiet",
-    # Phases of a step, in a bar of the terminal.
-    "data wait", "to device", "forward", "backward", "communication", "optimizer",
 ]  # fmt: skip
-MAX_WIDTH = 100  # columns of the terminal that a table with wrapped texts takes
+FINE = 0.1  # width of an interval of ratios below which a third digit says something
 TERMINAL_STYLES: Mapping[Look, str] = {  # Rich's
     "plain": "",
     "best": "bold green",
@@ -24,12 +22,6 @@ TERMINAL_STYLES: Mapping[Look, str] = {  # Rich's
     "open": "yellow",
     "running": "cyan",
     "quiet": "dim",
-    "data wait": "yellow",
-    "to device": "bright_yellow",
-    "forward": "green",
-    "backward": "blue",
-    "communication": "red",
-    "optimizer": "magenta",
 }
 
 
@@ -44,8 +36,24 @@ class Styled:
         return self.text
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with its interval, which the report draws, too."""
+
+    value: float
+    bounds: tuple[float, float] | None  # None where too few values give no interval
+
+    def __str__(self) -> str:
+        """Return it as text: `1.13× (1.10 to 1.16)`; small differences have a third digit."""
+        if self.bounds is None:
+            return f"{self.value:.2f}×"
+        low, high = self.bounds
+        digits = 3 if high - low < FINE else 2
+        return f"{self.value:.{digits}f}× ({low:.{digits}f} to {high:.{digits}f})"
+
+
 # What a field of a table holds; several texts follow each other without a blank.
-Content = str | Styled | Sequence[Styled]
+Content = str | Ratio | Styled | Sequence[Styled]
 
 
 class Table:
@@ -56,18 +64,18 @@ class Table:
         columns: Iterable[str],
         numbers: Iterable[str] = (),
         shortened: Iterable[str] = (),
-        wrapped: Iterable[str] = (),
+        optional: Iterable[str] = (),
     ) -> None:
         """Begin a table without rows.
 
         The columns `numbers` are aligned to the right, `shortened` are cut off where a live display
-        is narrow, and `wrapped` take several lines where the table would be wider than MAX_WIDTH. All
-        may name columns that the table does not have.
+        is narrow. Those that are `optional` are left out, in this order, of a terminal that the table
+        is too wide for. All may name columns that the table does not have.
         """
         self.columns = list(columns)
         self.numbers = frozenset(numbers)
         self.shortened = frozenset(shortened)
-        self.wrapped = frozenset(wrapped)
+        self.optional = tuple(optional)
         self.rows: list[Sequence[Content]] = []
 
     def add_row(self, *row: Content) -> None:
@@ -78,26 +86,16 @@ class Table:
         """Return the table without a column."""
         index = self.columns.index(column)
         columns = [*self.columns[:index], *self.columns[index + 1 :]]
-        table = Table(columns, self.numbers, self.shortened, self.wrapped)
+        table = Table(columns, self.numbers, self.shortened, self.optional)
         for row in self.rows:
             table.add_row(*row[:index], *row[index + 1 :])
         return table
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableGroup:
-    """Tables of the report below one title, with notes after them."""
-
-    title: str
-    about: str = ""  # how to read them, before the tables
-    tables: Sequence[Table]
-    notes: Sequence[str] = ()
-
-
-def markdown_lines(table: Table, *, is_markup: bool = False, gap: str = "") -> list[str]:
+def markdown_lines(table: Table, *, is_markup: bool = False) -> list[str]:
     """Return the lines of the table in Markdown; a bar or a line break would end a field.
 
-    With `is_markup`, the texts are Markdown already. `gap` follows each field but the last.
+    With `is_markup`, the texts are Markdown already.
     """
     alignments = ["---:" if column in table.numbers else "---" for column in table.columns]
     lines = []
@@ -108,8 +106,7 @@ def markdown_lines(table: Table, *, is_markup: bool = False, gap: str = "") -> l
             if not is_markup:
                 text = text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
             fields.append(text)
-        separator = " | " if row is alignments else f"{gap} | "
-        lines.append(f"| {separator.join(fields)} |")
+        lines.append(f"| {' | '.join(fields)} |")
     return lines
 
 
@@ -122,6 +119,6 @@ def plain_text(content: Content) -> str:
 
 def pieces(content: Content) -> Sequence[Styled]:
     """Return the texts of a field, each with its look."""
-    if isinstance(content, str):
-        return [Styled(content, "plain")]
+    if isinstance(content, str | Ratio):
+        return [Styled(str(content), "plain")]
     return [content] if isinstance(content, Styled) else content

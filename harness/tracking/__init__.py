@@ -5,23 +5,21 @@ sweep, below it one for each cell, and below each cell one for each of its trial
 
 `tracker`   brings a sweep's runs up to date (`Tracker.deliver`); `recall` reads records back.
 `runs`      finds the runs of a sweep in MLflow and writes what differs.
-`artifacts` collects the files that go with a run, `figures` draws the leader board.
+`artifacts` collects the files that go with a run.
 `contents`  decides what a run shows, as plain data; its numbers are those of `analysis.scalars`.
-`verdicts`  and `markdown` show what is certain about cells: metrics, tags, descriptions.
 `pages`     makes MLflow's own pages open on the cells, with the columns that matter.
-`connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine, by `server_app`.
-`pace`      tells a running sweep when its next delivery is due.
-`deliverer` delivers from a separate process, a `delivery_worker`, while a sweep runs.
+`connect`   keeps MLflow quick and quiet; `ui` serves its pages on this machine.
+`follow`    delivers from a separate process while a sweep runs.
 """
 
 from harness.tracking.connect import TrackerDown
-from harness.tracking.deliverer import DeliveryProcess
+from harness.tracking.follow import Follower
 from harness.tracking.pages import page
 from harness.tracking.tracker import Delivery, Tracker, load_libraries
 
 __all__ = [
     "Delivery",
-    "DeliveryProcess",
+    "Follower",
     "Tracker",
     "TrackerDown",
     "load_libraries",

@@ -9,13 +9,15 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from harness.core.errors import BadInput, HarnessError, StorageError, one_line
@@ -36,6 +38,8 @@ SQLITE_LOCK = re.compile(r"database (table )?is locked")
 SQLITE_DAMAGE = re.compile("database disk image is malformed|file is not a database")
 CONNECT_TIMEOUT = 2  # seconds for the first answer, and the same again for MLflow's one retry
 REQUEST_TIMEOUT = 15  # seconds for every later answer
+CALL_TIMEOUT = 120.0  # seconds for a whole answer, however slowly its bytes arrive
+UPLOAD_TIMEOUT = 1800.0  # seconds for files
 REASON_LENGTH = 160  # characters of MLflow's own message that an error repeats
 SETTINGS = {  # environment variables that keep MLflow quiet, local and quick to give up
     "DO_NOT_TRACK": "true",
@@ -52,6 +56,21 @@ class TrackerDown(HarnessError):
 
 class StoreLocked(TrackerDown):
     """Another program holds the lock on a local database; it may release it any moment."""
+
+
+def local_uri(database: Path) -> str:
+    """Return the URI of the SQLite database of a results folder; raises BadInput for one that has none.
+
+    SQLAlchemy takes what follows a question mark for options, and decodes what follows a percent sign.
+    """
+    path = str(database.absolute())
+    unusual = sorted(set("?%#") & set(path))
+    if unusual:
+        raise BadInput(
+            f"{path}: found {' '.join(unusual)} in the path of MLflow's database; allowed: results in a"
+            " folder without ? % and #, or a server (--tracking-uri)"
+        )
+    return f"{SQLITE_PREFIX}{path}"
 
 
 def check_uri(uri: str) -> None:
@@ -227,7 +246,64 @@ def connect(uri: str) -> MlflowClient:
     if scheme in DATABASES:
         _create_database(uri)
         _check_database_answers(uri)
-    return MlflowClient(tracking_uri=uri)
+    return cast("MlflowClient", BoundedClient(MlflowClient(tracking_uri=uri)))
+
+
+class BoundedClient:
+    """A client of MLflow each of whose calls has a deadline, and fails in one way.
+
+    MLflow's own timeout is for each piece of an answer: a server that drips would be waited for
+    for ever. And an answer of another shape than MLflow's ends in whatever its parsers raise.
+    """
+
+    def __init__(self, client: MlflowClient) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the client; a method of it raises TrackerDown where it is in trouble."""
+        method = getattr(self.client, name)
+        if not callable(method):
+            return method
+        seconds = UPLOAD_TIMEOUT if "artifact" in name else CALL_TIMEOUT
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            from mlflow.exceptions import MlflowException
+            from sqlalchemy.exc import SQLAlchemyError
+
+            try:
+                with deadline(seconds):
+                    return method(*arguments, **keywords)
+            except (MlflowException, SQLAlchemyError, OSError):
+                raise
+            except Exception as error:
+                kind = type(error).__name__
+                raise MlflowException(
+                    f"no answer of MLflow's ({kind}: {one_line(error)})"
+                ) from error
+
+        return call
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after so many seconds, if this is the main thread.
+
+    Python delivers signals to no other. The block may wait in a system call, which the alarm ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"no complete answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _create_database(uri: str) -> None:

@@ -1,61 +1,41 @@
 """What MLflow shows of a sweep, as plain data made from records: names, params, tags and metrics.
 
-Nothing here talks to MLflow, so that all of it is tested without a store. The runs of a sweep and
-of its cells are made from outlines of records, which are read once and kept while a sweep is
-running.
+Nothing here talks to MLflow, so that all of it is tested without a store.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.analysis.parity import SweepParity
-from harness.analysis.result import (
-    CellResult,
-    join,
-    of_trial,
-    rounded,
-)
+from harness.analysis.result import UNRECORDED, CellResult, rounded
 from harness.analysis.scalars import (
     RATES,
-    SCALARS,
     distinct_names,
     metric_name,
     over_trials,
     scalars,
+    target_name,
 )
 from harness.analysis.sweep_result import SweepResult
-from harness.analysis.trial_table import Value, join_row, trial_facts, trial_table
-from harness.preflight.rates import RateSearch
 from harness.records.record import Evaluation, Record, Status
-from harness.render.format import checkpoint_notes, nondeterminism_notes, stop_note
-from harness.render.trial_table import as_csv
+from harness.render.findings import conclusions, remarks
+from harness.render.format import cell_names, checkpoint_notes, nondeterminism_notes, stop_note
 from harness.spec.cell import Cell
-from harness.tracking.markdown import DESCRIPTION_TAG, describe
-from harness.tracking.verdicts import (
-    interval_metrics,
-    mean_metrics,
-    parity_tags,
-    rate_metrics,
-    verdict_metrics,
-    verdict_tags,
-)
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-# The version of what a run shows of a record. Raise it when that changes: it is part of the digest
-# by which a run is known to be up to date, so that every trial is then delivered again.
-LAYOUT = 9
-CURVE_POINTS = 1000  # at most, of a loss curve in MLflow; the record keeps all
+CURVE_POINTS = 1000  # at most, of a curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
 MLFLOW_STATUS: Mapping[Status, str] = {
     "done": "FINISHED",
@@ -63,9 +43,25 @@ MLFLOW_STATUS: Mapping[Status, str] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
+DESCRIPTION_TAG = "mlflow.note.content"  # what MLflow shows above all, in Markdown
 LABEL_TAG = "harness.label"  # on runs of cells and trials, whose names are short
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
 TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's description shows
+# What a cell's run shows of its trials besides its answers, in the order that matters; `record.json` of
+# its trials has all numbers.
+CELL_METRICS = (
+    "final_loss",
+    "step_time_p50_ms",
+    "step_time_p99_ms",
+    "data_wait_share",
+    "communication_share",
+    "mfu",
+    "mfu_measured",
+    "memory_training_mib",
+    "joules_per_sample",
+    "load_per_core",
+    "ettr",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,63 +77,7 @@ class RunContents:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Sequence[Metric]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialOutline:
-    """The part of a trial's record that the runs of its cell and its sweep show."""
-
-    sweep: str
-    trial: str
-    cell: Cell
-    cell_id: str
-    digest: str  # of the record and of LAYOUT
-    status: Status
-    started: float  # seconds since the epoch
-    ended: float  # seconds since the epoch
-    scalars: Mapping[str, float]
-    facts: Mapping[str, Value]  # of its row in the table of trials
-    result: CellResult  # of this trial alone
-
-    @property
-    def target(self) -> str | None:
-        """Return the name of the metric that the workload is trained towards, if it is known."""
-        return None if self.result.target is None else self.result.target.name
-
-    @staticmethod
-    def of(record: Record, digest: str) -> TrialOutline:
-        return TrialOutline(
-            sweep=record.sweep,
-            trial=record.trial.id,
-            cell=record.trial.cell,
-            cell_id=record.trial.cell.id,
-            digest=digest,
-            status=record.status,
-            started=record.started,
-            ended=record.ended,
-            scalars=scalars(record),
-            facts=trial_facts(record),
-            result=of_trial(record),
-        )
-
-
-def trials_csv(outlines: Sequence[TrialOutline]) -> str:
-    """Return the table of these trials as CSV, as `harness show --format csv` prints it."""
-    cells = {outline.cell_id: outline.cell for outline in outlines}
-    rows = []
-    for outline in outlines:
-        rows.append(join_row(outline.facts, outline.cell, outline.scalars))
-    return as_csv(trial_table(cells.values(), rows))
-
-
-def digest_of(content: bytes) -> str:
-    """Return the digest of a record file and of the way in which a run shows it.
-
-    A trial's run carries it as a tag. A run whose tag differs is written again: when its record has
-    changed, when LAYOUT has, and when a number was added to the table of scalars or left it.
-    """
-    shown = [str(LAYOUT), *(scalar.name for scalar in SCALARS)]
-    return hashlib.sha256("\0".join(shown).encode() + b"\0" + content).hexdigest()
+    description: str | None = None
 
 
 def text_digest(text: str) -> str:
@@ -172,14 +112,12 @@ def trial_contents(record: Record, *, cell_name: str = "", repeats: int) -> RunC
         tags=_texts({LABEL_TAG: f"{trial.cell.label} {number}", **_trial_tags(record)}),
         params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
         metrics=metrics,
+        description=_trial_note(record),
     )
 
 
 def _trial_tags(record: Record) -> dict[str, Any]:
-    """Return the tags of a trial's run; `_texts` leaves out those that are None.
-
-    Tags of MLflow's own (`mlflow.…`) fill columns of its pages: the description and the commit.
-    """
+    """Return the tags of a trial's run; `_texts` leaves out those that are None."""
     tags: dict[str, Any] = {
         "harness.status": record.status,
         "harness.cell": record.trial.cell.id,
@@ -188,7 +126,6 @@ def _trial_tags(record: Record) -> dict[str, Any]:
         "harness.invalid": "; ".join(record.violations) or None,
         "harness.interruptions": "; ".join(checkpoint_notes(record)) or None,
         "harness.stop": stop_note(record),
-        DESCRIPTION_TAG: _trial_note(record),
     }
     if record.failure:
         tags["harness.error"] = str(record.failure)
@@ -206,126 +143,118 @@ def _trial_tags(record: Record) -> dict[str, Any]:
 
 
 def cell_contents(
-    outlines: Sequence[TrialOutline],
+    result: SweepResult,
+    cell_result: CellResult,
+    records: Sequence[Record],
     *,
-    cell_name: str = "",
-    planned: Collection[str],
-    result: SweepResult | None = None,
+    name: str,
     parity: SweepParity | None = None,
-    search: RateSearch | None = None,
-    error_bar: str | None = None,
-    picture: str | None = None,
 ) -> RunContents:
-    """Return what the run of a cell shows, from the outlines of all its trials so far.
+    """Return what the run of a cell shows of the records of all its trials so far.
 
-    Its metrics are means over the done trials. `cell_name` is short; without it, the cell has its
-    label. `planned` are the ids of the trials that it should have.
-    `result` is that of the whole sweep, None until the sweep is complete; `parity` is None where it
-    was not measured, and `search` where no learning rate was searched. `error_bar` is its line of
-    `error_bars`, and `picture` the leader board of its workload in Markdown; both are shown with the
-    verdicts.
+    Its metrics are means over the done trials, the answer first. `name` is short. `parity` is None
+    where it was not measured.
     """
-    cell = outlines[-1].cell
-    (cell_result,) = _join_results(outlines)
-    done = [outline.scalars for outline in outlines if outline.status == "done"]
+    cell = cell_result.cell
+    done = [scalars(record) for record in records if record.status == "done"]
     numbers = over_trials(done)
-    numbers |= mean_metrics(cell_result)
-    metrics: dict[str, float] = {}
-    for name in RATES.values():  # first, because MLflow's pages begin with the first metric
-        if name in numbers:
-            metrics[name] = numbers[name]
-    metrics |= interval_metrics(cell_result)
-    metrics |= rate_metrics(search, cell)
-    tags: dict[str, Any] = {LABEL_TAG: cell.label, **parity_tags(parity, cell)}
-    if result is not None:
-        metrics |= verdict_metrics(result, cell)
-        tags |= verdict_tags(result, cell)
-        tags["harness.interval"] = error_bar
-        notes = [tags.get(DESCRIPTION_TAG), picture]
-        tags[DESCRIPTION_TAG] = "\n\n".join(filter(None, notes)) or None
-    metrics |= numbers
-    for name, value in metrics.items():
-        metrics[name] = rounded(value)
-    metrics |= _count_by_status(outlines)
+    metrics = _answers(result, cell_result)
+    for metric in CELL_METRICS:
+        if metric in numbers:
+            metrics[metric] = numbers[metric]
+    for metric, value in metrics.items():
+        metrics[metric] = rounded(value)
+    metrics["trials_done"] = len(done)
+    metrics["trials_not_done"] = sum(cell_result.left_out.values())
+    tags: dict[str, Any] = {LABEL_TAG: cell.label, **_verdict_tags(result, cell)}
+    if parity is not None:
+        tags |= _parity_tags(parity, cell)
     return _group_contents(
-        "cell",
-        outlines[-1].cell_id,
-        cell_name or cell.label,
-        outlines,
-        planned,
-        metrics,
-        tags,
-        params(cell),
+        "cell", cell.id, name, records, [cell_result], metrics, tags, params(cell)
     )
 
 
-def sweep_contents(
-    name: str,
-    spec: Mapping[str, Any],
-    outlines: Sequence[TrialOutline],
-    result: SweepResult | None = None,
-) -> RunContents:
-    """Return what the run of a whole sweep shows: its progress, and its result as a description.
+def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
+    """Return the throughput, the speed against the first cell, and the target metric, with intervals.
 
-    `spec` is the content of sweep.json, empty if there is none. Trials that the sweep no longer
-    plans do not count. `result` is None until the sweep is complete.
+    `harness.ci_low` and `harness.ci_high` are in the unit of the throughput, `harness.speedup` and its
+    bounds are ratios. The first cell has no speedup; a bound that is infinite has no metric.
     """
-    planned = set(spec.get("trials", ()))
-    outlines = [outline for outline in outlines if outline.trial in planned] or outlines
-    metrics = _count_by_status(outlines)
-    metrics["duration_s"] = _ended(outlines) - _started(outlines)
-    if spec:
-        metrics["cells_planned"] = len(spec["cells"])
-        metrics["trials_planned"] = len(spec["trials"])
-    description = spec.get("description") or ""
-    if result is not None:
-        description = describe(description, result, VALUE_LENGTH) or "No trial is done."
-    tags = {DESCRIPTION_TAG: description or None}
-    return _group_contents("sweep", name, name, outlines, planned, metrics, tags, {})
+    metrics: dict[str, float] = {}
+    if cell_result.throughput is not None:
+        metrics[RATES[cell_result.throughput_unit]] = cell_result.throughput.mean
+    row = result.throughput_row(cell_result.cell)
+    if row is not None:
+        metrics["harness.speedup"] = row.verdict.effect
+        if row.verdict.interval is not None:
+            metrics["harness.speedup_low"], metrics["harness.speedup_high"] = row.verdict.interval
+    if cell_result.metric is not None and cell_result.target is not None:
+        name = metric_name(f"final_{target_name(cell_result.target.name)}")
+        metrics[name] = cell_result.metric.mean
+    if cell_result.throughput is not None and cell_result.throughput.bounds is not None:
+        metrics["harness.ci_low"], metrics["harness.ci_high"] = cell_result.throughput.bounds
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def is_complete(outlines: Sequence[TrialOutline], planned: Collection[str]) -> bool:
-    """Return whether all planned trials have ended.
+def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
+    """Return the verdicts on a cell as tags, with the label of the cell that it is compared with.
 
-    An interrupted trial has not: the next run or submission of the sweep resumes it.
+    `harness.verdict` is on throughput, `harness.verdict_NAME` on the target metric. The first cell
+    itself is tagged `first`, as in the table.
     """
-    if len(outlines) < len(planned):  # as after each trial of a sweep that runs
-        return False
-    ended = {outline.trial for outline in outlines if outline.status != "interrupted"}
-    return set(planned) <= ended
+    if result.is_reference(cell):
+        return {"harness.verdict": "first"}
+    tags = {}
+    for row in result.rows(cell):
+        tag = "harness.verdict" if row.is_throughput else f"harness.verdict_{row.metric.name}"
+        tags[tag] = row.verdict.label
+        tags["harness.reference"] = row.a.cell.label
+    return tags
 
 
-def result_of(
-    name: str,
-    spec: Mapping[str, Any],
-    outlines: Sequence[TrialOutline],
-) -> SweepResult | None:
-    """Return the result of a complete sweep, None before its last trial has ended.
+def _parity_tags(parity: SweepParity, cell: Cell) -> dict[str, Any]:
+    """Return the rung of a cell as a tag; the reference itself is tagged `reference`."""
+    from harness.render.parity import rung_label  # here, as it loads torch
 
-    Before that, every trial could change the verdicts on all cells, and each delivery would have to
-    bring the runs of all cells up to date.
+    if parity.is_reference(cell):
+        return {"harness.parity": "reference"}
+    measured = parity.of(cell)
+    return {} if measured is None else {"harness.parity": rung_label(measured)}
 
-    The order of the trials is the sweep's, because the first cell of a workload is the reference.
-    Records of trials that the sweep no longer plans are left out. Without a sweep.json (`spec` is
-    empty) all records count, from the earliest to the latest.
-    """
-    planned = list(spec.get("trials", ()))
-    if not is_complete(outlines, planned):
-        return None
-    order = {trial: number for number, trial in enumerate(planned)}
-    if planned:
-        outlines = [outline for outline in outlines if outline.trial in order]
-    ordered = sorted(outlines, key=lambda outline: (order.get(outline.trial, 0), outline.started))
-    cells = _join_results(ordered)
-    return SweepResult(name=name, cells=cells)
+
+def sweep_contents(result: SweepResult, records: Sequence[Record]) -> RunContents:
+    """Return what the run of a whole sweep shows: its progress, and its result as a description."""
+    counts = Counter(record.status for record in records)
+    metrics = {f"trials_{status}": float(counts[status]) for status in MLFLOW_STATUS}
+    metrics["trials_planned"] = float(sum(cell.planned for cell in result.cells))
+    metrics["cells_planned"] = float(len(result.cells))
+    metrics["duration_s"] = _ended(records) - _started(records)
+    return _group_contents(
+        "sweep", result.name, result.name, records, result.cells, metrics, {}, {}
+    )
+
+
+def sweep_description(result: SweepResult, records: Sequence[Record]) -> str:
+    """Return the sentences that the terminal begins with, as Markdown: first what to beware of."""
+    names = cell_names(result.all_cells, with_workload=True)
+
+    def name(cell: Cell) -> str:
+        """Return the short name of a cell."""
+        return names.get(cell.id, cell.label)
+
+    warnings = [remark.text for remark in remarks(result, records, name) if remark.look == "worse"]
+    short_names = cell_names(result.all_cells)
+    found = conclusions(result, lambda cell: short_names[cell.id])
+    sentences = [*warnings, *found] or ["No trial was measured."]
+    return escape_markdown(" ".join(sentences))[:VALUE_LENGTH]
 
 
 def _group_contents(
     kind: str,
     key: str,
     name: str,
-    outlines: Sequence[TrialOutline],
-    planned: Collection[str],
+    records: Sequence[Record],
+    cells: Sequence[CellResult],
     metrics: Mapping[str, float],
     tags: Mapping[str, Any],
     settings: Mapping[str, str],
@@ -333,22 +262,28 @@ def _group_contents(
     """Return what the run of several trials shows.
 
     The time of its metrics is now, so that MLflow shows the newest value. Their step is 0, so that
-    MLflow draws them as bars.
+    MLflow draws them as bars. A run has finished once all trials are done, which nothing else looks
+    like.
     """
     from mlflow.entities import Metric
 
     now = _milliseconds(time.time())
+    left_out: Counter[str] = Counter()
+    for cell in cells:
+        left_out.update(cell.left_out)
     status = "FINISHED"
-    if not is_complete(outlines, planned):
+    if left_out[UNRECORDED]:
         status = "RUNNING"
-    elif any(outline.status == "failed" for outline in outlines):
+    elif left_out["failed"]:
         status = "FAILED"
+    elif left_out.total():
+        status = "KILLED"
     return RunContents(
         name=name,
         kind=kind,
         key=key,
-        started=_milliseconds(_started(outlines)),
-        ended=_milliseconds(_ended(outlines)),
+        started=_milliseconds(_started(records)),
+        ended=_milliseconds(_ended(records)),
         status=status,
         tags=_texts(tags),
         params=settings,
@@ -356,25 +291,14 @@ def _group_contents(
     )
 
 
-def _started(outlines: Sequence[TrialOutline]) -> float:
+def _started(records: Sequence[Record]) -> float:
     """Return when the first trial started, in seconds since the epoch."""
-    return min(outline.started for outline in outlines)
+    return min(record.started for record in records)
 
 
-def _ended(outlines: Sequence[TrialOutline]) -> float:
+def _ended(records: Sequence[Record]) -> float:
     """Return when the last trial ended, in seconds since the epoch."""
-    return max(outline.ended for outline in outlines)
-
-
-def _join_results(outlines: Sequence[TrialOutline]) -> list[CellResult]:
-    """Return the results of cells, put together from those of single trials."""
-    return join([outline.result for outline in outlines])
-
-
-def _count_by_status(outlines: Sequence[TrialOutline]) -> dict[str, float]:
-    """Return the number of trials in each status, zeros included: `trials_done`, …"""
-    counts = Counter(outline.status for outline in outlines)
-    return {f"trials_{status}": counts[status] for status in MLFLOW_STATUS}
+    return max(record.ended for record in records)
 
 
 def params(cell: Cell) -> dict[str, str]:
@@ -401,12 +325,12 @@ def params(cell: Cell) -> dict[str, str]:
 
 
 def curves(record: Record) -> list[Metric]:
-    """Return the loss at every step, thinned, and every metric of every evaluation.
+    """Return the loss at every step and every metric of every evaluation, thinned.
 
     In MLflow, a curve and a single number cannot share a name. So a metric of the test set gets the
     prefix `test_` if its name is that of a single number or of the training loss.
 
-    The loss has at most CURVE_POINTS points, its first and last step among them. Steps of which a
+    A curve has at most CURVE_POINTS points, its first and last step among them. Steps of which a
     script reported no loss have none. Steps count from 1 and are those after which the value was true.
     """
     from mlflow.entities import Metric
@@ -421,7 +345,9 @@ def curves(record: Record) -> list[Metric]:
             step = index + 1
             points.append(Metric("loss", float(loss[index]), times[step], step))
     names = _evaluation_names(record)
-    for evaluation in _evaluations(record):
+    evaluations = _evaluations(record)
+    for position in evenly_spaced(len(evaluations), CURVE_POINTS):
+        evaluation = evaluations[position]
         step = evaluation.step
         for metric, value in evaluation.all_metrics.items():
             points.append(Metric(names[metric], value, times[step], step))
@@ -535,3 +461,14 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def escape_markdown(text: str) -> str:
+    """Return a user's text on one line, without meaning to Markdown or HTML.
+
+    Labels of workloads and names of options are chosen by users: a tag would be rendered.
+    """
+    for letter in "\\|`*_[]":
+        text = text.replace(letter, f"\\{letter}")
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    return " ".join(text.split())

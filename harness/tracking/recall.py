@@ -7,21 +7,18 @@ runs do not use metrics: every trial's run has its record as a file, and that is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from harness.analysis.selection import Named
-from harness.core.errors import BadInput, one_line
+from harness.core.errors import BadInput
 from harness.core.scratch import ScratchFolder
 from harness.records.files import parse_record
 from harness.records.record import Record
 from harness.tracking.artifacts import RECORD_FILE
 from harness.tracking.connect import errors_in_one_line, quiet
-from harness.tracking.runs import RECORD_TAG, SPEC_TAG, is_complete_run, search
+from harness.tracking.runs import RECORD_TAG, SUPERSEDED_TAG, is_complete_run, search
 
 # Ids and digests, which `filter_string` takes between quotes.
 SAFE_TAG = re.compile(r"[A-Za-z0-9._:/-]+")
@@ -31,50 +28,40 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
-class _TrialList(msgspec.Struct):
-    """What is read of a sweep.json in MLflow."""
-
-    trials: list[str]
-
-
 def recall_run(client: MlflowClient, run_id: str) -> Named:
     """Return the record of a trial's run, or the records of a cell's or a sweep's trials.
 
-    The records of a sweep come in the order of its trials, as its sweep.json lists them; trials
-    that have not run yet are left out.
-
-    Raises BadInput for a run of something else, a deleted run, and a record that is missing,
-    incomplete or of another schema.
+    Those come in the order in which they started; trials that have not run yet are left out. Raises
+    BadInput for a run of something else, a deleted run, and a record that is missing, incomplete or of
+    another schema.
     """
     run = client.get_run(run_id)
-    tags = run.data.tags
     if run.info.lifecycle_stage == "deleted":
-        raise BadInput(
-            f"MLflow run {run_id}: found it deleted; allowed: the run that replaced it,"
-            " which a later delivery of the sweep may have written"
-        )
-    kind = tags.get("harness.kind")
+        raise BadInput(f"MLflow run {run_id}: found it deleted; allowed: a run that MLflow shows")
+    kind = run.data.tags.get("harness.kind")
     if kind not in ("sweep", "cell", "trial"):
         raise BadInput(
             f"MLflow run {run_id}: harness.kind: found {kind!r};"
             " allowed: the runs of sweeps, cells and trials"
         )
-    experiment_id = run.info.experiment_id
     if kind == "trial":
         return Named(records=[_read_record(client, run)])
-    origin = _tag(run, "harness.origin")
-    filter_string = f"tags.`harness.origin` = '{origin}' AND tags.`harness.kind` = 'trial'"
+    query = (
+        f"tags.`harness.origin` = '{_tag(run, 'harness.origin')}' AND tags.`harness.kind` = 'trial'"
+    )
     if kind == "cell":
-        filter_string += f" AND tags.`harness.cell` = '{_tag(run, 'harness.cell')}'"
-    trial_runs: dict[str, Run] = {}
-    for trial_run in search(client, experiment_id, filter_string):
-        # The newest comes first: older ones were replaced, and come back with a deleted experiment.
-        trial_runs.setdefault(_tag(trial_run, "harness.trial"), trial_run)
-    trial_ids: Iterable[str] = sorted(trial_runs)
-    if SPEC_TAG in tags:
-        trial_ids = _read_trial_ids(client, run)
-    records = [_read_record(client, trial_runs[id_]) for id_ in trial_ids if id_ in trial_runs]
-    return Named(records=records)
+        query += f" AND tags.`harness.cell` = '{_tag(run, 'harness.cell')}'"
+    trials: dict[str, Run] = {}
+    for trial_run in search(client, run.info.experiment_id, query):
+        if SUPERSEDED_TAG not in trial_run.data.tags:
+            trials.setdefault(_tag(trial_run, "harness.trial"), trial_run)
+    records = [_read_record(client, trial_run) for trial_run in trials.values()]
+    return Named(records=sorted(records, key=_order))
+
+
+def _order(record: Record) -> tuple[float, int, int]:
+    """Return when a trial started, and what tells it apart from those that started with it."""
+    return record.started, record.trial.seed, record.trial.repeat
 
 
 def _tag(run: Run, name: str) -> str:
@@ -86,18 +73,6 @@ def _tag(run: Run, name: str) -> str:
             " allowed: what `harness collect` writes there"
         )
     return str(value)
-
-
-def _read_trial_ids(client: MlflowClient, run: Run) -> list[str]:
-    """Return the trials of a sweep's run in their order; raises BadInput."""
-    text = _read_file(client, run, "sweep.json")
-    try:
-        return msgspec.json.decode(text, type=_TrialList).trials
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(
-            f"MLflow run {run.info.run_id}: sweep.json: {one_line(error)};"
-            " allowed: what `harness collect` writes there"
-        ) from None
 
 
 def _read_record(client: MlflowClient, run: Run) -> Record:

@@ -17,7 +17,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from typing import IO
 from urllib.error import URLError
 
@@ -66,15 +65,11 @@ def server(tracker: Tracker, port: int | None = None) -> Iterator[str]:
     port = _choose_port(port)
     if not tracker.exists():
         tracker.prepare()
-    # MLflow finds `harness.tracking.server_app` once we are installed. A checkout that is only on
-    # Python's path has no entry points; its pages open as MLflow's do.
-    opening_page = metadata.entry_points(group="mlflow.app", name="harness")
     command = [
         sys.executable, "-P", "-m", "harness.tracking.ui",
         sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1",
         "--artifacts-destination", str(tracker.results.artifacts.absolute()),
         "--host", HOST, "--port", str(port),
-        *(["--app-name", "harness"] if opening_page else []),
     ]  # fmt: skip
     variables = {
         **SETTINGS,

@@ -25,7 +25,6 @@ from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
 from harness.records.across import in_memory_ranks
 from harness.records.company import Company, Lane
-from harness.render.findings import mixture_sentences
 from harness.spec.cell import Trial
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
@@ -268,10 +267,6 @@ def test_trials_of_different_versions_in_one_cell_are_named() -> None:
     for letter in "AB":
         note = f"{label}: trials of {letter} are of different software.torch: 2.11.0 and 2.13.0"
         assert note in comparison.notes
-    assert mixture_sentences([mixed])[0] == (
-        "The means of 1 cell are over trials of different software.torch: 2.11.0 and 2.13.0."
-    )
-    assert mixture_sentences([make_result(STEADY)]) == []
 
 
 def test_an_unknown_difference_is_refused() -> None:

@@ -31,7 +31,7 @@ from harness.render.parity import rule_lines, to_json
 from harness.slurm import submission
 from harness.slurm.packing import JobArray
 from harness.spec.cluster import Profile
-from harness.tracking.contents import TrialOutline, trial_contents
+from harness.tracking.contents import trial_contents
 from tests.factories import make_cell, make_machine, make_record, write_sweep
 from tests.fuzz.changes import SEEDS, changed_bytes, changed_content
 from tests.fuzz.outcome import assert_read_or_refused
@@ -159,7 +159,6 @@ def read_whole_record(path: Path) -> Any:
     """Read a record and compute what the commands and MLflow show of it."""
     record = read_record(path)
     aggregate([record])
-    TrialOutline.of(record, "digest")
     trial_contents(record, repeats=1)
     return asdict(record)
 

@@ -11,25 +11,21 @@ import torch
 from rich.console import Console
 
 from harness.hardware import measured_peaks as peak
-from harness.hardware.machine import Copy, Machine, Matmul, TimedAllReduce, Timing
+from harness.hardware.machine import Copy, TimedAllReduce, Timing
 from harness.hardware.measured_peaks import (
     MIN_REPEATS,
-    Extent,
-    Request,
     cache_bytes,
     far_larger_than_cache,
     products,
     repeat,
     runner,
 )
-from harness.launch import probe
 from harness.records.environment import Gpu, Hardware
 from harness.render import chart
 from harness.render.console import as_rich
 from harness.render.format import byte_size, rate
-from harness.render.peak import draw, plot_lines, tables
+from harness.render.peak import draw, tables
 from tests.factories import make_machine
-from tests.support.commands import harness
 
 MIB = 2**20
 
@@ -190,55 +186,3 @@ def printed(machine: object) -> str:
         console.print(as_rich(table))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
-
-
-def test_a_plot_shows_the_size_from_which_on_the_peak_is_reached() -> None:
-    rates = {96: 10e9, 128: 30e9, 192: 91e9, 256: 100e9, 512: 80e9}  # FLOP/s
-    matmuls = [
-        Matmul(
-            dtype="fp32",
-            layout="nn",
-            size=size,
-            threads=1,
-            timing=Timing(calls=1, seconds=[2 * size**3 / flops_per_s]),
-        )
-        for size, flops_per_s in rates.items()
-    ]
-    machine = make_machine(matmuls=matmuls)
-    assert machine.saturating_size("fp32", 1) == 192
-    assert machine.saturating_size("bf16", 1) is None
-    lines = plot_lines(machine)
-    assert lines[-1] == "● fp32, 1 thread: 100 GFLOP/s, 90% of it from 192 × 192"
-    plot = lines[1:12]
-    # By columns, the rows of the points: 10% is the last but one, 100% the first.
-    points = sorted((line.index("●"), row) for row, line in enumerate(plot) if "●" in line)
-    assert [row for _, row in points] == [9, 7, 1, 0, 2]
-    assert lines[13].split() == ["128", "256", "512"]
-    assert lines[13].index("256") == points[3][0]
-
-
-def test_fine_sizes_lie_between_the_others() -> None:
-    fine = Extent.of(Request(device="cpu", quick=True, fine=True), torch.device("cpu"))
-    assert fine.matmul_sizes == [24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
-    for quick in (False, True):
-        request = Request(device="cpu", quick=quick)
-        coarse = Extent.of(request, torch.device("cpu"))
-        fine = Extent.of(replace(request, fine=True), torch.device("cpu"))
-        assert set(coarse.matmul_sizes) < set(fine.matmul_sizes)
-
-
-@pytest.mark.parametrize("plot", [False, True])
-def test_only_a_plot_needs_the_sizes_between(
-    plot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requested: list[bool] = []
-
-    def measure(*_: object, fine: bool, **__: object) -> tuple[Path, Machine]:
-        requested.append(fine)
-        return tmp_path / "here.json", make_machine()
-
-    monkeypatch.setattr(probe, "measure", measure)
-    ended = harness("peak", *(["--plot"] if plot else []), "--results", str(tmp_path))
-    assert (ended.code, requested) == (0, [plot]), ended.err
-    assert (plot_lines(make_machine())[-1] in ended.out) == plot
-    assert (tmp_path / "here.png").is_file()

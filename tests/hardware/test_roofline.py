@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import pytest
 
 from harness.analysis.scalars import scalars
@@ -19,21 +18,14 @@ from harness.hardware.roofline import (
     machine_of,
     roofline_point,
     roofs_of_rank,
+    with_measured_peaks,
     with_mfu,
 )
-from harness.interface.reporting import write_roofline
 from harness.launch.assemble import assemble
 from harness.records.across import in_memory_ranks
 from harness.records.environment import Gpu
 from harness.records.record import Record
-from harness.render.results import result_table, show_results
-from harness.render.roofline import (
-    draw_roofline,
-    roofline_cells,
-    roofline_lines,
-    sweep_roofline,
-    with_measured_peaks,
-)
+from harness.render.cells import cells_table
 from harness.spec.validity import ValidityRules
 from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record, with_throughput
 from tests.support.sweeps import load
@@ -141,13 +133,15 @@ class TestMfu:
         sweep = load(tmp_path)
         record = measured()
         record = replace(record, trial=replace(record.trial, cell=sweep.cells[0]))
-        columns = result_table(sweep, SweepResult.of_records(sweep, [record])).columns
+        result = SweepResult.of_records(sweep, [record])
+        columns = cells_table(result, result.cells).columns
         assert not [column for column in columns if "MFU" in column]
         record = with_mfu(record, known(make_machine()))
         assert scalars(record)["mfu_measured"] == pytest.approx(0.2)
         assert scalars(record)["intensity_flop_per_byte"] == 4.0
         assert "mfu" not in scalars(record)
-        table = result_table(sweep, SweepResult.of_records(sweep, [record]))
+        result = SweepResult.of_records(sweep, [record])
+        table = cells_table(result, result.cells)
         (row,) = table.rows
         texts = dict(zip(table.columns, map(str, row), strict=True))
         assert texts["MFU measured"] == "20%"
@@ -192,61 +186,14 @@ class TestStanding:
         assert roofline_point(record, make_machine()) is None
 
 
-class TestPlot:
-    def test_is_drawn_where_the_machine_was_measured(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        sweep, results = (
-            load(tmp_path, matrix={"batch_size": [32, 64]}),
-            Results(tmp_path / "results"),
-        )
-        records = [with_cell(measured(), cell) for cell in sweep.cells]
-        write_roofline(sweep, records, results)
-        show_results(sweep, records, results)
-        assert "harness peak" in capsys.readouterr().out
-        assert not results.sweep_folder(sweep.name).roofline_path.exists()
-        machines.write(results.peaks, make_machine())
-        write_roofline(sweep, records, results)
-        show_results(sweep, records, results)
-        printed = capsys.readouterr().out
-        assert "roofline: mlp 50% of the roof (memory)" in printed
-        assert "MFU measured" in printed
-        assert str(results.sweep_folder(sweep.name).roofline_path) in printed.replace("\n", "")
-        height, width, _ = matplotlib.image.imread(
-            results.sweep_folder(sweep.name).roofline_path
-        ).shape
-        assert width > height > 500
-
-    def test_places_each_cell_at_the_mean_of_its_trials(self, tmp_path: Path) -> None:
-        sweep = load(tmp_path)
-        records = [
-            with_cell(measured(throughput=speed), sweep.cells[0]) for speed in (10_000.0, 30_000.0)
-        ]
-        (cell,) = roofline_cells(sweep, records, make_machine())
-        assert cell.point.flops_per_s == pytest.approx(20e9)
-
-    def test_counts_cells_that_have_no_place(self, tmp_path: Path) -> None:
-        sweep = load(tmp_path, matrix={"batch_size": [32, 64]})
-        first, second = sweep.cells
-        records = [with_cell(measured(), first), with_cell(measured(moved=None), second)]
-        roofline = sweep_roofline(sweep, records, known(make_machine()))
-        (line,) = roofline_lines(roofline, tmp_path / "roofline.png")
-        assert "not placed: 1 cell," in line
-
-    def test_of_many_cells_names_workloads(self, tmp_path: Path) -> None:
-        sweep = load(tmp_path, matrix={"batch_size": list(range(10, 40))})
-        cells = roofline_cells(
-            sweep, [with_cell(measured(), cell) for cell in sweep.cells], make_machine()
-        )
-        (axes,) = draw_roofline("many", cells, make_machine()).axes
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mlp"]
-
-    def test_shows_roofs_that_were_measured_after_the_sweep(self, tmp_path: Path) -> None:
-        results = Results(tmp_path)
-        machines.write(results.peaks, make_machine())
-        (record,), found = with_measured_peaks([measured()], results)
-        assert summary(record).mfu_measured == pytest.approx(0.2)
-        assert list(found) == [make_machine().key]
+def test_peaks_that_were_measured_after_the_sweep_count_and_damaged_ones_do_not(
+    tmp_path: Path,
+) -> None:
+    folder = Results(tmp_path).peaks
+    machines.write(folder, make_machine())
+    (folder / "old.json").write_text("{", encoding="utf-8")
+    (record,) = with_measured_peaks([measured()], folder)
+    assert summary(record).mfu_measured == pytest.approx(0.2)
 
 
 def test_a_record_is_assembled_with_its_mfu(

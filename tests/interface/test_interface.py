@@ -37,7 +37,7 @@ def test_all_public_names_exist() -> None:
         _ = harness.laod
 
 
-def test_trials_have_typed_columns_with_units(demo: Sweep) -> None:
+def test_trials_have_typed_columns(demo: Sweep) -> None:
     trials = harness.load("demo").trials
     assert trials.trial.to_list() == [trial.id for trial in demo.trials()]
     assert trials.seed.dtype == "int64"
@@ -47,10 +47,6 @@ def test_trials_have_typed_columns_with_units(demo: Sweep) -> None:
     assert pd.isna(trials.max_grad_norm).all()
     assert (trials.duration_s > 5).all()
     assert not trials.columns.duplicated().any()
-    columns = harness.load("demo").columns.set_index("column")
-    assert list(columns.index) == list(trials.columns)
-    assert columns.unit["step_time_p50_ms"] == "ms"
-    assert (columns.meaning != "").all()
 
 
 def test_no_axis_has_the_name_of_another_column() -> None:
@@ -192,7 +188,6 @@ def test_loaded_sweeps_are_compared_across_results_folders(demo: Sweep, tmp_path
     assert speeds.value.round(2).to_list() == [0.62, 0.5]
     assert verdicts.exit_code == 1
     assert "precision" not in repr(verdicts)
-    assert "<table" in verdicts._repr_html_()
 
 
 def test_a_plan_knows_what_its_trials_took(demo: Sweep, tmp_path: Path) -> None:

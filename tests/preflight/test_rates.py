@@ -27,22 +27,17 @@ from harness.preflight.rates import (
     LOWEST,
     CellRates,
     RateCurve,
-    RateSearch,
     Suggestion,
     divergence_limit,
     has_diverged,
     rate_at,
     read_search,
     suggest,
-    write_search,
 )
 from harness.render.preflight import plot_lines
-from harness.tracking import Tracker
-from harness.tracking.contents import TrialOutline, cell_contents
-from tests.factories import make_cell, make_record
+from tests.factories import make_cell
 from tests.support.commands import harness
 from tests.support.line import LineFit, Options
-from tests.support.reports import make_records, make_sweep, write_run
 from tests.support.running import line_sweep, local_profile
 from tests.support.training import make_assignment, make_trainer
 from workloads.options import Settings
@@ -248,38 +243,6 @@ def test_it_ends_once_the_loss_diverges(tmp_path: Path) -> None:
     assert suggestion.steepest is not None
     assert suggestion.tenth is not None
     assert 1e-4 < suggestion.steepest < curve.rates[-1]
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("pictures_in_mlflow")
-def test_a_search_is_kept_for_the_report_and_mlflow(tmp_path: Path) -> None:
-    results, sweep = Results(tmp_path / "results"), make_sweep(tmp_path)
-    write_run(results, sweep, make_records(sweep))
-    folder = results.sweep_folder("demo")
-    curves = [make_curve_of(1e-3, 1e-2, seed) for seed in range(2)]
-    search = RateSearch(sweep="demo", at=1.0, cells=[CellRates(cell=sweep.cells[0], curves=curves)])
-    write_search(folder, search)
-    recorded = read_search(folder)
-    assert recorded is not None
-    assert recorded.cells[0].cell.id == sweep.cells[0].id
-    assert list(recorded.cells[0].curves) == curves
-    ended = harness("report", "demo", "--results", str(results.path))
-    assert ended.code == 0
-    text = Path(ended.out.strip()).read_text(encoding="utf-8")
-    assert "Learning rates" in text
-    assert "steepest 0.00" in text
-    outline = TrialOutline.of(make_record(sweep.cells[0]), "digest")
-    contents = cell_contents([outline], planned=(), search=search)
-    names = {metric.key for metric in contents.metrics}
-    assert {
-        "harness.lr_suggested",
-        "harness.lr_steepest",
-        "harness.lr_tenth_low",
-        "harness.lr_tenth_high",
-    } <= names
-    Tracker(results).deliver(folder)
-    (picture,) = results.artifacts.rglob("figures/learning-rate.png")
-    assert picture.stat().st_size > 1000
 
 
 @pytest.mark.distributed

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 from rich.text import Text
 
 from harness.core.paths import Results
 from harness.records.record import Failure
-from harness.render.console import LONG, TerminalConsole, from_markup, show_table
+from harness.render.console import TerminalConsole, from_markup, show_table
 from harness.render.table import Styled, Table
 from tests.factories import make_record
 from tests.support.commands import harness
@@ -44,8 +43,7 @@ def test_every_label_is_planned_and_shown_as_it_is(
     "arguments",
     [
         ["show", "demo"],
-        ["show", "demo", "--phases", "--wide"],
-        ["show", "demo", "--pivot", "precision"],
+        ["show", "demo", "--wide"],
         ["status", "demo"],
         ["compare", "demo", "--by", "precision"],
         ["compare", "demo", "--effects"],
@@ -83,7 +81,7 @@ def test_an_error_of_a_rank_sends_no_escape_sequences(tmp_path: Path) -> None:
         record = make_record(trial.cell, seed=0, sweep="demo", status="failed", failure=failure)
         records.append(replace(record, sweep="demo"))
     write_run(results, sweep, records)
-    for command in (["show", "demo"], ["status", "demo"], ["show", "demo", "--verbose"]):
+    for command in (["show", "demo"], ["status", "demo"], ["show", "demo", "--wide"]):
         ended = harness(*command, "--results", str(results.path))
         shown = ended.out.replace("\n", "")
         assert shown.isprintable()
@@ -105,22 +103,6 @@ def test_table_takes_texts_as_they_are_and_styles_only_as_text(
     table.add_row("[/x]", Styled("styled", "failed"))
     show_table(TerminalConsole(), table)
     assert capsys.readouterr().out.split() == ["[bold]", ":fire:", "[/x]", "styled"]
-
-
-def test_long_table_is_aligned_and_has_no_control_characters(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    table = Table(["name", "number"], ["number"])
-    table.add_row(f"[b]{ESCAPE}é漢", Styled("1", "failed"))
-    for _ in range(LONG):
-        table.add_row("plain", "22")
-    show_table(TerminalConsole(), table)
-    header, first, second, *others = capsys.readouterr().out.splitlines()
-    name = "[b]]0;owned[2J31mé漢"
-    assert first == f"{name}       1"
-    width = cell_len(name)
-    assert header == f"{'name':{width}}  number"
-    assert [second, *others] == [f"{'plain':{width}}      22"] * LONG
 
 
 def test_markup_has_no_pictures() -> None:

@@ -129,3 +129,9 @@ def artifact_text(uri: str, run: Run, path: str, folder: Path) -> str:
         return Path(connect(uri).download_artifacts(run.info.run_id, path, str(folder))).read_text(
             encoding="utf-8"
         )
+
+
+def stored_files(uri: str, run: Run) -> list[str]:
+    """Return the paths of all files that are stored with a run."""
+    with quiet():
+        return artifacts(connect(uri), run.info.run_id)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+import time
+from contextlib import closing, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -13,7 +16,10 @@ from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import MaxRetryError, ResponseError
 
 from harness.core.errors import BadInput, StorageError
+from harness.core.paths import Results
 from harness.core.redaction import REDACTED
+from harness.tracking import Tracker
+from harness.tracking import connect as connect_module
 from harness.tracking.connect import (
     StoreLocked,
     TrackerDown,
@@ -144,3 +150,49 @@ def test_the_status_of_a_server_that_fails_is_the_reason() -> None:
 def test_the_scheme_of_a_server_may_have_capitals() -> None:
     assert is_server("HTTP://host")
     assert not is_server("sqlite:////home/me/mlflow.db")
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers with JSON that is no answer of MLflow's, or drips."""
+
+    drips = False
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        if not self.drips:
+            self.wfile.write(b'{"experiment": ["of", "another", "shape"]}')
+            return
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b" ")
+                time.sleep(0.01)
+
+    do_POST = do_GET  # noqa: N815 - its name is that of the method
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_an_answer_of_another_shape_or_without_an_end_is_one_line(
+    drips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "drips", drips)
+    monkeypatch.setattr(connect_module, "CALL_TIMEOUT", 0.5)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        expected = "no complete answer within" if drips else "no answer of MLflow's"
+        with pytest.raises(TrackerDown, match=expected), quiet(), errors_in_one_line(uri, "failed"):
+            connect(uri).get_experiment_by_name("demo")
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%41b", "a#b"])
+def test_a_folder_that_a_database_cant_be_in_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match=r"found . in the path of MLflow's database"):
+        Tracker(Results(tmp_path / name))
+    assert Tracker(Results(tmp_path / name), "http://127.0.0.1:1").uri == "http://127.0.0.1:1"

@@ -10,7 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harness.analysis.cells import group_by_cell
+from harness.analysis.parity import SweepParity
+from harness.analysis.result import UNRECORDED, join, of_trial, without_trials
 from harness.analysis.scalars import scalars
+from harness.analysis.sweep_result import SweepResult
 from harness.records.across import in_memory_ranks
 from harness.records.record import (
     Compiled,
@@ -18,27 +22,35 @@ from harness.records.record import (
     Interruption,
     LossScale,
     Record,
+    Status,
 )
 from harness.records.series import Series
 from harness.render.format import stop_note
 from harness.spec.cell import StopRule
 from harness.tracking.contents import (
     CURVE_POINTS,
-    TrialOutline,
+    DESCRIPTION_TAG,
+    RunContents,
     cell_contents,
     curves,
     evenly_spaced,
     trial_contents,
 )
-from harness.tracking.markdown import DESCRIPTION_TAG
-from harness.tracking.pages import VIEW_TAG, description_tags, experiment_tags, page
+from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from tests.factories import BEGUN, make_cell, make_record
 from tests.support.parity import OTHER, REFERENCE, make_parity
 
 
-def outlines(*records: Record) -> list[TrialOutline]:
-    """Return the outlines of records, each with a digest of its own."""
-    return [TrialOutline.of(record, str(at)) for at, record in enumerate(records)]
+def contents_of(*records: Record, parity: SweepParity | None = None) -> list[RunContents]:
+    """Return what the runs of the cells of some records show."""
+    cells = join([of_trial(record) for record in records])
+    by_cell = group_by_cell(records)
+    result = SweepResult(name="demo", cells=cells, records=by_cell)
+    shown = []
+    for cell in cells:
+        of_cell = by_cell[cell.cell.id]
+        shown.append(cell_contents(result, cell, of_cell, name=cell.cell.label, parity=parity))
+    return shown
 
 
 @pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 1999, 123_456])
@@ -167,9 +179,7 @@ def test_interruptions_are_described_and_counted() -> None:
         contents.tags["harness.interruptions"]
         == f"{note}; ended without a signal after step 12: 2.0 s lost"
     )
-    assert f"**resumed**\n- {note}\n- " in contents.tags["mlflow.note.content"]
-    cell = cell_contents(outlines(calm, once, twice), planned=())
-    assert {metric.key: metric.value for metric in cell.metrics}["harness.interruptions"] == 3
+    assert f"**resumed**\n- {note}\n- " in str(contents.description)
     undisturbed = trial_contents(calm, repeats=1)
     assert "interruptions" not in str(undisturbed.tags) + str(
         [metric.key for metric in undisturbed.metrics]
@@ -214,54 +224,66 @@ def test_a_failed_trial_says_why() -> None:
     contents = trial_contents(make_record(status="failed"), repeats=1)
     assert contents.status == "FAILED"
     assert contents.tags["harness.status"] == "failed"
-    assert "Traceback" in contents.tags["mlflow.note.content"]
+    assert "Traceback" in str(contents.description)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("done", "FINISHED"), ("failed", "FAILED"), ("interrupted", "KILLED"), ("invalid", "KILLED")],
+)
+def test_a_cell_looks_finished_if_all_its_trials_are_done(status: Status, expected: str) -> None:
+    (contents,) = contents_of(make_record(), make_record(seed=1, status=status))
+    assert contents.status == expected
 
 
 def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
-    done, failed = make_record(), make_record(seed=1, status="failed")
-    planned = [done.trial.id, failed.trial.id]
-    assert cell_contents(outlines(done), planned=planned).status == "RUNNING"
-    assert cell_contents(outlines(done, failed), planned=planned).status == "FAILED"
+    record = make_record()
+    planned = without_trials(record.trial.cell, UNRECORDED, 1)
+    (cell,) = join([of_trial(record), planned])
+    result = SweepResult(name="demo", cells=[cell])
+    assert cell_contents(result, cell, [record], name="a cell").status == "RUNNING"
 
 
-def test_the_page_opens_on_the_cells_with_the_params_that_differ() -> None:
-    two_cells = outlines(make_record(), make_record(make_cell(precision="bf16", num_workers=2)))
-    view = json.loads(experiment_tags(two_cells)[VIEW_TAG])
-    assert [name.split("`")[1] for name in view["selectedColumns"]] == [
-        "harness.verdict", "harness.interval", "throughput_samples_per_s", "final_accuracy", "precision",
-        "num_workers", "harness.speedup", "harness.ci_low", "harness.ci_high", "harness.ci_count", "final_loss",
-        "step_time_p50_ms", "data_wait_share", "trials_done", "trials_failed",
+def test_a_cell_has_about_twenty_metrics_the_answer_first() -> None:
+    fast = make_cell(precision="bf16")
+    records = []
+    for seed in range(3):
+        records.append(make_record(seed=seed, started=BEGUN + 200 * seed))
+        later = BEGUN + 200 * seed + 100
+        records.append(make_record(fast, seed=seed, step_seconds=0.005, started=later))
+    _, contents = contents_of(*records)
+    names = [metric.key for metric in contents.metrics]
+    assert names[:4] == [
+        "throughput_samples_per_s", "harness.speedup", "harness.speedup_low", "harness.speedup_high",
     ]  # fmt: skip
-    assert view["searchFilter"] == "tags.`harness.kind` = 'cell'"
+    assert {"final_accuracy", "step_time_p50_ms", "memory_training_mib", "trials_done"} < set(names)
+    assert len(names) <= 20
+    assert contents.tags["harness.verdict"] == "faster"
+
+
+def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None:
+    records = [make_record(), make_record(make_cell(precision="bf16", num_workers=2))]
+    result = SweepResult(name="demo", cells=[of_trial(record) for record in records])
+    tags = experiment_tags({}, result, "what it has shown", has_parity=True)
+    view = json.loads(tags[VIEW_TAG])
+    assert [name.split("`")[1] for name in view["selectedColumns"]][:9] == [
+        "harness.verdict", "throughput_samples_per_s", "harness.speedup", "harness.speedup_low",
+        "harness.speedup_high", "final_accuracy", "harness.parity", "precision", "num_workers",
+    ]  # fmt: skip
+    assert "tags.`harness.planned` = 'yes'" in view["searchFilter"]
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`throughput_samples_per_s`", False)
-
-
-def test_only_a_description_of_ours_is_replaced() -> None:
-    tags = description_tags({}, "first")
-    replaced = tags | description_tags(tags, "second")
-    assert replaced[DESCRIPTION_TAG] == "second"
-    died_between = {**replaced, DESCRIPTION_TAG: "first"}
-    assert description_tags(died_between, "second")[DESCRIPTION_TAG] == "second"
-    assert description_tags({**replaced, DESCRIPTION_TAG: "a user's"}, "third") == {}
+    again = experiment_tags(tags, result, "more", has_parity=True)
+    assert again[DESCRIPTION_TAG] == "more"
+    users = experiment_tags(tags | {DESCRIPTION_TAG: "a user's"}, result, "more", has_parity=True)
+    assert DESCRIPTION_TAG not in users
 
 
 def test_a_cells_run_shows_its_rung_once_parity_was_measured() -> None:
-    reference, other = outlines(make_record(REFERENCE), make_record(OTHER))
-    assert "harness.parity" not in cell_contents([other], planned=[]).tags
-    parity = make_parity(tensor_rung="fp64")
-    assert cell_contents([reference], planned=[], parity=parity).tags == {
-        "harness.label": REFERENCE.label,
-        "harness.parity": "reference",
-    }
-    assert cell_contents([other], planned=[], parity=parity).tags == {
-        "harness.label": OTHER.label,
-        "harness.parity": "fp64 rule",
-        "harness.parity_reference": REFERENCE.label,
-        "harness.parity_first_difference": "step 1, all-reduce",
-        "harness.parity_cause": "reduction order",
-    }
-    view = json.loads(experiment_tags([reference, other], has_parity=True)[VIEW_TAG])
-    assert "tags.`harness.parity`" in view["selectedColumns"]
+    records = make_record(REFERENCE), make_record(OTHER)
+    assert "harness.parity" not in contents_of(*records)[1].tags
+    reference, other = contents_of(*records, parity=make_parity(tensor_rung="fp64"))
+    assert reference.tags["harness.parity"] == "reference"
+    assert other.tags["harness.parity"] == "fp64 rule"
 
 
 def test_addresses_of_a_sweep_and_of_a_run() -> None:
@@ -276,6 +298,6 @@ def test_addresses_of_a_sweep_and_of_a_run() -> None:
 def test_a_trial_says_how_to_run_it_again() -> None:
     record = make_record()
     command = f"    harness reproduce {record.trial.id}"
-    assert command in trial_contents(record, repeats=1).tags["mlflow.note.content"]
+    assert command in str(trial_contents(record, repeats=1).description)
     failed = trial_contents(make_record(status="failed"), repeats=1)
-    assert "reproduce" not in failed.tags["mlflow.note.content"]
+    assert "reproduce" not in str(failed.description)

@@ -178,17 +178,6 @@ def test_tags_that_somebody_changed_are_refused(
     assert str(caught.value).startswith(f"MLflow run {run}: {problem}")
 
 
-def test_a_list_of_trials_that_somebody_changed_is_refused(results: Results) -> None:
-    write_sweep(results.sweep_folder("demo"), [make_record()])
-    tracker = Tracker(results)
-    tracker.deliver(results.sweep_folder("demo"))
-    run = by_label(tracker.uri, "demo")["demo"].info.run_id
-    with quiet():
-        connect(tracker.uri).log_text(run, '{"trials": 3}', "sweep.json")
-    with pytest.raises(BadInput, match=r"sweep\.json: Expected `array`, got `int`"):
-        tracker.recall(run)
-
-
 def test_columns_are_read_as_quietly_as_records(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:

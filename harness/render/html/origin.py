@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.analysis.cells import shown_seeds
+from harness.core.import_path import ROOT
 from harness.core.logs import open_below, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
@@ -21,11 +22,10 @@ from harness.hardware.roofline import device_of
 from harness.records.code import Code, Repository
 from harness.records.environment import Environment
 from harness.records.record import Record
-from harness.render.html.report import Report
-from harness.spec.sweep import ready_sweeps
+from harness.spec.sweep import Sweep, ready_sweeps
 
 LOG_LINES = 30  # of the end of a log
-MAX_TROUBLES = 100  # trials that are described with their logs
+MAX_TROUBLES = 20  # trials that are described with their logs
 MAX_VALUES = 3  # different values of a setting that are listed; of more, only the number
 PER_TRIAL_VARIABLES = ("TORCHELASTIC", "SLURM")  # they differ between trials and decide nothing
 
@@ -43,30 +43,18 @@ class Trouble:
     traceback: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Troubles:
-    """What went wrong in a sweep."""
-
-    trials: Sequence[Trouble]  # at most MAX_TROUBLES
-    omitted: int  # further trials
-
-    def __bool__(self) -> bool:
-        """Return whether anything went wrong."""
-        return bool(self.trials)
-
-
-def troubles(report: Report) -> Troubles:
-    """Return the trials that something went wrong with, in their order.
+def troubles(records: Sequence[Record], folder: SweepFolder) -> tuple[list[Trouble], int]:
+    """Return the first trials that something went wrong with, and how many more there are.
 
     They are the failed, the invalid and the interrupted ones, and those that are done after an
     earlier attempt had failed.
     """
     troubled_records = []
-    for record in report.records:
+    for record in records:
         if record.failure or record.violations or record.previous_failures:
             troubled_records.append(record)
-    trials = [_trouble(record, report.folder) for record in troubled_records[:MAX_TROUBLES]]
-    return Troubles(trials=trials, omitted=len(troubled_records) - len(trials))
+    shown = [_trouble(record, folder) for record in troubled_records[:MAX_TROUBLES]]
+    return shown, len(troubled_records) - len(shown)
 
 
 def _trouble(record: Record, folder: SweepFolder) -> Trouble:
@@ -115,14 +103,14 @@ def _read_tail(trial_folder: TrialFolder, log: Path | str) -> str | None:
     return "\n".join(lines[-LOG_LINES:])
 
 
-def environment(report: Report) -> list[tuple[str, str]]:
+def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return every setting of the trials' hardware, software and variables, with its values.
 
     One value means that all trials had the same; several are a warning to whoever compares them.
     """
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
     previous: tuple[Environment, Device] | None = None
-    for record in report.records:
+    for record in records:
         if record.environment is None:
             continue
         current = (record.environment, device_of(record))
@@ -171,97 +159,83 @@ class Recipe:
 
     code: Sequence[str]  # whose commits, each with whether it had uncommitted changes
     commands: str
-    notes: Sequence[str]  # what to know about the commands
+    warnings: Sequence[str]  # what the commands do not bring back
 
 
-def recipe(report: Report) -> Recipe:
-    """Return how to repeat a sweep with the code, the packages and the data that it was run with.
+def recipe(sweep: Sweep, records: Sequence[Record], folder: SweepFolder) -> Recipe:
+    """Return how to repeat a sweep with the user's code, the harness and the packages that it ran with.
 
-    Nobody can promise the same numbers; the notes say what the commands do not restore.
+    The commands are of the trial that ended last of those whose environment is known.
     """
-    environments = [record.environment for record in report.records if record.environment]
-    harness_commits = _had_changes(environment.code for environment in environments)
-    own_commits = _had_changes(environment.repository for environment in environments)
-    if harness_commits.keys() == own_commits.keys():  # a workload in the checkout of the harness
-        own_commits = {}
-    code = []
-    for owner, commits in (("yours", own_commits), ("the harness's", harness_commits)):
-        for commit, was_changed in commits.items():
-            code.append(f"{commit} ({owner}, {'with changes' if was_changed else 'clean'})")
+    known = [record for record in records if record.environment is not None]
+    last = max(known or records, key=lambda record: record.ended)
+    environments = [record.environment for record in known if record.environment]
+    own = [environment.repository for environment in environments]
+    code = [
+        *_commits("yours", own),
+        *_commits("the harness's", [environment.code for environment in environments]),
+    ]
+    warnings = _warnings(sweep, own)
+    if len(code) > len({text.rpartition("(")[2].partition(",")[0] for text in code}):
+        warnings.append("The trials ran on several commits; the commands use the last one.")
     return Recipe(
-        code=code,
-        commands="\n".join(_commands(report, has_own_repository=bool(own_commits))),
-        notes=_notes(harness_commits, own_commits),
+        code=code, commands="\n".join(_commands(sweep, records, last, folder)), warnings=warnings
     )
 
 
-def _had_changes(checkouts: Iterable[Code | Repository | None]) -> dict[str, bool]:
-    """Return whether a checkout had uncommitted changes at each of its commits, as far as they are known."""
+def _commits(owner: str, checkouts: Iterable[Code | Repository | None]) -> list[str]:
+    """Return the commits of checkouts, each with whether it had uncommitted changes."""
     had_changes: dict[str, bool] = {}
     for checkout in checkouts:
         if checkout is not None and checkout.commit:
             dirty = had_changes.get(checkout.commit, False) or bool(checkout.dirty)
             had_changes[checkout.commit] = dirty
-    return had_changes
+    return [
+        f"{commit} ({owner}, {'with changes' if was_changed else 'clean'})"
+        for commit, was_changed in had_changes.items()
+    ]
 
 
-def _notes(harness_commits: Mapping[str, bool], own_commits: Mapping[str, bool]) -> list[str]:
-    """Return what to know before running the commands, by what `_had_changes` says of both."""
-    notes = []
-    if not harness_commits:
-        notes.append("The harness's commit is unknown: it did not run from a checkout.")
-    if max(len(harness_commits), len(own_commits)) > 1:
-        notes.append("The trials ran on several commits; the commands use the last one.")
-    if any(harness_commits.values()):
-        notes.append("The harness had uncommitted changes, which are not part of its commit.")
-    if any(own_commits.values()):
-        notes.append(
-            "Your repository had uncommitted changes: git apply takes those that were kept. Files that"
-            " git did not track are not among them."
-        )
-    return notes
+def _warnings(sweep: Sweep, repositories: Sequence[Repository | None]) -> list[str]:
+    """Return what the commands do not bring back of the user's own code."""
+    if sweep.source.is_absolute() and sweep.source.is_relative_to(ROOT):
+        return []  # a sweep that comes with the harness
+    if not any(repositories):
+        return [
+            f"{sweep.source} and the code of its workloads are in no git repository, so that no commit"
+            " brings them back. Keep the files, or commit them and run again."
+        ]
+    if any(repository.dirty for repository in repositories if repository is not None):
+        return ["Your repository had uncommitted changes: git apply takes those that were kept."]
+    return []
 
 
-def _commands(report: Report, *, has_own_repository: bool) -> list[str]:
-    """Return the lines that check out, install and run, compare trials, and run one by hand.
-
-    All of them are of the trial that ended last of those whose commits and packages are known; its
-    folder holds all that a worker reads.
-    """
-    known = [record for record in report.records if record.environment is not None]
-    last_record = max(known or report.records, key=lambda record: record.ended)
-    environment = last_record.environment
-    code = None if environment is None else environment.code
-    repository = None if environment is None else environment.repository
+def _commands(
+    sweep: Sweep, records: Sequence[Record], last: Record, folder: SweepFolder
+) -> list[str]:
+    """Return the lines that check out the user's code, install the packages, and run the sweep again."""
     commands = []
-    if has_own_repository:
-        commands.append("# in the checkout of the harness")
-    if code is not None and code.commit:
-        commands.append(f"git checkout {code.commit}")
-    commands.append(_install_command(last_record))
-    if has_own_repository and repository is not None:
-        commands.append(f"# in your repository, that of {report.sweep.source.name}")
+    environment = last.environment
+    repository = None if environment is None else environment.repository
+    if repository is not None:
+        commands.append(f"# in your repository, that of {sweep.source.name}")
         if repository.commit:
             commands.append(f"git checkout {repository.commit}")
         if repository.diff is not None:
-            path = report.folder.diff_path(repository.diff).absolute()
+            path = folder.diff_path(repository.diff).absolute()
             commands.append(shlex.join(["git", "apply", str(path)]))
-    commands.append(_run_command(report))
-    flag = Results(report.folder.path.parent.parent).flag
-    commands.append("# its trials again, compared with what they computed: all of them, or one")
-    commands.append(f"{shlex.join(['harness', 'reproduce', report.sweep.name])}{flag}")
-    commands.append(f"harness reproduce {last_record.trial.id}{flag}")
-    commands.append("# one trial by hand, as it ran")
-    trial_path = report.folder.trial_folder(last_record.trial.id).path
-    ranks = last_record.trial.cell.axes.world_size
-    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
-    stack = last_record.trial.cell.stack
-    if stack is not None:
-        torchrun[:1] = [*stack.command, "-m", "torch.distributed.run"]
-    worker = shlex.join([*torchrun, "-m", "harness.training.worker", str(trial_path)])
-    # Otherwise folders called `harness` or `torch` in the current one would be imported.
-    commands.append(f"PYTHONSAFEPATH=1 {worker}")
-    return commands
+    code = None if environment is None else environment.code
+    own_commit = None if repository is None else repository.commit
+    if code is not None and code.commit and code.commit != own_commit:
+        commands += ["# in a checkout of the harness", f"git checkout {code.commit}"]
+    flag = Results(folder.path.parent.parent).flag
+    return [
+        *commands,
+        _install_command(last),
+        _run_command(sweep, records),
+        "# its trials again, compared with what they computed",
+        f"{shlex.join(['harness', 'reproduce', sweep.name])}{flag}",
+    ]
 
 
 def _install_command(record: Record) -> str:
@@ -280,23 +254,23 @@ def _install_command(record: Record) -> str:
     return shlex.join(command)
 
 
-def _run_command(report: Report) -> str:
+def _run_command(sweep: Sweep, records: Sequence[Record]) -> str:
     """Return the command that runs a sweep as it was run last, with all seeds and repeats that it had.
 
     A sweep that comes with the harness is called by its name, any other by its path.
     """
-    sweep = report.sweep
     source = str(sweep.source)
     ready = ready_sweeps().get(sweep.source.stem)
     # Not a user's own `matrix.yaml`. The harness may be installed elsewhere than where the sweep ran.
     if ready is not None and sweep.source.parts[-3:] == ready.parts[-3:]:
         source = sweep.source.stem
     command = ["harness", "run", source, *sweep.options]
-    seeds = shown_seeds(sweep, report.records)
+    seeds = shown_seeds(sweep, records)
     # An earlier command may have asked for others.
     if not sweep.workload_seeds and seeds != list(sweep.seeds):
         command += ["--set", f"seeds={seeds}"]
+    repeats = max(sweep.repeats, *(record.trial.repeat + 1 for record in records))
     # Of the file, or added by `--until`.
-    if report.repeats > 1 and not any(text.startswith("repeats=") for text in sweep.options):
-        command += ["--set", f"repeats={report.repeats}"]
+    if repeats > 1 and not any(text.startswith("repeats=") for text in sweep.options):
+        command += ["--set", f"repeats={repeats}"]
     return shlex.join(command)

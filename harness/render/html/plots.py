@@ -1,9 +1,7 @@
-"""Drawings of trials: curves of the loss, the target metric and learning rates, and step times.
+"""Curves of the loss and of the target metric, as SVG within the page.
 
-Plots with axes are SVG within the page. Their texts are text, drawn in the reader's fonts, not
-outlines of letters: they can be searched and copied. Of step times there are a course over a trial,
-with the steady state marked, and a distribution: a mean hides a warm-up that is too short, a
-compilation in the middle, and stalls.
+Their texts are text, drawn in the reader's fonts, not outlines of letters: they can be searched and
+copied.
 """
 
 from __future__ import annotations
@@ -11,31 +9,21 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from harness.measure.summary import measured_window, unpack
-from harness.preflight.rates import CellRates
-from harness.records.record import Record, Summary
+from harness.analysis.result import CellResult
+from harness.records.record import Record
 from harness.records.series import Numbers
 from harness.render import chart
-from harness.render.format import clock_movement_text, rate_spread, three_digits
-from harness.render.html.report import Report, ReportCell
-from harness.render.preflight import draw_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COURSE_POINTS = 120  # at most, of a course
-BINS = 24  # of a distribution
-COURSE_TOP = 3.0  # medians at the top of a course; steps that compile or stall are cut off there
-PEAK_HEIGHT = 96  # percent of the box that the highest bin of a distribution takes
-FEWEST_STEPS = 2  # that a trial must have measured to be drawn
 MAX_LINES = 16  # of a workload that are drawn: those of the fastest cells
 MAX_LINES_WITH_RANGE = 4  # with more lines, their ranges would hide each other
 MAX_POINTS = 200  # of a curve
@@ -53,6 +41,16 @@ SVG_SETTINGS: Mapping[str, Any] = {
 }
 # Ids that Matplotlib numbers, which are the same in every plot of the page. Nothing refers to them.
 NUMBERED_ID = re.compile(r' id="[a-z_A-Z0-9]*_\d+"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlottedCell:
+    """A cell whose trials are drawn."""
+
+    result: CellResult
+    name: str  # distinguishes it from the other cells of its workload
+    number: int  # counts the cells of its workload, from 0
+    done: Sequence[Record]  # those of its trials that are done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ class Curve:
 
     steps: Sequence[int]
     values: Numbers  # shape (trials, steps)
-    cells: list[ReportCell] = field(default_factory=list)
+    cells: list[PlottedCell] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -97,7 +95,7 @@ class Curve:
         return " = ".join(cell.name for cell in cells)
 
 
-def loss_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
+def loss_plot(title: str, cells: Sequence[PlottedCell]) -> Plot | None:
     """Return a plot of the mean loss over ranks and trials at each step.
 
     None where no trial of the workload is done, or none reported losses of two steps.
@@ -105,7 +103,7 @@ def loss_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
     return _plot(title, cells, "training loss", _losses)
 
 
-def metric_plot(title: str, cells: Sequence[ReportCell]) -> Plot | None:
+def metric_plot(title: str, cells: Sequence[PlottedCell]) -> Plot | None:
     """Return a plot of the target metric at each evaluation.
 
     None where every trial was evaluated only once, which gives no curve.
@@ -147,7 +145,7 @@ def _metrics(record: Record) -> dict[int, float]:
 
 def _plot(
     title: str,
-    cells: Sequence[ReportCell],
+    cells: Sequence[PlottedCell],
     y_label: str,
     read: Callable[[Record], dict[int, float]],
 ) -> Plot | None:
@@ -181,7 +179,7 @@ def _plot(
 
 
 def _distinct_curves(
-    cells: Sequence[ReportCell], read: Callable[[Record], dict[int, float]]
+    cells: Sequence[PlottedCell], read: Callable[[Record], dict[int, float]]
 ) -> list[Curve]:
     """Return the curves of the cells from the fastest down.
 
@@ -223,144 +221,3 @@ def svg(figure: Figure, label: str) -> Markup:
         figure.savefig(content, format="svg", metadata=no_metadata)
     drawing = NUMBERED_ID.sub("", content.getvalue().partition("<svg")[2])
     return Markup('<svg role="img" aria-label="{}"').format(label) + Markup(drawing)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTimeDrawing:
-    """The step times of a cell, drawn in boxes of 100 by 100 in which y points down, as in SVG."""
-
-    label: str  # the cell's name
-    course: str  # points of a line
-    steady: Sequence[tuple[float, float]]  # the beginning and width of each steady segment
-    distribution: str  # points of an outline
-    range: tuple[str, str]  # milliseconds at both ends of the distribution
-    text: str
-
-
-@dataclass(frozen=True)
-class StepTrace:
-    """The steps of one trial."""
-
-    seconds: Numbers  # of the slowest rank at each step, shape (steps,)
-    is_measured: NDArray[np.bool_]  # whether a step is in the measured window, shape (steps,)
-
-
-def step_times(cell: ReportCell) -> StepTimeDrawing | None:
-    """Return the step times of a cell, None if too few steps were measured.
-
-    The course is of the first trial, the distribution of all done trials. A step takes as long as
-    at the slowest rank, because the others wait for it.
-    """
-    traces = []
-    for record in cell.done:
-        if not record.ranks[0].step_seconds:
-            continue
-        seconds = np.stack([unpack(rank.step_seconds) for rank in record.ranks]).max(axis=0)
-        # The steps after a resumption count as warm-up again.
-        is_measured = measured_window(record.ranks, record.trial.cell.warmup).mask
-        if is_measured.sum() >= FEWEST_STEPS:
-            traces.append(StepTrace(seconds=seconds, is_measured=is_measured))
-    if not traces:
-        return None
-    measured = np.concatenate([trace.seconds[trace.is_measured] for trace in traces]) * 1e3
-    p50, p90, p99 = np.percentile(measured, (50, 90, 99))
-    low, high = np.percentile(measured, (0.5, 99.5))
-    percentiles = f"p50 {three_digits(p50)}, p90 {three_digits(p90)}, p99 {three_digits(p99)} ms"
-    start = cell.summaries[0].window_start
-    return StepTimeDrawing(
-        label=cell.name,
-        course=_course(traces[0].seconds * 1e3 / p50),
-        steady=_segments(traces[0].is_measured),
-        distribution=_outline(measured, low, high),
-        range=(three_digits(low), f"{three_digits(high)} ms"),
-        text=f"{percentiles}; {_steadiness(cell.summaries)} from step {start}{_clock(cell.done)}",
-    )
-
-
-def _steadiness(summaries: Sequence[Summary]) -> str:
-    """Return what the measured steps are: `steady`, unless a trial has none or too few to tell."""
-    settled = [summary.settled for summary in summaries]
-    if False in settled:
-        return "never steady, measured"
-    if None in settled:
-        return "measured"
-    return "steady"
-
-
-def _clock(records: Sequence[Record]) -> str:
-    """Return how the clock of a GPU moved, of the first trial for which it did."""
-    for text in filter(None, map(clock_movement_text, records)):
-        return f"; the GPU's clock moved {text}"
-    return ""
-
-
-def _course(relative: Numbers) -> str:
-    """Return the points of a line through step times relative to their median.
-
-    Each point is the largest of its bin, so that a single straggling step is visible.
-    """
-    bins = np.array_split(relative, min(COURSE_POINTS, len(relative)))
-    heights = np.minimum([steps.max() for steps in bins], COURSE_TOP) / COURSE_TOP * 100
-    positions = (np.arange(len(bins)) + 0.5) / len(bins) * 100
-    return _points(zip(positions, 100 - heights, strict=True))
-
-
-def _segments(inside: NDArray[np.bool_]) -> list[tuple[float, float]]:
-    """Return the beginning and the width of each run of True, in percent of the length.
-
-    There are several where a trial was interrupted and resumed.
-    """
-    padded = np.concatenate([[False], inside, [False]]).astype(int)
-    edges = np.flatnonzero(np.diff(padded)).reshape(-1, 2)
-    steps = len(inside)
-    return [(100 * start / steps, 100 * (end - start) / steps) for start, end in edges]
-
-
-def _outline(values: Numbers, low: float, high: float) -> str:
-    """Return the points of a histogram's outline between two values, in milliseconds.
-
-    The outline begins and ends on the base line, so that it can be filled.
-    """
-    if high <= low:
-        high = low + 1e-9  # NumPy refuses an empty range
-    counts, _ = np.histogram(values, bins=BINS, range=(low, high))
-    tops = 100 - counts / max(1, counts.max()) * PEAK_HEIGHT
-    points: list[tuple[float, float]] = [(0, 100)]
-    for number, top in enumerate(tops):
-        points.append((100 * number / BINS, top))
-        points.append((100 * (number + 1) / BINS, top))
-    points.append((100, 100))
-    return _points(points)
-
-
-def _points(points: Iterable[tuple[float, float]]) -> str:
-    """Return points as SVG writes them: `0.4,66.7 1.2,65.9`."""
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def rate_plots(report: Report) -> list[Plot]:
-    """Return the loss over the learning rate for each cell that was searched."""
-    if report.rates is None:
-        return []
-    plots = []
-    for rates in report.rates.cells:
-        if any(cell.cell.id == rates.cell.id for cell in report.cells):
-            plots.append(_rate_plot(rates))
-    return plots
-
-
-def _rate_plot(rates: CellRates) -> Plot:
-    """Return the plot of a cell, with its suggestions as the legend."""
-    suggestions = {
-        "suggested": rates.peak,
-        "steepest": rates.steepest,
-        "tenth of the lowest": rates.tenth,
-    }
-    legend = []
-    for number, (name, spread) in enumerate(suggestions.items()):
-        color = chart.COLORS[number + 1]
-        legend.append(LegendEntry(color=color, dashes="none", name=f"{name} {rate_spread(spread)}"))
-    label = rates.cell.label
-    drawing = svg(draw_rates(rates, 3.6, 2.7), f"learning rates of {label}")
-    note = f"now {rates.curves[0].current:.2g}"
-    return Plot(title=label, svg=drawing, lines=legend, note=note)

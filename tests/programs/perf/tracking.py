@@ -85,7 +85,7 @@ def deliver_sweep(trials: int) -> SweepDelivery:
             records = [planned.record(number) for number in batch]
             write(folder, records)
             new = ids[batch.start : batch.stop]
-            spent = measure(partial(tracker.deliver, folder, new, in_passing=True))
+            spent = measure(partial(tracker.deliver_trials, folder, new))
             while_it_runs.append(spent.for_each(len(batch)))
             contents = [trial_contents(record, repeats=1) for record in records]
             spent = caller.submit(time_three_calls, Path(aside), contents).result()
@@ -96,10 +96,10 @@ def deliver_sweep(trials: int) -> SweepDelivery:
             opening=opening,
             trials=while_it_runs,
             calls=by_calls,
-            end=measure(partial(tracker.deliver, folder, ids)),
+            end=measure(partial(tracker.deliver, folder)),
             running_mib=running_mib,
             mib=peak_mib(),
-            again=measure(partial(tracker.deliver, folder, ids)),
+            again=measure(partial(tracker.deliver, folder)),
         )
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from harness.analysis.result import aggregate
 from harness.records.record import Record
 from harness.records.series import Series
-from harness.render.html.plots import loss_plot
-from harness.render.html.report import ReportCell
+from harness.render.html.plots import PlottedCell, loss_plot
 from tests.factories import make_cell, make_record
 
 STEPS = 400
@@ -25,13 +24,13 @@ def record_of(seed: int, reported: list[int]) -> Record:
     return replace(record, loss=Series.pack(losses))
 
 
-def report_cells(reported: list[int]) -> list[ReportCell]:
+def report_cells(reported: list[int]) -> list[PlottedCell]:
     """Return two cells of a trial each."""
     cells = []
     for number in range(2):
         record = record_of(number, reported)
         (result,) = aggregate([record])
-        cell = ReportCell(result=result, name=f"lr{number}", number=number, done=[record])
+        cell = PlottedCell(result=result, name=f"lr{number}", number=number, done=[record])
         cells.append(cell)
     return cells
 

@@ -1,0 +1,89 @@
+"""Deliveries by a process of their own: the same in MLflow, and no harm where that process fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+
+import pytest
+
+from harness.core.errors import StorageError
+from harness.core.paths import Results, SweepFolder
+from harness.tracking import Follower, Tracker, TrackerDown, follow
+from tests.conftest import free_port
+from tests.factories import make_record, write_sweep, write_trial
+from tests.support.mlflow import everything
+
+
+@pytest.fixture
+def folder(results: Results) -> SweepFolder:
+    folder = results.sweep_folder("demo")
+    write_sweep(folder, [make_record(), make_record(seed=1)])
+    return folder
+
+
+class FailingTracker:
+    """Fails the first deliveries, and notes what it was asked for."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.asked: list[list[str]] = []
+
+    def deliver_trials(self, folder: SweepFolder, trials: list[str]) -> None:
+        self.asked.append(sorted(trials))
+        if len(self.asked) <= self.failures:
+            raise TrackerDown("down for a moment")
+
+
+def test_a_hiccup_of_the_tracker_ends_no_delivery(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did not take comes again, and what it took does not."""
+    looks = iter(range(5))
+
+    def select_nothing(*_: object) -> tuple[list[int], list[int], list[int]]:
+        look = next(looks)
+        if look == 3:
+            write_trial(folder, make_record(seed=2))
+        return ([0] if look == 4 else []), [], []
+
+    monkeypatch.setattr("select.select", select_nothing)
+    tracker = FailingTracker(failures=1)
+    follow.deliver_new(tracker, folder)  # type: ignore[arg-type]
+    both = sorted(folder.recorded_ids())[:2]
+    new = sorted(set(folder.recorded_ids()) - set(both))
+    assert tracker.asked == [both, both, new]
+
+
+@pytest.mark.usefixtures("delivery_processes")
+def test_a_process_delivers_everything_at_the_end(results: Results, folder: SweepFolder) -> None:
+    with closing(Follower(results, folder, None)) as follower:
+        follower.start()
+        follower.finish()
+    delivered = everything(f"sqlite:///{results.database}", "demo")
+    assert len(delivered) == 4
+    assert Tracker(results).deliver(folder).delivered == 0
+
+
+@pytest.mark.usefixtures("delivery_processes")
+def test_what_the_last_delivery_fails_with_is_raised(results: Results, folder: SweepFolder) -> None:
+    uri = f"http://127.0.0.1:{free_port()}"
+    with closing(Follower(results, folder, uri)) as follower:
+        follower.start()
+        with pytest.raises(TrackerDown, match="did not take the results; `harness collect demo"):
+            follower.finish()
+
+
+@pytest.mark.usefixtures("delivery_processes")
+def test_a_process_that_was_killed_is_made_up_for(results: Results, folder: SweepFolder) -> None:
+    with closing(Follower(results, folder, None)) as follower:
+        follower.start()
+        assert follower.process is not None
+        os.kill(follower.process.pid, signal.SIGKILL)
+        follower.finish()
+    assert len(everything(f"sqlite:///{results.database}", "demo")) == 4
+
+
+def test_errors_are_told_apart_by_exit_codes() -> None:
+    assert {0: None, 1: TrackerDown, 4: StorageError} == follow.EXIT_CODES
