@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.analysis.result import UNKNOWN, CellResult
+from harness.analysis.result import SHARED_FIELDS, UNKNOWN, CellResult, Session
 from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, parse_content, parse_json, read_bytes
 from harness.records.seal import object_text, with_seal
 
+MOST_SESSIONS = 20  # of a baseline; older ones are dropped
 KIND = "harness baseline"  # says what the file is
 SCHEMA = "3.0"  # major.minor: another major one can't be read
 BASELINE_FORMAT = FileFormat(
@@ -42,14 +43,16 @@ class Saved:
 
 
 def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
-    """Write the baselines of cells, all or none; a file that says the same already is left alone.
+    """Write the baselines of cells; a file that says the same already is left alone.
 
+    A file keeps the sessions that it has: later results are compared with the spread between them.
     Raises BadInput, before anything is written, for a cell that nothing could be compared with.
     """
     # All paths before the first file: a cell that is refused leaves nothing half-written.
     paths = [_path(results, cell) for cell in cells]
     saved = []
-    for path, cell in zip(paths, cells, strict=True):
+    for path, measured in zip(paths, cells, strict=True):
+        cell = replace(measured, sessions=_sessions(path, measured))
         content = dump(cell).encode()
         previous = path.read_bytes() if path.exists() else None
         is_changed = content != previous
@@ -58,6 +61,37 @@ def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
         replaced = is_changed and previous is not None
         saved.append(Saved(path=path, result=cell, replaced=replaced))
     return saved
+
+
+def _sessions(path: Path, cell: CellResult) -> list[Session]:
+    """Return the sessions of a cell's baseline: this one after those in the file.
+
+    Sessions of another workload's code, or of other packages and settings, are no measurements of
+    the same, and are left out.
+    """
+    ended = max(trial.ended for trial in cell.measured_trials)
+    session = Session(ended=ended, throughput=cell.mean_throughput)
+    earlier: Sequence[Session] = []
+    if path.exists():
+        try:
+            previous = read(path)
+        except FileUnavailable:
+            raise
+        except BadInput:
+            return [session]  # a damaged file is replaced
+        if previous.cell.id == cell.cell.id and _shared(previous) == _shared(cell):
+            earlier = previous.sessions
+    kept = [other for other in earlier if other.ended != ended]
+    return [*kept, session][-MOST_SESSIONS:]
+
+
+def _shared(cell: CellResult) -> dict[str, list[str]]:
+    """Return the fields of the environment that all trials of a cell share."""
+    shared = {}
+    for name, values in cell.environment.items():
+        if name.startswith(SHARED_FIELDS):
+            shared[name] = sorted(values)
+    return shared
 
 
 def _path(results: Results, cell: CellResult) -> Path:

@@ -39,6 +39,7 @@ from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
 from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
 from harness.spec.environment import PREFIX, variable_of
+from harness.statistics.estimate import FEWEST_SESSIONS, Estimate
 from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, judge
 
 # Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
@@ -609,6 +610,21 @@ def _missing(
     return [f"{match.b.cell.label}: {problem}" for problem in problems]
 
 
+def _unpaired_note(match: Match, estimate: Estimate) -> str:
+    """Return the note on throughputs that were not compared in pairs."""
+    if not match.a.sessions and not match.b.sessions:
+        return NOT_INTERLEAVED
+    if estimate.standard_error is None:
+        return (
+            f"{match.b.cell.label}: the baseline has {counted(estimate.count, 'session')};"
+            f" a verdict on speed takes {FEWEST_SESSIONS}, saved at different times"
+        )
+    return (
+        f"{match.b.cell.label}: the interval allows for how much the machine moved between the"
+        f" {estimate.count} sessions of the baseline"
+    )
+
+
 def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
     """Return notes on a match.
 
@@ -618,7 +634,7 @@ def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
     """
     notes = []
     if speed is not None and not speed.question.estimate.paired:
-        notes.append(NOT_INTERLEAVED)
+        notes.append(_unpaired_note(match, speed.question.estimate))
     if match.a.has_unsteady_trials or match.b.has_unsteady_trials:
         notes.append(f"{match.b.cell.label}: some trials never reached a steady state")
     for letter, side in match.sides:

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
 from harness.records.company import BLOCKS_PER_LANE
-from harness.statistics.estimate import Estimate, certain_zero, paired, unpaired
+from harness.statistics.estimate import Estimate, between_sessions, certain_zero, paired, unpaired
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -67,14 +67,18 @@ def throughput_difference(
 ) -> MetricDifference | None:
     """Return the log ratio of throughputs, None if one side has none or if their units differ.
 
-    By pairs where the sides ran interleaved, one pair after the other. Otherwise the sides are
+    A baseline is compared by its sessions. Other sides are by pairs where they ran interleaved, one
+    pair after the other. Otherwise they are
     independent. `min_effect` is the smallest change that matters, a fraction.
     """
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
     if not logs_a or not logs_b or a.throughput_unit != b.throughput_unit:
         return None
     pairs = _interleaved_pairs(a, b)
-    if pairs:
+    if a.sessions or b.sessions:
+        logs_a, logs_b = _session_logs(a), _session_logs(b)
+        estimate = between_sessions(logs_a, logs_b)
+    elif pairs:
         estimate = paired([math.log(rate_b / rate_a) for rate_a, rate_b in pairs])
         # The means are those of the same trials, so that their ratio is the estimate.
         logs_a = [math.log(rate_a) for rate_a, _ in pairs]
@@ -87,6 +91,13 @@ def throughput_difference(
         mean_a=math.exp(fmean(logs_a)),
         mean_b=math.exp(fmean(logs_b)),
     )
+
+
+def _session_logs(side: CellResult) -> list[float]:
+    """Return the log throughput of each session of a side; what is no baseline is one session."""
+    if not side.sessions:
+        return [fmean(side.independent_logs)]
+    return [math.log(session.throughput) for session in side.sessions]
 
 
 def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]]:

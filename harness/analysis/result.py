@@ -89,6 +89,14 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Session:
+    """A cell's trials that were measured at one time, of which a baseline has several."""
+
+    ended: Moment  # seconds since the epoch
+    throughput: Amount  # the geometric mean over its seeds
+
+
+@dataclass(frozen=True, kw_only=True)
 class CellResult:
     """A cell and its trials, with their means and intervals.
 
@@ -103,6 +111,8 @@ class CellResult:
     # What trials ran with, in detail: each value of each field of `harness.records.differences`
     # once. Empty in baselines that were saved before they had it.
     environment: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # Of a baseline, the times at which it was measured; the last one is that of `trials`.
+    sessions: Sequence[Session] = ()
 
     @cached_property
     def measured_trials(self) -> Sequence[TrialResult]:

@@ -26,7 +26,7 @@ from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Content, Table
 from harness.spec.cell import axis_value
 from harness.statistics.attribution import Attribution
-from harness.statistics.estimate import POWER
+from harness.statistics.estimate import FEWEST_SESSIONS, POWER
 from harness.statistics.verdict import ALPHA
 
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
@@ -224,9 +224,11 @@ def show_saved(saved: Sequence[Saved]) -> None:
         path = escape(str(baseline.path))
         label = escape(baseline.result.cell.label)
         warning = ""
-        # The spread between trials is unknown from one, so no difference can be certain.
-        if len(baseline.result.trials) < 2:
-            warning = " [yellow](one trial: no later run can be shown to be faster or slower)[/]"
+        count = len(baseline.result.sessions)
+        if count < FEWEST_SESSIONS:
+            warning = (
+                f" [yellow]({count} of {FEWEST_SESSIONS} sessions that a verdict on speed takes)[/]"
+            )
         console.print_markup(f"{action} {path}  {label}{warning}")
 
 

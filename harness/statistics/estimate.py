@@ -9,6 +9,7 @@ from statistics import fmean
 
 from harness.statistics.interval import deviation, student_probability, student_quantile
 
+FEWEST_SESSIONS = 3  # that show how much a machine moves from one to another
 POWER = 0.8  # the chance with which the smallest detectable effect is detected
 
 
@@ -139,6 +140,34 @@ def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
         standard_error=math.sqrt(sum(variances)),
         degrees_of_freedom=_welch_satterthwaite(variances, degrees_of_freedom),
         count=fewer,
+        paired=False,
+    )
+
+
+def between_sessions(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """Return the estimate from the means of sessions of measuring, of which a side may have one.
+
+    A machine moves from one session to another by more than within one. So the spread of sessions,
+    pooled over both sides, is what a difference is compared with: with n_a and n_b sessions of
+    deviation s the standard error is s sqrt(1 / n_a + 1 / n_b). It is unknown unless a side has
+    `FEWEST_SESSIONS`. Raises ValueError if a side has no session.
+    """
+    if not a or not b:
+        raise ValueError("an estimate from no sessions")
+    squares = 0.0
+    for side in (a, b):
+        mean = fmean(side)
+        squares += math.fsum((value - mean) ** 2 for value in side)
+    degrees_of_freedom = len(a) + len(b) - 2
+    standard_error = None
+    if max(len(a), len(b)) >= FEWEST_SESSIONS:
+        variance = squares / degrees_of_freedom
+        standard_error = math.sqrt(variance * (1 / len(a) + 1 / len(b)))
+    return Estimate(
+        value=fmean(b) - fmean(a),
+        standard_error=standard_error,
+        degrees_of_freedom=degrees_of_freedom,
+        count=max(len(a), len(b)),
         paired=False,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import nctdtr, stdtrit
 
-from harness.statistics.estimate import Estimate, paired, unpaired
+from harness.statistics.estimate import Estimate, between_sessions, paired, unpaired
 from harness.statistics.verdict import (
     CorrectedTest,
     Metric,
@@ -258,3 +258,17 @@ def test_same_is_false_at_most_one_time_in_twenty() -> None:
         for _ in range(tries)
     ]
     assert outcomes.count("same") / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
+
+
+def test_equal_code_on_another_day_is_rarely_told_apart() -> None:
+    """The machine moves by 1% between sessions and by 0.3% within one, of five trials each."""
+    rng, tries, alarms = np.random.default_rng(14), 1000, 0
+    for _ in range(tries):
+        days = rng.normal(0, 0.01, (4, 1)) + rng.normal(0, 0.003, (4, 5))
+        *baseline, now = days.mean(axis=1).tolist()
+        alarms += verdict(SPEED, between_sessions(baseline, [now])).outcome in ("better", "worse")
+    assert alarms / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
+
+
+def test_fewer_than_three_sessions_show_no_difference() -> None:
+    assert between_sessions([0.0, 0.01], [0.5]).standard_error is None
