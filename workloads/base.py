@@ -89,11 +89,14 @@ class StreamSamples:
 
     def __init__(
         self,
-        read: Callable[[], Iterator[Any]],
+        read: Callable[[int], Iterator[Any]],
         length: int,
         collate: Callable[[Sequence[Any]], Batch],
     ) -> None:
-        """Take `length` samples from each stream that `read()` opens.
+        """Take `length` samples from each stream that `read(seed)` opens.
+
+        The seed is that of the trial and the epoch. A stream that shuffles must draw from it, so that every
+        rank and every loader worker has the same order.
 
         `collate` makes a batch of some samples, of whatever width they need.
         """
@@ -102,6 +105,12 @@ class StreamSamples:
         self._collate = collate
         self._stream: Iterator[Any] | None = None
         self._position = 0  # of the next sample in the stream
+        self._seed = 0  # of the epoch
+
+    def begin_epoch(self, seed: int) -> None:
+        """Have the stream read anew from its beginning, unless it has this seed already."""
+        if seed != self._seed:
+            self._seed, self._stream = seed, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have pickle leave out the open stream, which is no state of a training."""
@@ -117,7 +126,7 @@ class StreamSamples:
     def _sample(self, index: int) -> Any:
         """Return one sample; raises ValueError for a stream that ends before it."""
         if self._stream is None or index < self._position:
-            self._stream, self._position = iter(self._read()), 0
+            self._stream, self._position = iter(self._read(self._seed)), 0
         for sample in self._stream:
             self._position += 1
             if self._position == index + 1:
@@ -184,7 +193,7 @@ class Workload(ABC):
         """Return the training and the test samples, and the validation samples if there are any.
 
         Each may be a torch `Dataset` with a length, whose samples `collate_fn` makes batches of. Of
-        a single `Dataset`, every tenth sample is kept for testing.
+        a single `Dataset`, a tenth of the samples is kept for testing, drawn by a fixed seed.
         """
 
     def collate_fn(self, samples: Sequence[Any]) -> Any:
@@ -320,6 +329,9 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     return sorted(missing)
 
 
+IGNORED_LABEL = -100  # torch's default of `ignore_index`
+
+
 class Classifier(Workload):
     """A workload whose batches are (inputs, ..., labels) and whose loss is cross-entropy.
 
@@ -344,6 +356,8 @@ class Classifier(Workload):
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return accuracy, macro-F1 and the mean cross-entropy."""
+        # Those that cross-entropy ignores count for nothing.
+        rows = rows[rows[:, 2] != IGNORED_LABEL]
         losses, predicted, labels = rows[:, 0], rows[:, 1].long(), rows[:, 2].long()
         return {
             "accuracy": float((predicted == labels).double().mean()),

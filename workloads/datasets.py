@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from workloads.base import Batch, Samples, Splits, Workload
 
-TEST_SHARE = 10  # of so many samples of a single data set, the last is kept for testing
+TEST_SHARE = 0.1  # of a single data set, which is kept for testing
+SPLIT_SEED = 0
 
 
 class DatasetSamples:
@@ -65,9 +73,11 @@ def load_splits(workload: Workload) -> Splits:
     splits: Any = workload.splits()
     if not isinstance(splits, Splits):
         _check_dataset(workload, "", splits)
-        rows = range(len(splits))
-        test = rows[TEST_SHARE - 1 :: TEST_SHARE]
-        train = [row for row in rows if row % TEST_SHARE != TEST_SHARE - 1]
+        count = len(splits)
+        # Drawn, because every tenth sample may be of one class, or a neighbor of those before it.
+        drawn = random.Random(SPLIT_SEED).sample(range(count), max(1, round(TEST_SHARE * count)))
+        test = sorted(drawn)
+        train = sorted(set(range(count)).difference(drawn))
         collate = workload.collate_fn
         return Splits(DatasetSamples(splits, collate, train), DatasetSamples(splits, collate, test))
     adapted: dict[str, Samples | None] = {}
@@ -109,6 +119,12 @@ def _line_instead(loader: DataLoader[Any]) -> str:
     name = getattr(collate, "__name__", type(collate).__name__)
     if name != "default_collate":
         line += f", and `collate_fn = staticmethod({name})`"
+    sampler = loader.sampler
+    if not isinstance(sampler, SequentialSampler | RandomSampler):
+        line += (
+            f"; its {type(sampler).__name__} is dropped with it: repeat or leave out samples in the"
+            " Dataset instead"
+        )
     return f"{line}: the harness makes the batches"
 
 

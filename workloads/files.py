@@ -37,6 +37,12 @@ class UnknownColumn(ValueError):
 
 
 GZIP_MAGIC = b"\x1f\x8b"
+ARCHIVES = {  # by what they begin with
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 
 
 @contextmanager
@@ -51,11 +57,14 @@ def errors_naming(key: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed if it is gzipped."""
+    """Return the content of a file, decompressed if it is gzipped; other archives are refused."""
     try:
         content = path.read_bytes()
         if content.startswith(GZIP_MAGIC):
             content = gzip.decompress(content)
+        for magic, kind in ARCHIVES.items():
+            if content.startswith(magic):
+                raise ValueError(f"{path}: found a {kind} archive; allowed: its content, or gzip")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
             f"{path}: found a corrupted gzip file ({error}); allowed: a complete one"
@@ -122,6 +131,7 @@ def read_labeled(path: Path, text_column: str, label_column: str) -> list[tuple[
         raise ValueError(
             f"{path}: found byte 0x{content[error.start]:02x} in line {line}; allowed: UTF-8"
         ) from None
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))  # by default 131,072 characters
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = _labeled_rows(path, reader, text_column, label_column)

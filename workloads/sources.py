@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from workloads.files import errors_naming, find_idx, read_idx, read_labeled
+from workloads.files import errors_naming, find_idx, read_bytes, read_idx, read_labeled
 from workloads.options import Between, Fraction, Settings
 from workloads.tickets import tickets
 
@@ -356,14 +356,14 @@ class PythonTopics(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class TextFile(Corpus):
-    """A file of text, of any encoding."""
+    """A file of text, of any encoding, gzipped or not."""
 
     source: Literal["file"] = "file"
     path: Path
 
     def content(self) -> bytes:
         """Return the content of the file."""
-        return self.path.read_bytes()
+        return read_bytes(self.path)
 
     def check(self) -> None:
         """Raise ValueError unless the file can be read and is long enough."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
-    MAX_SEED,
     CellsOption,
     ClusterOption,
     DataOption,
@@ -360,46 +359,36 @@ def check(
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
-    results: ResultsOption = Path("results"),
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            min=0,
-            max=MAX_SEED,
-            help="The seed of the models.  [default: the sweep's first]",
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Show what passed, and every parameter's gradient."),
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Accept models whose loss is low at the start.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look for mistakes in a sweep's workloads.
 
-    Takes seconds, before hours are spent on training. Looks at samples, labels and split; at layers,
-    devices and modes; at loss, gradients and optimizer; and checks that each model can
-    overfit a few samples. Each mistake is named with what to do about it. The report of the sweep shows the result
-    too, unless only a part of the sweep was checked (--only, --cell).
+    Takes seconds, before hours are spent on training. Checks what the harness relies on: the same samples at
+    every rank and loader worker, a loss that is a mean, an evaluation without side effects, modes of
+    modules, the optimizer; and that each model can overfit a few samples.
 
     Exit code 1 if there is a mistake.
     """
-    from harness.core.paths import Results
     from harness.interface.checking import check_sweep
     from harness.interface.planning import load_planned
     from harness.render.console import spinner
-    from harness.render.preflight import show_preflight
+    from harness.render.preflight import show_checks
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
-    chosen_seed = loaded.seeds[0] if seed is None else seed
     with spinner("checking") as on_progress:
-        preflight = check_sweep(
-            Results(results), loaded, profile, seed=chosen_seed, on_progress=on_progress
+        reports = check_sweep(
+            loaded,
+            profile,
+            seed=loaded.seeds[0],
+            is_pretrained=pretrained,
+            on_progress=on_progress,
         )
-    show_preflight(preflight, verbose=verbose, as_json=as_json)
-    if preflight.problem_count:
+    show_checks(reports, as_json=as_json)
+    if any(report.problems for report in reports):
         raise typer.Exit(1)
 
 
@@ -407,7 +396,7 @@ def check(
     "find-lr",
     epilog=examples(
         "harness find-lr quickstart",
-        "harness find-lr sweep.yaml --only workload=cnn --epochs 1",
+        "harness find-lr sweep.yaml --only workload=cnn --steps 500",
         "harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json",
     ),
 )
@@ -418,15 +407,9 @@ def find_lr(
     only: OnlyOption = "",
     cells: CellsOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
-    results: ResultsOption = Path("results"),
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", min=20, max=100_000, help="Steps of a training.  [default: 200]"),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option("--epochs", min=1, max=1000, help="Epochs of a training, instead of --steps."),
-    ] = None,
+        int, typer.Option("--steps", min=20, max=100_000, help="Steps of a training.")
+    ] = 200,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=100, help="How many seeds, for their spread.")
     ] = 3,
@@ -436,31 +419,23 @@ def find_lr(
 
     Trains each cell for a short time while its rate rises from 1e-7 to 1, until the loss diverges,
     under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
-    loss falls most, or more for a schedule that has its peak only for a while. Next to it are the
-    steepest rate, and a tenth of the rate at which the loss is lowest; each with its range
-    over seeds. They are values of the axis lr. The report and MLflow show the curves too, unless
-    only a part of the sweep was searched (--only, --cell).
+    loss falls most, or more for a schedule that has its peak only for a while, with its range over seeds: a
+    value of the axis lr.
     """
-    from harness.core.errors import BadInput
-    from harness.core.paths import Results
     from harness.interface.checking import search_rates
     from harness.interface.planning import load_planned
     from harness.render.console import spinner
     from harness.render.preflight import show_rates
     from harness.spec.cell import Length
 
-    if steps is not None and epochs is not None:
-        raise BadInput(f"--epochs: found {epochs} and --steps {steps}; allowed: one of them")
-    length = Length(steps=steps or 200) if epochs is None else Length(epochs=epochs)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "torchrun")
     with spinner("training") as on_progress:
-        search = search_rates(
-            Results(results),
+        found = search_rates(
             loaded,
             profile,
             seeds=list(range(seeds)),
-            length=length,
+            length=Length(steps=steps),
             on_progress=on_progress,
         )
-    show_rates(search, as_json=as_json)
+    show_rates(found, as_json=as_json)

@@ -234,16 +234,6 @@ class SweepFolder:
         return self.path / "parity.json"
 
     @property
-    def rates_path(self) -> Path:
-        """Return where `harness find-lr` keeps its curves; the sweep itself need not have run."""
-        return self.results.path / "rates" / f"{self.path.name}.json"
-
-    @property
-    def preflight_path(self) -> Path:
-        """Return where `harness check` keeps what it has found out; the sweep need not have run."""
-        return self.results.path / "preflight" / f"{self.path.name}.json"
-
-    @property
     def report_path(self) -> Path:
         """Return where `harness report` writes the report, one file that needs no other."""
         return self.path / "report.html"

@@ -106,17 +106,12 @@ def removals(
 ) -> list[Removal]:
     """Return what `harness prune` removes of a sweep.
 
-    With `whole` that is all of it, and what its check and its learning-rate search have left. Otherwise
-    the trials of none of its cells, such as those of
+    With `whole` that is all of it. Otherwise the trials of none of its cells, such as those of
     earlier code, which no command shows; and the trials with one of `statuses`.
     """
     folder = recorded_folder(results, name)
     if whole:
-        listed = [whole_sweep(folder)]
-        for path in (folder.rates_path, folder.preflight_path):
-            if path.exists():
-                listed.append(Removal(path=path, reason="of the sweep", bytes=size_of(path)))
-        return listed
+        return [whole_sweep(folder)]
     recorded = read_recorded_sweep(results, name)
     recorded_ids = folder.recorded_ids()
     known_ids = {trial.id for trial in recorded_trials(recorded_ids, recorded.sweep.cells)}

@@ -18,8 +18,6 @@ from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.hardware import certificate, machine
-from harness.preflight.rates import read_search
-from harness.preflight.report import read_preflight
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
 from harness.serving.record import check_files, read_export
@@ -51,10 +49,6 @@ def verify_sweep(results: Results, name: str) -> Iterator[Verified]:
     for path in sorted(folder.environment_paths()):
         yield _verify(path, partial(_check_digest, path, path.stem, "its name"))
     yield from _verify_present(folder.parity_path, partial(read_parity, folder))
-    yield from _verify_present(folder.rates_path, partial(read_search, folder))
-    yield from _verify_present(
-        folder.preflight_path, partial(read_preflight, folder.preflight_path)
-    )
 
 
 def _verify_other_files(folder: TrialFolder) -> Iterator[Verified]:

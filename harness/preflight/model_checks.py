@@ -1,43 +1,40 @@
-"""Checks of a new model: what it registers, where it computes, and what its outputs depend on."""
+"""Checks of a workload's model, loss, evaluation and optimizer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.optim import Adam, Optimizer
 
-from harness.core.errors import BadInput, NotApplied
+from harness.core.errors import NotApplied
 from harness.core.text import listed
-from harness.preflight.advice import USE_DEVICE_OF_INPUTS, advise, describe
-from harness.preflight.probe import Probe
+from harness.preflight.probe import Probe, without_dropout
 from harness.preflight.report import CheckFinding, passed, problem, skipped
-from harness.training.evaluate import check_names
 from harness.training.model import check_training_mode
+from harness.training.optimization import make_optimizer
 from harness.training.ranks import seed_everything
-from workloads.base import Batch
+from workloads.base import Batch, Workload
 
-RELATIVE_TOLERANCE = 1e-3  # of rows that are computed in another order
-ABSOLUTE_TOLERANCE = 1e-4
-TOLERATED_ROWS = 0.1  # the share of rows that may differ: near ties flip a predicted class
-EVALUATED = 512  # test samples that metrics are computed of
-NOT_A_NUMBER = (
-    "look for 0/0, log of a negative number, or a mean over nothing in evaluate and metrics"
+PART_TOLERANCE = 1e-3  # of the gradients of a batch's parts, which are summed up in another order
+UNDECLARED = (
+    "return the mean over samples, or define loss_weight(batch) as what the loss divides by, such as"
+    " the number of target tokens: without it, gradients depend on micro-batches and ranks; those of"
+    " a loss that compares samples with each other always do"
 )
-REGISTERED_BY_TORCH = ("_modules", "_parameters", "_buffers")
+DECLARED = "loss_weight(batch) has to return what loss(model, batch) divides its sum by"
+# Of the loss at the start: the batch is overfitted. One that only learns how frequent each class is
+# stays above it, and label smoothing leaves a loss that no model can go below.
+OVERFITTED = 0.5
+MAX_STEPS = 300
+RESCUE_RATES = (1e-3, 1e-2)  # of Adam, which overfits one batch of nearly anything
 
 
-def check_forward(probe: Probe) -> CheckFinding:
-    """Check that a loss can be computed, and that it is a finite scalar with a gradient."""
-    try:
-        loss = probe.loss(probe.build(), probe.batch)
-    except Exception as error:  # of the user's code, whose message is shown
-        return problem(describe(error), advise(error))
+def check_loss(probe: Probe) -> CheckFinding:
+    """Check that the loss is a finite scalar with a gradient."""
+    loss = probe.workload.loss(probe.build(), probe.batch)
     if loss.ndim:
         return problem(
             f"the loss has shape {tuple(loss.shape)}", "return the mean over the batch: a scalar"
@@ -45,142 +42,86 @@ def check_forward(probe: Probe) -> CheckFinding:
     if not loss.isfinite():
         return problem(
             f"the loss of a new model is {loss.item()}",
-            "look for log(0), a division by 0, or inputs that are not scaled",
+            "look for values of samples that are not finite, log(0) or a division by 0",
         )
     if not loss.requires_grad:
-        return problem("the loss has no gradient", advise(RuntimeError("does not require grad")))
+        return problem(
+            "the loss has no gradient",
+            "something disconnects it from the parameters: .detach(), .item(), torch.no_grad() or argmax",
+        )
     return passed(f"the loss of a new model is {loss.item():.4g}")
 
 
-def check_registered(probe: Probe) -> CheckFinding:
-    """Check that every layer and parameter is registered, so that it is trained and moved."""
-    model = probe.build()
-    hidden = sorted(set(_unregistered(model)))
-    if hidden:
-        return problem(
-            f"{listed(hidden)} holds layers that are not registered",
-            "put layers into nn.ModuleList or nn.ModuleDict, parameters into nn.ParameterList: a"
-            " plain list hides them from parameters(), to() and state_dict()",
-        )
-    return passed(f"{len(list(model.modules()))} modules are registered")
+def check_mean(probe: Probe) -> CheckFinding:
+    """Check that the loss of a batch is the mean of its parts', weighted by `loss_weight`.
 
-
-def _unregistered(model: nn.Module) -> Iterator[str]:
-    """Yield the attributes that hold modules or parameters which the model does not register."""
-    registered = {id(member) for member in (*model.modules(), *model.parameters())}
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute in REGISTERED_BY_TORCH:
-                continue
-            items: Iterable[object] = ()
-            if isinstance(value, dict):
-                items = value.values()
-            elif isinstance(value, list | tuple | set):
-                items = value
-            for item in items:
-                if isinstance(item, nn.Module | nn.Parameter) and id(item) not in registered:
-                    yield f"{name}.{attribute}".removeprefix(".")
-
-
-class DeviceMismatch(RuntimeError):
-    """An operation got tensors of two devices."""
-
-
-class DeviceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises DeviceMismatch for an operation on tensors of two devices.
-
-    Kernels of the device `meta`, which compute shapes only, do not all raise an error. Scalars may be
-    of any device, and copies may cross devices.
+    Otherwise gradients depend on how a batch is cut into micro-batches and ranks.
     """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operation if its tensors are of one device."""
-        devices = set()
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.ndim:
-                devices.add(leaf.device.type)
-        if len(devices) > 1 and func is not torch.ops.aten.copy_.default:
-            raise DeviceMismatch(f"{func} got tensors on {' and '.join(sorted(devices))}")
-        return func(*args, **(kwargs or {}))
-
-
-def check_devices(probe: Probe) -> CheckFinding:
-    """Check that the model computes where its parameters and inputs are.
-
-    No GPU is needed: the model is moved to the device `meta`, which has shapes and no values.
-    """
+    # Batch norm uses the whole batch in training mode.
+    model = probe.build().eval()
     try:
-        model = probe.build().to("meta")
-        batch = tuple(tensor.to("meta") for tensor in probe.batch)
-        with DeviceWatch():  # type: ignore[no-untyped-call]
-            probe.workload.loss(model, batch)
-    except DeviceMismatch as error:
+        whole = _gradients(probe, model, probe.batch)
+    except Exception as problem_of_mode:  # some models have no loss in evaluation mode
+        return skipped(f"the loss can't be computed in evaluation mode: {problem_of_mode}")
+    seed_everything(probe.seed, 1)
+    if _mean_error(probe, model, whole, [probe.batch], [1.0]) > PART_TOLERANCE:
+        return skipped("the loss draws random numbers")
+    is_weighted = type(probe.workload).loss_weight is not Workload.loss_weight
+    weighed_by = "what loss_weight() counts" if is_weighted else "samples"
+    cut = probe.cut_parts()
+    tensors = [torch.as_tensor(probe.workload.loss_weight(part)) for part in cut]
+    for tensor in tensors:
+        if tensor.numel() != 1 or not 0 <= tensor.item() < math.inf:
+            return problem(f"loss_weight() returned {tensor.tolist()}", DECLARED)
+    weights = [tensor.item() for tensor in tensors]
+    shares = [weight / sum(weights) for weight in weights]
+    error = _mean_error(probe, model, whole, probe.fetched_parts() or cut, shares)
+    if error <= PART_TOLERANCE:
+        return passed(f"the loss is a mean over {weighed_by}")
+    measured = (
+        f"the gradient of a batch is {error:.2%} off its parts' mean, weighted by {weighed_by}"
+    )
+    if _mean_error(probe, model, whole, cut, shares) <= PART_TOLERANCE:
         return problem(
-            f"the model makes tensors that stay on the CPU: {error}".replace("meta", "the GPU"),
-            USE_DEVICE_OF_INPUTS,
+            f"{measured}, if each part is padded separately",
+            "leave out padding in the model and in the loss: ranks pad to their own longest sample",
         )
-    except Exception as error:  # the code reads values, which `meta` does not have
-        return skipped(f"the loss depends on values: {describe(error)}")
-    return passed("everything is computed where the inputs are")
+    return problem(measured, DECLARED if is_weighted else UNDECLARED)
 
 
-def check_layout(probe: Probe) -> CheckFinding:
-    """Check that samples may have any layout in memory.
+def _mean_error(
+    probe: Probe, model: nn.Module, whole: Tensor, parts: Sequence[Batch], shares: Sequence[float]
+) -> float:
+    """Return how far the weighted mean of the parts' gradients is from `whole`.
 
-    A sliced or transposed batch has gaps between its rows, which `view` does not support.
+    It is relative to the mean norm of the parts' gradients. Parts with a share of 0 are left out: a
+    mean over nothing is NaN.
     """
-    model = probe.build()
-    strided = tuple(functional.pad(tensor, (0, 1))[..., :-1] for tensor in probe.batch)
-    try:
-        probe.rows(model, strided)
-    except Exception as error:
-        return problem(f"samples with gaps in memory: {describe(error)}", advise(error))
-    return passed("samples may have any layout in memory")
-
-
-def check_independence(probe: Probe) -> CheckFinding:
-    """Check that the output for a sample does not depend on the others in its batch.
-
-    It does where dimensions are confused, as by a `view` that takes samples for features. Batch norm
-    uses the whole batch too, but not in evaluation.
-    """
-    model = probe.build()
-    rows = probe.rows(model, probe.batch)
-    if len(rows) != len(probe.batch[0]):
-        return problem(
-            f"evaluate() returned {len(rows)} rows for {len(probe.batch[0])} samples",
-            "return one row for each sample of the batch",
-        )
-    order = torch.arange(len(rows)).flip(0)
-    reversed_rows = probe.rows(model, _select(probe.batch, order))
-    half = torch.arange(len(rows) // 2)
-    half_rows = probe.rows(model, _select(probe.batch, half))
-    for compared, expected in ((reversed_rows, rows[order]), (half_rows, rows[half])):
-        if _share_of_rows_that_differ(compared, expected) > TOLERATED_ROWS:
-            return problem(
-                "what the model says of a sample depends on the other samples of its batch",
-                "look for view, reshape, softmax, mean or norm over dimension 0, the one that"
-                " counts samples",
-            )
-    return passed("each sample is computed for itself")
-
-
-def _select(batch: Batch, indices: Tensor) -> Batch:
-    """Return some samples of a batch, in the order of `indices`."""
-    return tuple(tensor[indices.to(tensor.device)] for tensor in batch)
-
-
-def _share_of_rows_that_differ(a: Tensor, b: Tensor) -> float:
-    """Return the share of rows of two matrices that differ by more than rounding."""
-    if not len(a):
+    mean, scale = torch.zeros_like(whole), 0.0
+    for part, share in zip(parts, shares, strict=True):
+        if share:
+            gradients = _gradients(probe, model, part)
+            mean += share * gradients
+            scale += share * float(gradients.norm())
+    error = float((mean - whole).norm())
+    if error == 0:
         return 0.0
-    close = torch.isclose(a, b, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE, equal_nan=True)
-    differs = ~close.reshape(len(a), -1).all(dim=1)
-    return float(differs.double().mean())
+    return error / scale if scale else math.inf
+
+
+def _gradients(probe: Probe, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the gradients of the loss of a batch in fp64, flattened, shape (parameters,)."""
+    model.zero_grad(set_to_none=True)
+    probe.workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    gradients = []
+    for parameter in model.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients.append(gradient.to_dense().double().flatten())
+    return torch.cat(gradients)
 
 
 def check_evaluation(probe: Probe) -> CheckFinding:
-    """Check that an evaluation draws no random numbers and changes nothing."""
+    """Check that an evaluation draws no random numbers and changes no buffer."""
     model = probe.build()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     seed_everything(probe.seed, 1)
@@ -205,35 +146,6 @@ def check_evaluation(probe: Probe) -> CheckFinding:
     return passed("the same samples are always evaluated alike")
 
 
-def check_metrics(probe: Probe) -> CheckFinding:
-    """Check that the metrics have the target, and that a new model has a value of it.
-
-    Of a large test set, samples at equal distances are evaluated.
-    """
-    size = len(probe.splits.test)
-    indices = [position * size // EVALUATED for position in range(EVALUATED)]
-    if size <= EVALUATED:
-        indices = list(range(size))
-    rows = probe.test_rows(probe.build(), indices)
-    seen = f"{len(indices):,} test samples"
-    if bool(rows.reshape(len(rows), -1).isnan().all(dim=0).any()):
-        return problem(f"evaluate() returns NaN for all of {seen}", NOT_A_NUMBER)
-    try:
-        metrics = probe.workload.metrics(rows)
-    except Exception as error:  # some are not defined over a part of the test set
-        if len(indices) < size:
-            return skipped(f"metrics() of {seen}: {describe(error)}")
-        raise
-    try:
-        check_names(probe.workload, metrics)
-    except BadInput as error:
-        return problem(str(error), "return it from metrics(), or let `target` name another one")
-    value = metrics[probe.workload.target.name]
-    if math.isnan(value):
-        return problem(f"{probe.workload.target.name} of {seen} is NaN", NOT_A_NUMBER)
-    return passed(f"{probe.workload.target.name} of {seen} is {value:.4g} in a new model")
-
-
 def check_mode(probe: Probe) -> CheckFinding:
     """Check that the model is built to be trained, and that a loss changes no module's mode."""
     model = probe.build()
@@ -242,7 +154,7 @@ def check_mode(probe: Probe) -> CheckFinding:
     except NotApplied as error:
         return problem(str(error), "call model.train() in build_model, before any part is frozen")
     before = {name: part.training for name, part in model.named_modules()}
-    probe.loss(model, probe.batch)
+    probe.workload.loss(model, probe.batch)
     now = {name: part.training for name, part in model.named_modules()}
     switched = [name or "the model" for name in before if now[name] != before[name]]
     if switched:
@@ -251,9 +163,75 @@ def check_mode(probe: Probe) -> CheckFinding:
             "call no .train() or .eval() in loss or forward: dropout and batch norm would train as if"
             " they were evaluated, or the other way round",
         )
-    frozen = [name or "the model" for name, is_training in before.items() if not is_training]
-    if frozen:
-        return passed(
-            f"computing a loss switches nothing; built in evaluation mode: {listed(frozen)}"
+    return passed("computing a loss leaves the modes of all modules as they are")
+
+
+def check_optimizer(probe: Probe) -> CheckFinding:
+    """Check that the optimizer has all parameters of the model, and no others."""
+    model = probe.build()
+    optimizer = make_optimizer(probe.workload, model, probe.axes)
+    in_optimizer = {id(part) for group in optimizer.param_groups for part in group["params"]}
+    parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
+    missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
+    if missing:
+        return problem(
+            f"the optimizer is missing {listed(missing)}",
+            "give it all of model.parameters(), of the model that optimizer() is called with",
         )
-    return passed("computing a loss leaves the model in training mode")
+    foreign = in_optimizer - {id(part) for part in model.parameters()}
+    if foreign:
+        return problem(
+            f"the optimizer has {len(foreign)} parameters that are not the model's",
+            "use the model that optimizer() is called with, not one that was built before",
+        )
+    return passed(f"the optimizer trains {len(parameters)} tensors")
+
+
+def check_one_batch(probe: Probe) -> CheckFinding:
+    """Check that the model can overfit a small batch: its loss falls to OVERFITTED of the start.
+
+    The loss of a pretrained model may be low at the start; then it must not rise.
+    """
+    model = probe.build()
+    losses = _overfit(probe, model, make_optimizer(probe.workload, model, probe.axes))
+    steps = len(losses) - 1
+    course = (
+        f"the loss of {len(probe.batch[0])} samples goes from {losses[0]:.3g} to {losses[-1]:.3g}"
+        f" in {steps} steps"
+    )
+    if _is_overfitted(losses) or (probe.is_pretrained and min(losses) <= losses[0]):
+        return passed(course)
+    for rate in RESCUE_RATES:
+        model = probe.build()
+        rescued = _overfit(probe, model, Adam(model.parameters(), lr=rate))
+        if _is_overfitted(rescued):
+            return problem(
+                f"{course}; Adam at {rate:g} needs {len(rescued) - 1}",
+                "the optimizer or its learning rate keeps the model from learning; --pretrained accepts a"
+                " model whose loss is low at the start",
+            )
+    return problem(
+        course,
+        "a model that can't overfit a few samples will learn nothing: check labels against inputs,"
+        " the loss, and what is detached from the gradient",
+    )
+
+
+def _overfit(probe: Probe, model: nn.Module, optimizer: Optimizer) -> list[float]:
+    """Train without dropout until the batch is overfitted; return the loss before every step."""
+    losses: list[float] = []
+    with without_dropout(model):
+        for _ in range(MAX_STEPS + 1):
+            loss = probe.workload.loss(model, probe.batch)
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]) or _is_overfitted(losses):
+                break
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return losses
+
+
+def _is_overfitted(losses: Sequence[float]) -> bool:
+    """Return whether the last loss is far below the first; one that begins at or below 0 has to fall."""
+    return losses[-1] < min(losses[0], OVERFITTED * abs(losses[0]))

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
-import xxhash
-from torch import Tensor, nn, special
-from torch.nn import functional
-from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
 from harness.spec.axes import Axes
 from harness.training.model import build_model, evaluation_mode, place_batch
-from harness.training.optimization import make_optimizer
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Samples, Splits, Workload
 
 BATCH_SIZE = 8  # samples of the batch that most checks use
-PARTS = 3  # that the batch is cut into, of 3, 3 and 2 samples
-TEST_BATCH_SIZE = 64
 DROPOUT = (
     nn.Dropout,
     nn.Dropout1d,
@@ -34,74 +24,7 @@ DROPOUT = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
-CANDIDATES = 128  # samples that the batch is chosen from
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossEntropy:
-    """A call of torch's cross-entropy."""
-
-    scores: Tensor  # what it takes the softmax of, shape (samples, classes, ...)
-    target: Tensor  # classes, or a probability of each class in the shape of `scores`
-    label_smoothing: float  # the share of each label that is spread over all classes
-    losses: Tensor  # what it returned: one number, or one for each target with reduction="none"
-
-    @property
-    def class_dim(self) -> int:
-        """Return the dimension of the classes."""
-        return 0 if self.scores.ndim == 1 else 1
-
-    @property
-    def classes(self) -> int:
-        """Return the number of classes."""
-        return self.scores.shape[self.class_dim]
-
-    @property
-    def chance(self) -> float:
-        """Return the loss of a guess without knowledge: ln(classes), in nats."""
-        return math.log(self.classes)
-
-    @property
-    def mean(self) -> float:
-        """Return the mean of the losses that it returned."""
-        return float(self.losses.double().mean())
-
-    @property
-    def floor(self) -> float:
-        """Return the loss of a model that knows every label: the mean entropy of the smoothed labels."""
-        spread = self.label_smoothing / self.classes
-        if self.target.is_floating_point():
-            labels = (1 - self.label_smoothing) * self.target.double() + spread
-            return float(special.entr(labels).sum(self.class_dim).mean())
-        if not spread:
-            return 0.0
-        peak = 1 - self.label_smoothing + spread
-        return -peak * math.log(peak) - (self.classes - 1) * spread * math.log(spread)
-
-
-class CrossEntropyWatch(TorchFunctionMode):
-    """Keeps the calls of cross-entropy within a block, whether by function or by module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[CrossEntropy] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Keep the arguments and the result of a cross-entropy, and call every function as it is."""
-        keywords = kwargs or {}
-        result = func(*args, **keywords)
-        if func is functional.cross_entropy:
-            scores = args[0] if args else keywords["input"]
-            target = args[1] if len(args) > 1 else keywords["target"]
-            smoothing = keywords.get("label_smoothing", 0.0)
-            call = CrossEntropy(
-                scores=scores.detach(),
-                target=target.detach(),
-                label_smoothing=smoothing,
-                losses=result.detach(),
-            )
-            self.calls.append(call)
-        return result
+PARTS = 3  # that the batch is cut into, of 3, 3 and 2 samples
 
 
 @dataclass(kw_only=True)
@@ -113,8 +36,7 @@ class Probe:
     axes: Axes  # of the sweep, apart from those that need several ranks or a compiler
     device: torch.device
     seed: int
-    started: float = field(default_factory=time.monotonic)
-    calls: list[CrossEntropy] = field(default_factory=list)  # of the last loss that was computed
+    is_pretrained: bool = False  # whether a low loss at the start is meant
 
     @cached_property
     def drawn(self) -> dict[str, Batch]:
@@ -128,13 +50,10 @@ class Probe:
 
     @cached_property
     def indices(self) -> list[int]:
-        """Up to BATCH_SIZE training samples, no two of which have the same inputs."""
+        """Up to BATCH_SIZE training samples, drawn by the seed."""
         generator = torch.Generator().manual_seed(self.seed)
         shuffled: list[int] = torch.randperm(len(self.splits.train), generator=generator).tolist()
-        candidates = shuffled[:CANDIDATES]
-        digests = row_digests(self.splits.train.batch(candidates))
-        by_digest = dict(zip(digests, candidates, strict=True))
-        return list(by_digest.values())[:BATCH_SIZE]
+        return shuffled[:BATCH_SIZE]
 
     @cached_property
     def batch(self) -> Batch:
@@ -152,8 +71,7 @@ class Probe:
         There are none where every fetch draws samples again, as augmentation does.
         """
         seed_everything(self.seed, 1)
-        again = self._fetch(self.indices)
-        if not all(torch.equal(a, b) for a, b in zip(self.batch, again, strict=True)):
+        if not is_equal(self.batch, self._fetch(self.indices)):
             return []
         parts, position = [], 0
         for part in self.cut_parts():
@@ -165,25 +83,6 @@ class Probe:
     def _fetch(self, indices: Sequence[int]) -> Batch:
         """Return training samples on the device, in the model's type."""
         return place_batch(self.splits.train.batch(indices), self.axes, self.device)
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return the workload's optimizer as the axes ask for it."""
-        return make_optimizer(self.workload, model, self.axes)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of a step; `calls` are then its cross-entropies."""
-        with CrossEntropyWatch() as watch:
-            loss = self.workload.loss(model, batch)
-        self.calls = watch.calls
-        return loss
-
-    def test_rows(self, model: nn.Module, indices: Sequence[int]) -> Tensor:
-        """Return what the evaluation makes of these test samples, float64."""
-        rows = []
-        for start in range(0, len(indices), TEST_BATCH_SIZE):
-            batch = self.splits.test.batch(indices[start : start + TEST_BATCH_SIZE])
-            rows.append(self.rows(model, place_batch(batch, self.axes, self.device)))
-        return torch.cat(rows)
 
     def rows(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""
@@ -206,6 +105,13 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             module.p = probability
 
 
+def is_equal(a: Batch, b: Batch) -> bool:
+    """Return whether two batches have the same tensors."""
+    if len(a) != len(b):
+        return False
+    return all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
+
+
 def spread_indices(samples: Samples) -> list[int]:
     """Return up to four indices from the first to the last sample."""
     return sorted({0, len(samples) // 3, len(samples) // 2, len(samples) - 1})
@@ -225,26 +131,3 @@ def draw(splits: Splits, seed: int) -> dict[str, Batch]:
         if samples is not None:
             drawn[name] = seeded_batch(samples, spread_indices(samples), seed)
     return drawn
-
-
-def row_digests(batch: Batch) -> list[int]:
-    """Return a digest of each sample's inputs: all tensors of a batch but the last, its labels.
-
-    Of a batch of one tensor, it is that tensor.
-    """
-    inputs = batch[:-1] or batch
-    digests = []
-    for row in range(len(inputs[0])):
-        digest = xxhash.xxh3_64()
-        for tensor in inputs:
-            digest.update(_bytes_of(tensor[row]))
-        digests.append(digest.intdigest())
-    return digests
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    """Return the memory of a tensor on the CPU."""
-    values = tensor.detach().cpu().contiguous().reshape(-1)
-    if not values.numel():
-        return b""
-    return values.view(torch.uint8).numpy().data

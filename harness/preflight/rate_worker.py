@@ -6,16 +6,23 @@ FOLDER/rates.json in addition to its result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from contextlib import suppress
 
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
 
 from harness.core.errors import NonFiniteLoss
 from harness.core.paths import TrialFolder
-from harness.preflight.rates import RATES_FILE, RateCurve, has_diverged, rate_at, write_curve
+from harness.preflight.rates import (
+    HIGHEST,
+    LOWEST,
+    RATES_FILE,
+    RateCurve,
+    divergence_limit,
+    write_curve,
+)
 from harness.records.record import RankResult
-from harness.records.series import Numbers
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload
 from harness.training.optimization import lr_factor, simulate_rates
@@ -23,39 +30,36 @@ from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 
-SEGMENT_STEPS = 10  # at most, between two checks for divergence
-
 
 class Diverged(Exception):
     """The loss has diverged, at every rank."""
 
 
 class UntilDivergence(Hooks):
-    """Trains without evaluations until the loss diverges.
+    """Trains step by step, without evaluations, until the loss diverges."""
 
-    Under fp16, the rate does not rise in a step that is skipped, because the loss scale was too large
-    for its gradients. A segment says how many of its steps were skipped and not which, so it is one step.
-    """
-
-    def __init__(self, parts: TrialParts) -> None:
+    def __init__(self, parts: TrialParts, scale: float) -> None:
         self._parts = parts
-        self._segment_steps = 1 if parts.axes.precision == "fp16" else SEGMENT_STEPS
-        self._risen = 0  # how often the rate has risen
-        self.is_skipped: list[bool] = []  # of each step, whether fp16 skipped it
+        self._scale = scale  # of the rates of the optimizer's first group
+        self.rates: list[float] = []  # as of the axis `lr`, of each step
+        self.losses: list[float] = []  # of each step, mean over ranks
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
-        """Return the step up to which to train before the next check."""
-        return min(stop, state.step + self._segment_steps)
+        """Note the rate of the next step, which is a segment of its own."""
+        rate = float(self._parts.optimizer.param_groups[0]["lr"])
+        self.rates.append(rate / self._scale)
+        return state.step + 1
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
-        """Raise Diverged at all ranks if the mean loss over them has."""
-        schedule = self._parts.train_step.schedule
-        assert schedule is not None
-        self.is_skipped += [schedule.last_epoch == self._risen] * len(segment.losses)
-        self._risen = schedule.last_epoch
-        losses = mean_losses(self._parts, state)
-        is_over = losses is not None and has_diverged(losses, self._parts.total_steps)
-        if self._parts.mesh.broadcast_from_rank_0(is_over):
+        """Note the loss; raises Diverged at all ranks if the mean over them has."""
+        gathered = self._parts.mesh.gather(state.losses[-1])
+        loss = float(np.mean(gathered)) if gathered else math.nan
+        if math.isfinite(loss):
+            self.losses.append(loss)
+        limit = math.inf
+        if len(self.losses) > 1:
+            limit = divergence_limit(self.losses[:-1], self._parts.total_steps)
+        if self._parts.mesh.broadcast_from_rank_0(not loss <= limit):
             raise Diverged
 
     def should_evaluate(self, state: TrainingState) -> bool:
@@ -70,22 +74,16 @@ def search_rates(
     with joined(folder, ranks) as (assignment, mesh):
         parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
         mean_factor = mean_schedule_factor(parts)
-        current = raise_rates(parts)
-        hooks = UntilDivergence(parts)
+        current, scale = raise_rates(parts)
+        hooks = UntilDivergence(parts, scale)
         trainer = Trainer(parts, state, hooks)
-        diverged = False
-        try:
+        with suppress(Diverged, NonFiniteLoss):
             trainer.run()
-        except (Diverged, NonFiniteLoss):
-            diverged = True
-        losses = mean_losses(parts, state)
-        if losses is not None:
-            rates, taken = rates_of_losses(losses, hooks.is_skipped, parts.total_steps)
+        if ranks.is_rank_0:
+            count = len(hooks.losses)
             curve = RateCurve(
-                seed=assignment.trial.seed,
-                rates=rates.tolist(),
-                losses=taken.tolist(),
-                diverged=diverged,
+                rates=hooks.rates[:count],
+                losses=hooks.losses,
                 current=current,
                 mean_factor=mean_factor,
             )
@@ -111,11 +109,11 @@ def mean_schedule_factor(parts: TrialParts) -> float:
     return float(np.mean(rates) / peak)
 
 
-def raise_rates(parts: TrialParts) -> float:
-    """Make a trial's rate rise with each step, and return the rate that it would have had.
+def raise_rates(parts: TrialParts) -> tuple[float, float]:
+    """Make a trial's rate rise with each step.
 
-    Rates are those of the axis `lr`: before they are scaled by the batch size. Groups of parameters
-    keep the ratios of their rates.
+    Returns the rate of the axis `lr` that it would have had, before it is scaled by the batch size, and the
+    optimizer's rate over that of the axis. Groups of parameters keep the ratios of their rates.
     """
     optimizer = parts.optimizer
     # LambdaLR multiplies `initial_lr`, which torch's OneCycleLR begins at, far below its peak `max_lr`.
@@ -129,34 +127,8 @@ def raise_rates(parts: TrialParts) -> float:
 
     def factor(step: int) -> float:
         """Return the factor of the workload's rates at a step, counted from 0."""
-        return float(rate_at(np.asarray(step), steps)) / initial
+        rate: float = LOWEST * (HIGHEST / LOWEST) ** (step / max(1, steps - 1))
+        return rate / initial
 
     parts.train_step.schedule = LambdaLR(optimizer, factor)
-    return max(peak_rates) / scaling
-
-
-def mean_losses(parts: TrialParts, state: TrainingState) -> Numbers | None:
-    """Return the losses so far at rank 0, mean over ranks, shape (steps,); None at other ranks."""
-    gathered = parts.mesh.gather(list(state.losses))
-    if not gathered:
-        return None
-    means: Numbers = np.mean(np.asarray(gathered, dtype=np.float64), axis=0)
-    return means
-
-
-def rates_of_losses(
-    losses: Numbers, is_skipped: Sequence[bool], steps: int
-) -> tuple[Numbers, Numbers]:
-    """Return the rates at which losses were computed, and these, both of shape (taken steps,).
-
-    They end before the first loss that is not finite. The loss of a step that fp16 skipped is left out:
-    its rate is that of the next one. `steps` are those of a whole search. `is_skipped` may be shorter
-    than `losses` by the steps of the last segment, in which training failed.
-    """
-    is_taken = np.ones(len(losses), dtype=bool)
-    is_taken[: len(is_skipped)] = ~np.asarray(is_skipped, dtype=bool)
-    is_bad = ~np.isfinite(losses)
-    if is_bad.any():
-        is_taken[int(is_bad.argmax()) :] = False
-    taken = losses[is_taken]
-    return rate_at(np.arange(len(taken)), steps), taken
+    return max(peak_rates) / scaling, initial_rates[0] / initial

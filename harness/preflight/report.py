@@ -1,4 +1,4 @@
-"""What a pre-flight finds out about the workloads of a sweep, and the file that keeps it."""
+"""What a pre-flight finds out about the workloads of a sweep."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from harness.records.seal import sealed_text
 from workloads.options import Between
 
 CHECKS_FILE = "checks.json"  # in the folder of the process that examines a workload
-SCHEMA = "2.0"
-REPORT_FORMAT = FileFormat(
-    name="pre-flight", schema=SCHEMA, remedy="harness check writes it again", is_sealed=True
-)
+PRETRAINED_FILE = "pretrained"  # in the same folder: models may begin with a low loss
 CHECKS_FORMAT = FileFormat(name="rank's checks", is_sealed=True)
 
 # passed: it was looked for, and is not there
 # problem: it is there
-# noted: it is there, and may be meant
 # skipped: it can't be looked for in this workload
-Status = Literal["passed", "problem", "noted", "skipped"]
+Status = Literal["passed", "problem", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,28 +37,14 @@ def passed(measured: str) -> CheckFinding:
     return CheckFinding(status="passed", measured=measured)
 
 
-def problem(measured: str, advice: str) -> CheckFinding:
+def problem(measured: str, advice: str = "") -> CheckFinding:
     """Return a problem: the evidence, and what to do about it."""
     return CheckFinding(status="problem", measured=measured, advice=advice)
-
-
-def noted(measured: str, advice: str) -> CheckFinding:
-    """Return a note on what may be intended, and what to do about it otherwise."""
-    return CheckFinding(status="noted", measured=measured, advice=advice)
 
 
 def skipped(reason: str) -> CheckFinding:
     """Return that a check does not apply to this workload."""
     return CheckFinding(status="skipped", measured=reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterNorms:
-    """A parameter and its gradient before training, as Euclidean norms."""
-
-    name: str
-    parameter: Annotated[float, Between(0)]
-    gradient: Annotated[float, Between(0)] | None  # None: it has no gradient, or not a finite one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,39 +56,11 @@ class WorkloadReport:
     device: str  # as torch calls it
     seconds: Annotated[float, Between(0)]  # duration of the checks, without loading torch
     findings: Sequence[CheckFinding]  # in the order of the checks
-    norms: Sequence[ParameterNorms] = ()  # of all parameters, in the model's order
 
     @property
     def problems(self) -> list[CheckFinding]:
         """Return the findings that need a change."""
         return [finding for finding in self.findings if finding.status == "problem"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preflight:
-    """The checks of all workloads of a sweep."""
-
-    schema: str = SCHEMA
-    sweep: str  # its name
-    at: Annotated[float, Between(0)]  # when the last check ended, seconds since the epoch
-    workloads: Sequence[WorkloadReport]  # in the order of the sweep
-
-    @property
-    def problem_count(self) -> int:
-        """Return how many problems there are in all."""
-        return sum(len(workload.problems) for workload in self.workloads)
-
-
-def write_preflight(path: Path, preflight: Preflight) -> None:
-    """Write a pre-flight, sealed."""
-    write_atomically(path, sealed_text(asdict(preflight)))
-
-
-def read_preflight(path: Path) -> Preflight | None:
-    """Read a pre-flight, None where there is no file; raises BadFile."""
-    if not path.exists():
-        return None
-    return decode_file(Preflight, path, REPORT_FORMAT)
 
 
 def write_checks(path: Path, report: WorkloadReport) -> None:

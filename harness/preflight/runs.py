@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.preflight.rates import RATES_FILE, CellRates, RateSearch, read_curve
-from harness.preflight.report import CHECKS_FILE, Preflight, read_checks
+from harness.preflight.rates import RATES_FILE, CellRates, read_curve
+from harness.preflight.report import CHECKS_FILE, PRETRAINED_FILE, WorkloadReport, read_checks
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile
@@ -18,12 +18,18 @@ from harness.spec.sweep import Sweep
 TIMEOUT = 300.0  # seconds for one workload
 # The axes that decide what one process computes on a small batch. All others keep their defaults:
 # a mistake in a workload shows without several ranks, a compiler or rounding.
-EXAMINED_AXES = ("batch_size", "optimizer", "optimizer_impl", "lr", "lr_scaling", "num_threads")
+EXAMINED_AXES = ("batch_size", "optimizer_impl", "lr", "lr_scaling", "num_threads")
 
 
 def examine_sweep(
-    sweep: Sweep, seed: int, profile: Profile, folder: Path, on_progress: Callable[[str], None]
-) -> Preflight:
+    sweep: Sweep,
+    seed: int,
+    profile: Profile,
+    folder: Path,
+    on_progress: Callable[[str], None],
+    *,
+    is_pretrained: bool,
+) -> list[WorkloadReport]:
     """Examine each workload of a sweep, with the settings of its first cell.
 
     `folder` is for files of the processes. `on_progress` is called with the label of each workload
@@ -33,14 +39,21 @@ def examine_sweep(
     cells: dict[str, Cell] = {}
     for cell in sweep.cells:
         cells.setdefault(cell.workload.label, cell)
+
+    def prepare(trial_folder: TrialFolder) -> None:
+        if is_pretrained:
+            (trial_folder.path / PRETRAINED_FILE).touch()
+
     reports = []
     for label, cell in cells.items():
         on_progress(label)
         examined = {name: cell.axes.value(name) for name in EXAMINED_AXES}
         trial = Trial(cell=replace(cell, axes=Axes(**examined)), seed=seed)
-        trial_folder = run_unmeasured("check", trial, sweep.base_folder, profile, TIMEOUT, folder)
+        trial_folder = run_unmeasured(
+            "check", trial, sweep.base_folder, profile, TIMEOUT, folder, prepare
+        )
         reports.append(read_checks(trial_folder.path / CHECKS_FILE))
-    return Preflight(sweep=sweep.name, at=time.time(), workloads=reports)
+    return reports
 
 
 def search_sweep(
@@ -50,7 +63,7 @@ def search_sweep(
     profile: Profile,
     folder: Path,
     on_progress: Callable[[str], None],
-) -> RateSearch:
+) -> list[CellRates]:
     """Train each cell of a sweep at rising rates, once for each seed.
 
     `length` is that of one such training, `folder` holds files of the ranks. `on_progress` is called
@@ -68,5 +81,5 @@ def search_sweep(
                 "find-lr", trial, sweep.base_folder, profile, sweep.timeout, folder
             )
             curves.append(read_curve(trial_folder.path / RATES_FILE))
-        cells.append(CellRates(cell=cell, curves=curves))
-    return RateSearch(sweep=sweep.name, at=time.time(), cells=cells)
+        cells.append(CellRates(label=cell.label, curves=curves))
+    return cells

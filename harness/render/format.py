@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from harness.analysis.result import CellResult
     from harness.analysis.stopping import StopSummary
     from harness.hardware.machine import Machine
-    from harness.preflight.rates import Spread
     from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
     from harness.statistics.attribution import Effect
@@ -179,15 +178,6 @@ def stop_counts(summary: StopSummary) -> str:
     if summary.epochs_to_goal is None:
         return reasons
     return f"{reasons} after {three_digits(summary.epochs_to_goal)} epochs"
-
-
-def rate_spread(spread: Spread | None) -> str:
-    """Return a learning rate with its range over seeds: `0.0012 (0.001 to 0.0015)`."""
-    if spread is None:
-        return "none: the loss never fell"
-    if spread.low == spread.high:
-        return f"{spread.mean:.2g}"
-    return f"{spread.mean:.2g} ({spread.low:.2g} to {spread.high:.2g})"
 
 
 # Measured quantities and their intervals.

@@ -25,17 +25,14 @@ def show_first_sweep(
     trials: int,
     seconds: float,
 ) -> None:
-    """Print a line for each part of a script, the files, the trial that was run, and the next command.
+    """Print a script's options, the files, the trial that was run, and the next command.
 
     `facts` is None without a script; `trials` of the sweep take about `seconds`.
     """
     console = TerminalConsole()
     if facts is not None:
-        for kind, found in facts.parts.items():
-            text = "not found, and not needed" if found is None else str(found)
-            console.print_markup(f"  {kind:10} {escape(text)}")
         flags = [option.flag for option in facts.options]
-        console.print_markup(f"  {'options':10} {escape(', '.join(flags) or 'none by argparse')}")
+        console.print_markup(f"  options    {escape(', '.join(flags) or 'none by argparse')}")
     for path in written:
         console.print_markup(f"[green]✓[/] wrote {escape(str(path))}")
     console.print_markup(f"[green]✓[/] tried it: {_describe_trial(record)}")

@@ -31,7 +31,7 @@ from harness.training.epoch import (
 )
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed, generators_kept, seed_generators
-from workloads.base import Batch, Samples, TensorSamples
+from workloads.base import Batch, Samples, StreamSamples, TensorSamples
 from workloads.datasets import DatasetSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
@@ -116,8 +116,10 @@ class SeededFetch:
     def __call__(self, step: int, indices: Indices) -> Batch:
         """Return the batch of a step; the generators are left where it takes them."""
         seed_generators(derive_seed(self.seed, self.order.dp_rank, step), self.device)
+        epoch = step // self.order.steps
+        if isinstance(self.samples, StreamSamples):
+            self.samples.begin_epoch(derive_seed(self.seed, FETCH_STREAM, epoch))
         if isinstance(self.samples, DatasetSamples):
-            epoch = step // self.order.steps
             return self.samples.batch(as_sequence(indices), partial(self._seed_sample, epoch))
         return self.samples.batch(as_sequence(indices))
 

@@ -21,7 +21,6 @@ from harness.analysis.result import aggregate
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware import certificate, machine
 from harness.launch.torchrun import Torchrun
-from harness.preflight.report import read_preflight, write_preflight
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.files import read_rank_result, read_record, write_record
 from harness.records.running import read_failed_ranks, read_progress_file
@@ -36,7 +35,6 @@ from tests.factories import make_cell, make_machine, make_record, write_sweep
 from tests.fuzz.changes import SEEDS, changed_bytes, changed_content
 from tests.fuzz.outcome import assert_read_or_refused
 from tests.hardware.test_certificate import made
-from tests.preflight.test_check import make_preflight
 from tests.support.parity import make_parity
 from tests.support.results import make_result
 from workloads.tokenizer import _read_cached, _write_cached
@@ -143,18 +141,6 @@ def read_whole_parity(path: Path) -> Any:
     return to_json(parity), rule_lines(parity)
 
 
-def write_one_preflight(results: Results) -> Path:
-    path = results.sweep_folder("demo").preflight_path
-    write_preflight(path, make_preflight(problem="labels are not within 0 to 9"))
-    return path
-
-
-def read_whole_preflight(path: Path) -> Any:
-    preflight = read_preflight(path)
-    assert preflight is not None
-    return preflight, preflight.problem_count
-
-
 def read_whole_record(path: Path) -> Any:
     """Read a record and compute what the commands and MLflow show of it."""
     record = read_record(path)
@@ -184,7 +170,6 @@ KINDS = {
     ),
     "baseline": Kind(write=write_baseline, read=baseline.read),
     "parity": Kind(write=write_one_parity, read=read_whole_parity),
-    "pre-flight": Kind(write=write_one_preflight, read=read_whole_preflight),
 }
 JSON_KINDS = [name for name in KINDS if name != "columns"]
 

@@ -17,8 +17,6 @@ from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder
 from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
-from harness.preflight.rates import RateSearch, write_search
-from harness.preflight.report import Preflight, write_preflight
 from harness.records.across import in_memory_ranks
 from harness.records.files import remove_unused_columns, write_record
 from harness.records.record import RankFingerprints, Record
@@ -112,8 +110,6 @@ def write_files_beside(folder: SweepFolder) -> None:
     path.parent.mkdir()
     path.write_text(pins, encoding="utf-8")
     write_parity(folder, make_parity())
-    write_search(folder, RateSearch(sweep="demo", at=1.0, cells=[]))
-    write_preflight(folder.preflight_path, Preflight(sweep="demo", at=1.0, workloads=[]))
     machine.write(results.peaks, make_machine())
 
 
@@ -149,8 +145,6 @@ BESIDE = (
     ("runs/demo/*-s0-r0/export/onnx/model.onnx", "1", "2"),
     ("runs/demo/environments/*.txt", "2.13", "2.14"),
     ("runs/demo/parity.json", "demo", "Demo"),
-    ("rates/demo.json", "1.0", "2.0"),
-    ("preflight/demo.json", "1.0", "2.0"),
     ("peaks/*.json", "Test", "Fast"),
 )
 

@@ -33,8 +33,6 @@ def test_a_script_gets_a_sweep_that_runs() -> None:
     done = harness("init", "plain.py")
     assert (done.code, done.err) == (0, "")
     for text in (
-        "model      Sequential, plain.py:16",
-        "data       not found, and not needed",
         "options    --lr, --steps, --out",
         "wrote plain.yaml",
         "tried it: 40 steps in",

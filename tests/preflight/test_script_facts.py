@@ -6,34 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.preflight.script_facts import Found, ScriptFacts, lower_is_better, read_script
+from harness.preflight.script_facts import ScriptFacts, lower_is_better, read_script
 from tests.support.running import USER_SCRIPTS
 
 
 def facts(path: Path) -> ScriptFacts:
     return read_script(path, [path])
-
-
-def found(path: Path) -> dict[str, str | None]:
-    """Return what was found of each part, without its place."""
-    parts = facts(path).parts
-    return {kind: None if part is None else part.what for kind, part in parts.items()}
-
-
-def test_the_parts_of_scripts() -> None:
-    assert found(USER_SCRIPTS / "plain.py") == {
-        "model": "Sequential",
-        "data": None,
-        "loss": "mse_loss",
-        "optimizer": "AdamW",
-    }
-    assert found(USER_SCRIPTS / "ddp.py") == {
-        "model": "Sequential",
-        "data": "TensorDataset",
-        "loss": "cross_entropy",
-        "optimizer": "SGD",
-    }
-    assert found(USER_SCRIPTS / "chat.py")["model"] == "Model"
 
 
 def test_options_ranks_and_metrics() -> None:
@@ -47,15 +25,6 @@ def test_options_ranks_and_metrics() -> None:
     ddp = facts(USER_SCRIPTS / "ddp.py")
     assert (ddp.is_distributed, ddp.metrics, ddp.reports) == (True, ["accuracy"], True)
     assert [option.name for option in ddp.options] == ["batch_size", "epochs"]
-
-
-def test_a_part_has_its_place_in_the_file_that_has_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import nets\n\nmodel = nets.build()\n")
-    (tmp_path / "nets.py").write_text("from torch import nn, optim\n\nx = optim.SGD([], 1)\n")
-    read = read_script(tmp_path / "train.py", [tmp_path / "train.py", tmp_path / "nets.py"])
-    assert read.parts["model"] == Found(what="build", file="train.py", line=3)
-    assert read.parts["optimizer"] == Found(what="SGD", file="nets.py", line=3)
-    assert read.parts["loss"] is None
 
 
 @pytest.mark.parametrize(
@@ -96,21 +65,10 @@ def test_options_of_another_program_that_is_imported_are_not_the_scripts(
 
 def test_options_of_subcommands_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(
-        "parser.add_argument('--lr', type=float, default=0.1)\n"
         "commands = parser.add_subparsers()\n"
-        "commands.add_parser('train').add_argument('--steps')\n"
-        "evaluate = commands.add_parser('evaluate')\n"
-        "evaluate.add_argument('--checkpoint', required=True)\n"
-        "more = evaluate.add_argument_group('more')\n"
-        "more.add_argument('--data', required=True)\n"
-        "evaluate: ArgumentParser = commands.add_parser('again')\n"
-        "evaluate.add_argument('--once', required=True)\n"
-        "def main():\n"
-        "    evaluate = ArgumentParser()\n"
-        "    evaluate.add_argument('--epochs')\n"
+        "commands.add_parser('train').add_argument('--steps', required=True)\n"
     )
-    flags = [option.flag for option in facts(tmp_path / "main.py").options]
-    assert flags == ["--lr", "--epochs"]
+    assert facts(tmp_path / "main.py").options == []
 
 
 def test_a_long_sum_is_read(tmp_path: Path) -> None:

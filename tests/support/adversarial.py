@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         )  # FSDP2 warns of a view, which a linear layer of three dimensions returns
 
 
-def read_sentences() -> Iterator[Tensor]:
+def read_sentences(seed: int) -> Iterator[Tensor]:
     """Yield sentences of four to nine words, in which each word follows from the one before."""
     source = torch.Generator().manual_seed(5)
     while True:

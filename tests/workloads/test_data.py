@@ -15,7 +15,8 @@ from tests.support.images import idx
 from tests.support.tree import TOP
 from workloads.base import TensorSamples
 from workloads.data import load_images, load_texts, stratified
-from workloads.sources import HELD_OUT, Csv, Digits, Idx, ImageData, TextData, Tickets
+from workloads.files import read_labeled
+from workloads.sources import HELD_OUT, Csv, Digits, Idx, ImageData, TextData, TextFile, Tickets
 
 
 def tensors(samples: object) -> tuple[torch.Tensor, ...]:
@@ -226,3 +227,23 @@ def test_a_class_with_one_sample_is_trained_on(tmp_path: Path) -> None:
     texts = load_texts(data)
     assert (len(texts.train), len(texts.validation), data.training_samples) == (2, 1, 2)
     assert set(texts.train_labels.tolist()) == {0, 1}
+
+
+def test_a_compressed_text_is_trained_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(b"It was the best of times. " * 100))
+    assert TextFile(path=path).content().startswith(b"It was the best")
+
+
+@pytest.mark.parametrize(("content", "kind"), [(b"PK\x03\x04rest", "zip"), (b"BZh9rest", "bzip2")])
+def test_other_archives_are_refused(tmp_path: Path, content: bytes, kind: str) -> None:
+    path = tmp_path / "book"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"book: found a {kind} archive; allowed: its content"):
+        TextFile(path=path).check()
+
+
+def test_texts_may_be_long(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text(f"text,label\n{'a' * 200_000},x\nb,y\n", encoding="utf-8")
+    assert [len(text) for text, _ in read_labeled(path, "text", "label")] == [200_000, 1]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from harness.measure.flops import flops_per_sample
 from tests.support.training import make_assignment, make_trainer
-from workloads import Batch, Settings, Splits, Turn, Workload
+from workloads import Batch, Classifier, Settings, Splits, StreamSamples, Turn, Workload
 from workloads.base import missing_methods
 from workloads.catalog import load_class
 from workloads.datasets import load_splits
@@ -58,13 +66,6 @@ def test_model_data_and_loss_are_enough(tmp_path: Path) -> None:
     assert (trainer.target.name, trainer.target.higher_is_better) == ("loss", False)
     optimizer = trainer.parts.optimizer
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("AdamW", 1e-3)
-
-
-def test_of_one_data_set_every_tenth_sample_is_for_testing() -> None:
-    whole, splits = make_set(), load_splits(make(Line))
-    assert (len(splits.train), len(splits.test)) == (180, 20)
-    assert torch.equal(splits.test.batch([0, 1])[0], whole.tensors[0][[9, 19]])
-    assert torch.equal(splits.train.batch([8, 9])[0], whole.tensors[0][[8, 10]])
 
 
 class Words(Dataset[Tensor]):
@@ -219,3 +220,85 @@ def test_what_a_class_lacks_is_named(tmp_path: Path, methods: str, missing: str)
         return
     with pytest.raises(ValueError, match=f"found no {missing} in Mine; allowed: a class that"):
         load_class("mine.py:Mine", tmp_path)
+
+
+class Periodic(Line):
+    """Has samples whose class repeats every ten."""
+
+    def splits(self) -> Any:
+        labels = torch.arange(500) % 10
+        return TensorDataset(torch.zeros(500, FEATURES), labels)
+
+
+def test_the_test_set_of_a_single_dataset_is_drawn() -> None:
+    splits = load_splits(make(Periodic))
+    assert (len(splits.train), len(splits.test)) == (450, 50)
+    train = splits.train.batch(range(450))[1]
+    test = splits.test.batch(range(50))[1]
+    assert len(set(test.tolist())) == len(set(train.tolist())) == 10
+    again = load_splits(make(Periodic))
+    assert torch.equal(again.test.batch(range(50))[1], test)
+
+
+def test_the_sampler_of_a_loader_is_named() -> None:
+    class Weighted(Line):
+        def splits(self) -> Any:
+            sampler = WeightedRandomSampler([1.0] * 500, 500)
+            data = Periodic.splits(cast(Periodic, self))
+            return DataLoader(data, batch_size=8, sampler=sampler)
+
+    with pytest.raises(TypeError, match="its WeightedRandomSampler is dropped with it"):
+        load_splits(make(Weighted))
+
+
+class Mapped(Dataset[Any]):
+    """Rows of an array in a file, as the manual shows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.images = np.load(folder / "train-images.npy", mmap_mode="r")
+        self.labels = np.load(folder / "train-labels.npy", mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.from_numpy(self.images[index] / np.float32(255)), int(self.labels[index])
+
+
+def test_samples_may_stay_in_a_mapped_file(tmp_path: Path) -> None:
+    images = np.arange(40, dtype=np.uint8).reshape(10, 4)
+    np.save(tmp_path / "train-images.npy", images)
+    np.save(tmp_path / "train-labels.npy", np.arange(10))
+    data = Mapped(tmp_path)
+
+    class MappedLine(Line):
+        def splits(self) -> Any:
+            return Splits(data, data)  # type: ignore[arg-type]
+
+    rows, labels = load_splits(make(MappedLine)).train.batch([7, 2])
+    assert labels.tolist() == [7, 2]
+    np.testing.assert_array_equal(rows.numpy(), images[[7, 2]] / np.float32(255))
+
+
+def test_labels_that_are_ignored_count_for_nothing() -> None:
+    rows = torch.tensor([[0.5, 1.0, 1.0], [1.5, 0.0, 1.0], [0.0, 2.0, -100.0]], dtype=torch.float64)
+    metrics = Classifier.metrics(cast(Classifier, None), rows)
+    assert metrics["accuracy"] == 0.5
+    assert metrics["loss"] == 1.0
+    assert metrics["macro_f1"] == pytest.approx(1 / 3)
+
+
+def test_every_process_opens_a_stream_with_the_seed_of_the_epoch() -> None:
+    def read(seed: int) -> Iterator[int]:
+        numbers = list(range(8))
+        random.Random(seed).shuffle(numbers)
+        return iter(numbers)
+
+    streams = [StreamSamples(read, 8, lambda rows: (torch.tensor(rows),)) for _ in range(2)]
+    for seed in (5, 6):
+        seen = []
+        for share, stream in enumerate(streams):
+            torch.manual_seed(share)  # as workers have other generators
+            stream.begin_epoch(seed)
+            seen += stream.batch(range(share, 8, 2))[0].tolist()
+        assert sorted(seen) == list(range(8))

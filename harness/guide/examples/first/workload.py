@@ -36,7 +36,7 @@ class Mine(Workload):
     batch_size = 64  # samples of a step, unless the sweep sets it
 
     def splits(self) -> Any:
-        """Return the data: a torch Dataset, of which every tenth sample is kept for testing.
+        """Return the data: a torch Dataset, of which a tenth is drawn for testing.
 
         To choose the test set yourself, return Splits(train_set, test_set).
         """
