@@ -19,7 +19,7 @@ from harness.preflight.rates import (
     LOWEST,
     RATES_FILE,
     RateCurve,
-    divergence_limit,
+    has_diverged,
     write_curve,
 )
 from harness.records.record import RankResult
@@ -56,10 +56,8 @@ class UntilDivergence(Hooks):
         loss = float(np.mean(gathered)) if gathered else math.nan
         if math.isfinite(loss):
             self.losses.append(loss)
-        limit = math.inf
-        if len(self.losses) > 1:
-            limit = divergence_limit(self.losses[:-1], self._parts.total_steps)
-        if self._parts.mesh.broadcast_from_rank_0(not loss <= limit):
+        is_over = not math.isfinite(loss) or has_diverged(self.losses, self._parts.total_steps)
+        if self._parts.mesh.broadcast_from_rank_0(is_over):
             raise Diverged
 
     def should_evaluate(self, state: TrainingState) -> bool:

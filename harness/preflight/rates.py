@@ -80,6 +80,13 @@ class CellRates:
         return geometric_mean(self.suggestions) if self.suggestions else None
 
 
+def has_diverged(losses: Sequence[float], steps: int) -> bool:
+    """Return whether the newest of some losses has diverged; `steps` are those of a whole search."""
+    if len(losses) <= _start_steps(steps):
+        return False
+    return losses[-1] > divergence_limit(losses, steps)
+
+
 def divergence_limit(losses: Sequence[float], steps: int) -> float:
     """Return the loss above which a training of `steps` has diverged.
 
@@ -87,8 +94,13 @@ def divergence_limit(losses: Sequence[float], steps: int) -> float:
     has fallen, which exceeds its start and does not depend on the position of 0.
     """
     # The rates of the first steps are too small to change the loss.
-    start = float(np.mean(losses[: max(1, round(START * steps))]))
+    start = float(np.mean(losses[: _start_steps(steps)]))
     return start + DIVERGED * max(start, start - min(losses))
+
+
+def _start_steps(steps: int) -> int:
+    """Return how many of a search's steps are its start."""
+    return max(1, round(START * steps))
 
 
 def smooth(losses: Sequence[float], rates: Sequence[float]) -> Numbers:

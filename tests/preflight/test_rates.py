@@ -21,7 +21,14 @@ from harness.preflight.rate_worker import (
     mean_schedule_factor,
     raise_rates,
 )
-from harness.preflight.rates import HIGHEST, LOWEST, CellRates, RateCurve, divergence_limit
+from harness.preflight.rates import (
+    HIGHEST,
+    LOWEST,
+    CellRates,
+    RateCurve,
+    divergence_limit,
+    has_diverged,
+)
 from tests.support.commands import harness
 from tests.support.line import LineFit, Options
 from tests.support.running import line_sweep, local_profile
@@ -100,9 +107,8 @@ def test_a_loss_below_zero_has_not_diverged_until_it_has_risen(offset: float) ->
     """From 2.3 down to 0.3 and up again, less the offset; the suggestion does not depend on it."""
     above_zero = make_curve_of(1e-3, 1e-2)
     losses = [loss - offset for loss in above_zero.losses]
-    diverged_at = next(
-        step for step in range(2, STEPS) if losses[step] > divergence_limit(losses[:step], STEPS)
-    )
+    steps = range(1, STEPS)
+    diverged_at = next(step for step in steps if has_diverged(losses[:step], STEPS))
     assert diverged_at > int(np.argmin(losses))
     curve = replace(above_zero, losses=losses[:diverged_at], rates=above_zero.rates[:diverged_at])
     assert curve.suggestion == pytest.approx(1e-3, rel=0.5)
