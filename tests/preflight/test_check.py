@@ -13,7 +13,7 @@ from tests.support.pages import GUIDE, write_files
 
 @pytest.mark.distributed
 def test_the_mistakes_of_the_manuals_example_are_found(tmp_path: Path) -> None:
-    page = (GUIDE / "check.md").read_text(encoding="utf-8")
+    page = (GUIDE / "before.md").read_text(encoding="utf-8")
     write_files(page, tmp_path)
     ended = harness("check", str(tmp_path / "bug.yaml"))
     assert (ended.code, ended.err) == (1, "")
