@@ -11,9 +11,7 @@
 - `selection`: from names on the command line to results.
 - `adaptive`: repeats until the results are precise enough.
 - `stopping`, `cost`: how long trials with a rule for stopping trained, and what trials cost.
-- `classes`: what a classifier confuses; `parity`: how alike cells compute.
 - `evidence`: what two trials have left that tells whether they computed the same.
-- `what_if`: what a sweep would have shown with fewer trials.
 - `scalars`, `trial_table`: the numbers of a trial, and all trials as a table.
 - `cells`: small helpers over cells and records that load no SciPy.
 """

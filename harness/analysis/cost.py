@@ -7,13 +7,11 @@ there are verdicts already, and at several the prices decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.analysis.convergence import first_at_goal
 from harness.analysis.result import CellResult
-from harness.records.cost import cost_at_goal
-from harness.records.record import Record
 from harness.statistics.interval import Interval, geometric_mean_interval
 from harness.statistics.trials import independent_values
 
@@ -43,15 +41,6 @@ def epoch_cost(cell: CellResult) -> Interval | None:
     costs: dict[tuple[int, int], float | None] = {}
     for trial in cell.measured_trials:
         costs[trial.seed, trial.repeat] = None if trial.cost is None else trial.cost.epoch
-    return _mean(costs)
-
-
-def stop_cost(records: Iterable[Record]) -> Interval | None:
-    """Return what it cost until the goal of the rule for stopping, None where a trial has no such cost."""
-    costs: dict[tuple[int, int], float | None] = {}
-    for record in records:
-        values = list(cost_at_goal(record).values())
-        costs[record.trial.seed, record.trial.repeat] = values[0] if values else None
     return _mean(costs)
 
 

@@ -166,15 +166,6 @@ def of_loss_scale(read: Callable[[LossScale], float]) -> Callable[[Record], floa
     return read_record
 
 
-def intensity(record: Record) -> float | None:
-    """Return the FLOP of a sample per byte of its memory traffic, None if that is unknown."""
-    if record.summary is None or record.rank0 is None:
-        return None
-    if not record.rank0.bytes_per_sample or record.rank0.flops_per_sample is None:
-        return None
-    return record.rank0.flops_per_sample / record.rank0.bytes_per_sample
-
-
 def tokens_per_second(record: Record) -> float | None:
     """Return the tokens of all ranks a second, None for samples that are no sequences of tokens."""
     if record.summary is None or record.summary.throughput is None or record.rank0 is None:
@@ -310,8 +301,6 @@ SCALARS: tuple[Scalar, ...] = (
            of_summary(lambda summary: summary.mfu)),
     Scalar("mfu_measured", "", "the same over the peak that `harness peak` measured",
            of_summary(lambda summary: summary.mfu_measured)),
-    Scalar("intensity_flop_per_byte", "FLOP/byte", "FLOPs of a sample per byte of its memory traffic",
-           intensity),
     # Telemetry during the training.
     Scalar("gpu_utilization", "", "share of time with a kernel on the GPU, mean",
            of_telemetry(lambda telemetry: telemetry.readings.get("gpu_utilization"))),

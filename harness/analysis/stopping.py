@@ -7,9 +7,7 @@ a verdict on it compares what the rules led to.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import fmean
 
 from harness.records.record import Record
@@ -35,35 +33,6 @@ def epochs_to_goal(record: Record) -> float | None:
     if record.rank0 is None or record.rank0.stop is None or record.rank0.stop.reason != "goal":
         return None
     return epochs_trained(record)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopSummary:
-    """How the done trials of a cell ended, of those that have a rule for stopping."""
-
-    reasons: Counter[str]  # patience, goal or length -> trials
-    epochs: float  # trained, in the mean
-    epochs_to_best: float | None  # in the mean; None without evaluations
-    epochs_to_goal: float | None  # in the mean of the trials that reached it; None if none did
-
-
-def summarize_stops(records: Iterable[Record]) -> StopSummary | None:
-    """Return how trials ended, None if none of them has a rule for stopping."""
-    stopped = []
-    reasons: Counter[str] = Counter()
-    for record in records:
-        if record.rank0 is not None and record.rank0.stop is not None:
-            stopped.append(record)
-            reasons[record.rank0.stop.reason] += 1
-    epochs = mean_over(stopped, epochs_trained)
-    if epochs is None:
-        return None
-    return StopSummary(
-        reasons=reasons,
-        epochs=epochs,
-        epochs_to_best=mean_over(stopped, epochs_to_best),
-        epochs_to_goal=mean_over(stopped, epochs_to_goal),
-    )
 
 
 def mean_over(records: Iterable[Record], read: Callable[[Record], float | None]) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.scalars import RATES, SCALARS, row_of, scalars
+from harness.analysis.scalars import SCALARS, row_of, scalars
 from harness.hardware.machine import machine_key
 from harness.hardware.roofline import device_of
 from harness.records.record import Record
@@ -75,8 +75,6 @@ ORIGIN = (
     TableColumn(name="violations", kind="text", meaning="rules of validity that it broke"),
     TableColumn(name="failure", kind="text", meaning="why it failed"),
 )
-# Columns of the short table, in addition to the axes that differ and the target metric.
-HEADLINE = ("workload", "seed", "repeat", "status", *RATES.values(), "step_time_p50_ms")
 
 
 def trial_row(record: Record) -> dict[str, Value]:
@@ -183,19 +181,3 @@ def _axis_meaning(axis: str) -> str:
     if setting is not None:
         return f"the workload's {setting.section} {setting.name}"
     return f"environment variable {variable_of(axis)}; none where it is unset"
-
-
-def headline_columns(table: TrialTable) -> list[str]:
-    """Return the names of the columns of the short table.
-
-    They are those of `HEADLINE`, the axes in which trials differ, and the target metrics.
-    """
-    names = []
-    for column in table.columns:
-        is_target = column.name.startswith("final_") and column.name != "final_loss"
-        name = column.name
-        is_axis = name in AXES or setting_of(name) is not None or variable_of(name) is not None
-        differs = is_axis and len({row.get(column.name) for row in table.rows}) > 1
-        if column.name in HEADLINE or is_target or differs:
-            names.append(column.name)
-    return names

@@ -1,59 +1,21 @@
-"""Compares a trial with the peaks of its machine: model FLOPs utilization and the roofline.
+"""Compares a trial with the peaks of its machine: model FLOPs utilization.
 
 MFU (Chowdhery et al. 2022, PaLM, appendix B) is the FLOPs that the model's derivation asks for,
 divided by those that the hardware could have done in the same time. What is computed twice, as with
 activation checkpointing, counts once.
-
-The roofline (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785): at an intensity
-of I FLOP per byte a rank can do at most
-
-    roof(I) = min(peak, I * bandwidth)    in FLOP/s
-
-The bytes are those of `harness.measure.traffic`: each operator's operands once. A compiler that
-fuses operators, or a cache that keeps what is used again, moves fewer. So the intensity is a lower
-bound: a trial can be above the roof of main memory, and one that is bound by memory in this count
-need not be on its machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from harness.hardware.machine import Device, Machine, machine_key, read_all
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
 from harness.records.environment import Hardware
 from harness.records.record import Record
-
-
-@dataclass(frozen=True, kw_only=True)
-class RooflinePoint:
-    """One rank of a trial under the measured roofs."""
-
-    flops_per_s: float  # achieved
-    intensity: float  # FLOP per byte
-    peak: float  # FLOP/s
-    bandwidth: float  # bytes/s of main memory
-
-    @property
-    def roof(self) -> float:
-        """The most FLOP/s at this intensity."""
-        return min(self.peak, self.intensity * self.bandwidth)
-
-    @property
-    def share(self) -> float:
-        """Achieved FLOP/s divided by the roof.
-
-        It exceeds 1 where caches or fusion save traffic to main memory that was counted.
-        """
-        return self.flops_per_s / self.roof
-
-    @property
-    def bound(self) -> Literal["memory", "compute"]:
-        """The roof that is lower at this intensity."""
-        return "memory" if self.intensity * self.bandwidth < self.peak else "compute"
 
 
 class Roofs(NamedTuple):
@@ -101,24 +63,6 @@ def roofs_of_rank(record: Record, machine: Machine) -> Roofs:
     if alone_on_node is None or whole_node is None:
         return Roofs(peak, None)
     return Roofs(peak, min(alone_on_node, whole_node / ranks_per_node))
-
-
-def roofline_point(record: Record, machine: Machine) -> RooflinePoint | None:
-    """Return where a trial is under the roofs of its machine, None if a figure is unknown."""
-    achieved = _achieved_flops_per_s(record)
-    roofs = roofs_of_rank(record, machine)
-    if achieved is None or roofs.peak is None or roofs.bandwidth is None:
-        return None
-    if record.rank0 is None or not record.rank0.bytes_per_sample:
-        return None
-    if record.rank0.flops_per_sample is None:
-        return None
-    return RooflinePoint(
-        flops_per_s=achieved,
-        intensity=record.rank0.flops_per_sample / record.rank0.bytes_per_sample,
-        peak=roofs.peak,
-        bandwidth=roofs.bandwidth,
-    )
 
 
 def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:

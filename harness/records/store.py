@@ -217,16 +217,6 @@ def _spec_content(text: bytes, path: Path) -> dict[str, Any]:
     return content
 
 
-def recorded_name(results: Results, name: str) -> str:
-    """Return a sweep's own name, where `name` may be that of its folder, as shells complete it.
-
-    Of a sweep that is not there it is `name` itself.
-    """
-    path = results.sweep_folder(name).spec_path
-    own: str = read_spec_content(path)["name"] if path.exists() else name
-    return own
-
-
 def recorded_trials(recorded_ids: Iterable[str], cells: Iterable[Cell]) -> list[Trial]:
     """Return the trials of these cells that have a record.
 

@@ -21,7 +21,6 @@ from harness.spec.cell import LABEL_AXES, ThroughputUnit, axis_value, short_axis
 if TYPE_CHECKING:
     from harness.analysis.compare import MetricRow
     from harness.analysis.result import CellResult
-    from harness.analysis.stopping import StopSummary
     from harness.hardware.machine import Machine
     from harness.records.record import Interruption, Record
     from harness.spec.cell import Cell
@@ -170,14 +169,6 @@ def clock_movement_text(record: Record) -> str | None:
         return None
     lowest, highest = (hertz / 1e6 for hertz in telemetry.sm_clock_range)
     return f"between {lowest:,.0f} and {highest:,.0f} MHz"
-
-
-def stop_counts(summary: StopSummary) -> str:
-    """Return how many trials ended why, and the epochs until the goal if any reached it."""
-    reasons = counts(STOP_COUNTS[reason] for reason in summary.reasons.elements())
-    if summary.epochs_to_goal is None:
-        return reasons
-    return f"{reasons} after {three_digits(summary.epochs_to_goal)} epochs"
 
 
 # Measured quantities and their intervals.

@@ -6,7 +6,4 @@
 - `verdict`: whether differences are there and large enough to matter, over many questions.
 - `sequential`: verdicts while measuring, which may be checked after every value.
 - `attribution`: the effect of each axis of a sweep.
-- `change`: where a series of nights changed its level, and for how long it has been so.
-- `nodes`: how fast each node is beside the others.
-- `quantile`: a quantile with its interval.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.analysis.scalars import scalars
-from harness.analysis.trial_table import headline_columns, trial_row, trial_table
+from harness.analysis.trial_table import trial_row
 from harness.records.code import Repository
 from harness.records.record import TargetMetric
 from tests.factories import make_record
@@ -31,13 +31,6 @@ def test_a_throughput_in_steps_has_a_name_of_its_own() -> None:
     assert "throughput_samples_per_s" not in scalars(in_steps)
     assert scalars(in_steps)["throughput_steps_per_s"] == record.summary.throughput
     assert "throughput_steps_per_s" not in scalars(record)
-
-
-def test_the_short_table_has_no_number_of_the_harness_among_the_axes() -> None:
-    record = make_record()
-    row = {**trial_row(record), "harness.interruptions": 0.0}
-    table = trial_table([record.trial.cell], [row, {**row, "harness.interruptions": 2.0}])
-    assert "harness.interruptions" not in headline_columns(table)
 
 
 def test_the_commit_is_that_of_the_users_repository() -> None:

@@ -16,7 +16,6 @@ from harness.hardware.machine import Machine
 from harness.hardware.roofline import (
     device_of,
     machine_of,
-    roofline_point,
     roofs_of_rank,
     with_measured_peaks,
     with_mfu,
@@ -138,7 +137,6 @@ class TestMfu:
         assert not [column for column in columns if "MFU" in column]
         record = with_mfu(record, known(make_machine()))
         assert scalars(record)["mfu_measured"] == pytest.approx(0.2)
-        assert scalars(record)["intensity_flop_per_byte"] == 4.0
         assert "mfu" not in scalars(record)
         result = SweepResult.of_records(sweep, [record])
         table = cells_table(result, result.cells)
@@ -148,24 +146,6 @@ class TestMfu:
 
 
 class TestStanding:
-    def test_bound_by_memory(self) -> None:
-        """4 FLOP/byte at 10 GB/s are 40 GFLOP/s, under a peak of 100: 20 achieved are half."""
-        standing = roofline_point(measured(), make_machine())
-        assert standing is not None
-        assert (standing.flops_per_s, standing.intensity) == (20e9, 4.0)
-        assert standing.peak == pytest.approx(100e9)
-        assert standing.bandwidth == pytest.approx(10e9)
-        assert standing.roof == pytest.approx(40e9)
-        assert standing.share == pytest.approx(0.5)
-        assert standing.bound == "memory"
-
-    def test_bound_by_compute(self) -> None:
-        standing = roofline_point(measured(moved=1e4), make_machine())
-        assert standing is not None
-        assert (standing.intensity, standing.bound) == (100.0, "compute")
-        assert standing.roof == pytest.approx(100e9)
-        assert standing.share == pytest.approx(0.2)
-
     def test_ranks_of_a_node_share_its_memory(self) -> None:
         """Two ranks have 8 of 16 GB/s each, though one alone could have 10."""
         peak, bandwidth = roofs_of_rank(measured(strategy="ddp", world_size=2), make_machine())
@@ -178,12 +158,6 @@ class TestStanding:
         peak, bandwidth = roofs_of_rank(measured(num_threads=2), make_machine())
         assert peak == pytest.approx(180e9)
         assert bandwidth == pytest.approx(16e9)
-
-    @pytest.mark.parametrize(
-        "record", [measured(moved=None), measured(throughput=None), measured(precision="fp16")]
-    )
-    def test_without_traffic_throughput_or_peak_there_is_none(self, record: Record) -> None:
-        assert roofline_point(record, make_machine()) is None
 
 
 def test_peaks_that_were_measured_after_the_sweep_count_and_damaged_ones_do_not(
