@@ -47,7 +47,10 @@ class UntilDivergence(Hooks):
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Note the rate of the next step, which is a segment of its own."""
         rate = float(self._parts.optimizer.param_groups[0]["lr"])
-        self.rates.append(rate / self._scale)
+        rate /= self._scale
+        if self.rates and rate == self.rates[-1]:  # fp16 has skipped the step before
+            del self.rates[-1:], self.losses[-1:]
+        self.rates.append(rate)
         return state.step + 1
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
