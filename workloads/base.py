@@ -214,8 +214,7 @@ class Workload(ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss over the batch: a scalar with a gradient.
 
-        It is a mean over samples, or over what `loss_weight` counts. A class without `turns` must
-        define it (`missing_methods`).
+        It is a mean over samples, or over what `loss_weight` counts. A class must define it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
@@ -223,7 +222,7 @@ class Workload(ABC):
         """Return the number that `loss` divides by, such as the number of target tokens in the batch.
 
         The loss of a global batch is the mean of its parts' by these weights, however it is cut into
-        micro-batches and ranks; this holds for all `turns`. By default, samples weigh the same.
+        micro-batches and ranks. By default, samples weigh the same.
 
         It must follow from the batch alone: a loss that draws which tokens count would draw others.
         Return a tensor as it is, because `item()` would wait for the device in every step.

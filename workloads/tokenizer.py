@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
-from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -22,21 +17,6 @@ from tokenizers.trainers import WordPieceTrainer
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000  # characters at most that get tokens of their own
 MIN_FREQUENCY = 2  # occurrences at least of a pair that is merged into a token
-# Part of a cached tokenizer's key. Raise it with every change to the training below.
-RECIPE = 1
-
-
-def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """Return an uncased tokenizer with at most `vocabulary` tokens.
-
-    It comes from the user's cache if the same texts have trained one before.
-    """
-    path = _cache_folder() / f"{_digest(texts, vocabulary)}.json"
-    content = _read_cached(path)
-    if content is None:
-        content = _train(texts, vocabulary).to_str()
-        _write_cached(path, content)
-    return Tokenizer.from_str(content)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], sequence: int) -> list[list[int]]:
@@ -48,8 +28,8 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], sequence: int) -> list[li
     return [tokenizer.encode(text).ids for text in texts]
 
 
-def _train(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """Return a tokenizer trained on `texts`, which follows from the texts alone.
+def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+    """Return an uncased tokenizer of at most `vocabulary` tokens, which follows from the texts alone.
 
     The trainer numbers characters in the order of a hash table, which differs between processes,
     and merges pairs of equal frequency in the order of these numbers. Passing all characters as
@@ -110,52 +90,3 @@ def _tokenizers_threads_off() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = previous
-
-
-def _cache_folder() -> Path:
-    """Return where trained tokenizers are cached: in the user's cache, by the XDG convention."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "distributed-training-harness" / "tokenizers"
-
-
-def _digest(texts: Sequence[str], vocabulary: int) -> str:
-    """Return the key of a cached tokenizer: a digest of all that decides its vocabulary."""
-    content = json.dumps([RECIPE, version("tokenizers"), vocabulary, list(texts)])
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _read_cached(path: Path) -> str | None:
-    """Return a cached tokenizer, None if there is none that is whole.
-
-    Its first line is the digest of the others: a file that lost its content, or a part of it, is
-    trained again rather than read.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    digest, _, tokenizer = content.partition(b"\n")
-    if digest.decode(errors="replace") != hashlib.sha256(tokenizer).hexdigest():
-        return None
-    return tokenizer.decode()
-
-
-def _write_cached(path: Path, tokenizer: str) -> None:
-    """Write a tokenizer completely or not at all, even while other ranks write the same file.
-
-    A cache that can't be written is none, and the tokenizer is used all the same.
-    """
-    content = tokenizer.encode()
-    digest = hashlib.sha256(content).hexdigest().encode()
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            temporary = Path(file.name)
-            file.write(digest + b"\n" + content)
-            file.flush()
-            os.fsync(file.fileno())  # or a loss of power could leave the name without the content
-        temporary.replace(path)
-    except OSError:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

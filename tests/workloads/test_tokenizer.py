@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from workloads.tickets import tickets
 from workloads.tokenizer import SPECIAL, encode, trained
 
@@ -74,36 +72,3 @@ def test_no_threads_are_left_that_would_make_a_fork_unsafe(tmp_path: Path) -> No
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "1"
-
-
-def test_a_cached_tokenizer_is_used_and_no_partial_file_remains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tokenizer = trained(texts(), 700)
-    folder = tmp_path / "distributed-training-harness" / "tokenizers"
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert trained(texts(), 700).to_str() == tokenizer.to_str()
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    assert {path.suffix for path in before} == {".json"}
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", None], ids=["empty", "other", "flipped"])
-def test_cached_tokenizer_that_is_damaged_is_trained_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = trained(texts(), 600).to_str()
-    (path,) = tmp_path.rglob("*.json")
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"invoice", b"invoicf") if damage is None else damage)
-    assert trained(texts(), 600).to_str() == first
-    assert path.read_bytes() == whole
-
-
-def test_cache_that_cannot_be_written_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert trained(texts(), 600).get_vocab_size() <= 600
