@@ -37,13 +37,10 @@ from tests.fuzz.outcome import assert_read_or_refused
 from tests.hardware.test_certificate import made
 from tests.support.parity import make_parity
 from tests.support.results import make_result
-from workloads.tokenizer import _read_cached, _write_cached
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2, steps=30))
 PROGRESS = {"phase": "train", "step": 3, "steps": 10, "at": 1.7e9, "rate": 5.0, "loss": 1.0}
 FAILED = {"0": {"exitcode": -9, "at": 1.7e9, "pid": 7}, "1": {"exitcode": 1, "at": 1.8e9, "pid": 8}}
-
-TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}}}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,12 +276,3 @@ def test_unchanged_files_are_read(samples: dict[str, Sample]) -> None:
     for name, original in samples.items():
         original.path.write_bytes(original.content)
         assert KINDS[name].read(original.path) == original.read
-
-
-@given(seed=SEEDS)
-def test_cached_tokenizer(trial_folder: TrialFolder, seed: int) -> None:
-    """One that has changed is as good as none, and is trained anew."""
-    path = trial_folder.path / "tokenizer.json"
-    _write_cached(path, TOKENIZER)
-    path.write_bytes(changed_bytes(path.read_bytes(), seed))
-    assert _read_cached(path) in (None, TOKENIZER)
