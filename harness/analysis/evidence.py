@@ -44,7 +44,11 @@ EVALUATION = PHASES.index("evaluation")
 # initial parameters too, which the runs in double precision share. It is the tolerance of
 # `torch._dynamo.utils.same`.
 OTHER_KERNELS = 1e-4
-RANDOM = "fingerprint of random "  # prefix of the subjects of random generators
+# Phases whose digests rounding can't change, as nothing that is computed decides them.
+INPUT_PHASES = ("samples", "data", "random", "optimizer settings")
+INITIAL_PARAMETERS = (1, PHASES.index("parameters"))  # the moment of those of the first step
+FINGERPRINT = "fingerprint of "  # prefix of the subjects of fingerprinted steps
+RANDOM = f"{FINGERPRINT}random "  # prefix of the subjects of random generators
 # Why runs in double precision can't show rounding errors.
 Fp64Problem = Literal["not deterministic", "other random numbers"]
 Moment = tuple[int, int]  # the step, counted from 1, and the phase of it, by its number in PHASES
@@ -154,7 +158,7 @@ def _fingerprints(rank: int, fingerprints: RankFingerprints) -> dict[tuple[Momen
     for fingerprint in fingerprints.steps:
         for phase, digest in fingerprint.digests.items():
             number = PHASES.index(phase) if phase in PHASES else len(PHASES)
-            digests[(fingerprint.step, number), f"fingerprint of {phase} at rank {rank}"] = digest
+            digests[(fingerprint.step, number), f"{FINGERPRINT}{phase} at rank {rank}"] = digest
     return digests
 
 
@@ -208,6 +212,9 @@ def compare_evidence(
         OTHER_KERNELS if has_other_kernels else FP32_EPSILON,
         is_equal=not unequal and not unequal_rows,
         has_equal_numbers=not unequal_rows,
+        has_other_inputs=any(
+            _is_input(key, has_other_kernels=has_other_kernels) for key in unequal
+        ),
     )
     return Agreement(
         rung=rung,
@@ -219,6 +226,21 @@ def compare_evidence(
         max_relative=_largest(gaps),
         fp64_problem=fp64_problem,
     )
+
+
+def _is_input(key: tuple[Moment, str], *, has_other_kernels: bool) -> bool:
+    """Return whether a digest is of what a step is given: rounding errors change none of it.
+
+    Initial parameters are given too, but other kernels may round them otherwise.
+    """
+    (step, phase), subject = key
+    if subject == ORDER:
+        return True
+    if step == AFTER_ALL or not subject.startswith(FINGERPRINT):
+        return False
+    if phase < len(PHASES) and PHASES[phase] in INPUT_PHASES:
+        return True
+    return (step, phase) == INITIAL_PARAMETERS and not has_other_kernels
 
 
 def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Problem | None:
@@ -283,6 +305,7 @@ def _rung(
     *,
     is_equal: bool,
     has_equal_numbers: bool,
+    has_other_inputs: bool,
 ) -> Rung | None:
     """Return the rung that holds for everything that was compared.
 
@@ -290,6 +313,8 @@ def _rung(
     """
     if is_equal:
         return "bitwise"
+    if has_other_inputs:
+        return "different"
     if not _has_series(rows) or has_equal_numbers:
         return None  # digests show that something differs, but not how much
     rungs: list[Rung] = []

@@ -51,8 +51,48 @@ COMPUTATION_FIELDS = (
     "axes",
     "harness.training",
 )
-# Fields that decide which kernels compute, and so how they round.
-KERNEL_FIELDS = ("software.", "settings.", "variables.", "hardware.")
+# Fields that decide which kernels compute, and so how they round: torch and its libraries, its settings,
+# the CPU with its instruction sets, the GPU, and the variables that these libraries choose kernels by.
+# Each with all fields below it.
+KERNEL_FIELDS = (
+    "software.torch",
+    "software.torch_build",
+    "software.blas",
+    "software.cuda",
+    "software.nccl",
+    "software.packages.triton",
+    "settings",
+    "hardware.cpu",
+    "hardware.cpu_version",
+    "hardware.cpu_flags",
+    "hardware.gpus",
+    "variables.ATEN_CPU_CAPABILITY",
+    "variables.BLIS_ARCH_TYPE",
+    "variables.BLIS_NUM_THREADS",
+    "variables.CUBLASLT_WORKSPACE_SIZE",
+    "variables.CUBLAS_WORKSPACE_CONFIG",
+    "variables.DNNL_CPU_ISA_HINTS",
+    "variables.DNNL_DEFAULT_FPMATH_MODE",
+    "variables.DNNL_MAX_CPU_ISA",
+    "variables.MKL_CBWR",
+    "variables.MKL_DEBUG_CPU_TYPE",
+    "variables.MKL_DISABLE_FAST_MM",
+    "variables.MKL_DOMAIN_NUM_THREADS",
+    "variables.MKL_DYNAMIC",
+    "variables.MKL_ENABLE_INSTRUCTIONS",
+    "variables.MKL_NUM_STRIPES",
+    "variables.MKL_NUM_THREADS",
+    "variables.MKL_THREADING_LAYER",
+    "variables.NVIDIA_TF32_OVERRIDE",
+    "variables.OMP_DYNAMIC",
+    "variables.OMP_NUM_THREADS",
+    "variables.OMP_THREAD_LIMIT",
+    "variables.ONEDNN_CPU_ISA_HINTS",
+    "variables.ONEDNN_DEFAULT_FPMATH_MODE",
+    "variables.ONEDNN_MAX_CPU_ISA",
+    "variables.OPENBLAS_CORETYPE",
+    "variables.OPENBLAS_NUM_THREADS",
+)
 
 
 def fields_of_record(record: Record) -> dict[str, Value]:
@@ -139,8 +179,12 @@ def is_same_computation(entries: Sequence[Difference]) -> bool:
 
 def has_other_kernels(entries: Sequence[Difference]) -> bool:
     """Return whether the differences can change how operations round."""
-    kernel_entries = [entry for entry in entries if entry.field.startswith(KERNEL_FIELDS)]
-    return not all(_is_read_by_workload(entry) for entry in kernel_entries)
+    return any(_is_below(entry.field, KERNEL_FIELDS) for entry in entries)
+
+
+def _is_below(name: str, fields: Sequence[str]) -> bool:
+    """Return whether a field is one of `fields`, or below one."""
+    return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 def _is_read_by_workload(entry: Difference) -> bool:

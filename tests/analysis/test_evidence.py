@@ -119,6 +119,31 @@ def test_other_kernels_round_initial_parameters_otherwise() -> None:
     assert compare_evidence(recorded, far, exact, has_other_kernels=True).rung is None
 
 
+@pytest.mark.parametrize(
+    ("phase", "step", "has_other_kernels", "rung"),
+    [
+        ("optimizer settings", 5, True, "different"),
+        ("samples", 5, True, "different"),
+        ("data", 5, True, "different"),
+        ("random", 5, True, "different"),
+        ("parameters", 1, False, "different"),
+        ("parameters", 1, True, "fp64"),  # other kernels round them otherwise
+        ("parameters", 5, False, "fp64"),
+        ("all-reduce", 5, False, "fp64"),
+    ],
+)
+def test_no_rounding_changes_what_a_step_is_given(
+    phase: str, step: int, has_other_kernels: bool, rung: str
+) -> None:
+    """As with Adam's eps doubled, or a learning rate that is read from a file."""
+    near = scaled(1.0001)
+    recorded = evidence_of_record(fingerprinted(RECORD, {phase: "0"}, step))
+    again = evidence_of_record(fingerprinted(near, {phase: "1"}, step))
+    exact = [evidence_of_record(scaled(1.00005))] * 2
+    found = compare_evidence(recorded, again, exact, has_other_kernels=has_other_kernels)
+    assert found.rung == rung
+
+
 def test_losses_of_every_tenth_step_are_judged_by_double_precision() -> None:
     def sparse(record: Record) -> Record:
         for rank in (0, 1):

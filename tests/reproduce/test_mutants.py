@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.evidence import RerunDifference
 from harness.records.code import Code, Repository
-from harness.records.differences import differences
+from harness.records.differences import Difference, differences
 from harness.records.environment import Environment, Gpu, Hardware, Software, TorchSettings
 from harness.records.record import Record, RunSettings
 from harness.reproduce.conditions import (
@@ -206,5 +206,33 @@ def test_only_what_changes_rounding_errors_leaves_the_computation_as_it_is(field
     is_read_by_workload = field == "variables.OWN_LR"
     expected = expected and not is_read_by_workload
     assert is_same_computation(entries) is expected
-    decides_kernels = section in {"software", "settings", "variables", "hardware"}
-    assert has_other_kernels(entries) is (decides_kernels and not is_read_by_workload)
+
+
+@pytest.mark.parametrize(
+    ("field", "decides_kernels"),
+    [
+        ("software.torch", True),
+        ("software.blas", True),
+        ("settings.threads", True),
+        ("settings.cpu_capability", True),
+        ("hardware.cpu", True),
+        ("hardware.cpu_flags", True),
+        ("hardware.gpus.0.name", True),
+        ("variables.ATEN_CPU_CAPABILITY", True),
+        ("variables.MKL_NUM_THREADS", True),
+        ("variables.MKL_VERBOSE", False),
+        ("variables.MALLOC_ARENA_MAX", False),
+        ("variables.PYTHONHASHSEED", False),
+        ("variables.OWN_LR", False),
+        ("software.platform", False),
+        ("software.python", False),
+        ("software.packages.scipy", False),
+        ("hardware.memory_bytes", False),
+        ("hardware.usable_cores", False),
+        ("run.launcher", False),
+    ],
+)
+def test_only_fields_that_choose_kernels_let_them_round_otherwise(
+    field: str, decides_kernels: bool
+) -> None:
+    assert has_other_kernels([Difference(field, "a", "b")]) is decides_kernels
