@@ -13,7 +13,6 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from harness.analysis.result import TrialResult
 from harness.analysis.rungs import (
     FP32_EPSILON,
     MAX_ULP,
@@ -34,7 +33,6 @@ N = TypeVar("N", int, float)
 
 ORDER = "order of the samples"
 PARAMETERS = "parameters at the end"
-LAST_METRIC = "metric at the end"
 BEFORE_ALL = 0  # the step of digests taken before training
 AFTER_ALL = 1 << 62  # the step of digests and metrics taken after it
 FORWARD = PHASES.index("forward")  # of a step, in which losses are computed
@@ -90,7 +88,7 @@ class Agreement:
     rung: Rung | None
     compared: Sequence[str]  # subjects that both have recorded
     differing: Sequence[str]  # the compared subjects that differ
-    has_series: bool  # whether more numbers than one metric were compared
+    has_series: bool  # whether numbers were compared
     first_difference: RerunDifference | None = None
     max_ulp: int | None = None  # the largest distance of two numbers; None without numbers
     # The same as a share of the larger number; None too where one is infinite or NaN.
@@ -107,8 +105,6 @@ def evidence_of_record(record: Record) -> Evidence:
         if result.fingerprints is not None:
             digests |= _fingerprints(result.rank, result.fingerprints)
     rows = _losses(record.ranks) | _metrics(record.rank0.evaluations)
-    if record.summary.final_metric is not None:
-        rows |= _metric_row(record.summary.final_metric)  # which baselines have too
     return Evidence(digests=digests, rows=rows)
 
 
@@ -162,20 +158,6 @@ def _fingerprints(rank: int, fingerprints: RankFingerprints) -> dict[tuple[Momen
     return digests
 
 
-def _metric_row(metric: float) -> dict[str, NumberSeries]:
-    """Return the target metric at the end as a row of one number."""
-    return {
-        LAST_METRIC: NumberSeries(steps=[AFTER_ALL], numbers=np.array([metric], dtype=np.float64))
-    }
-
-
-def evidence_of_baseline(trial: TrialResult) -> Evidence:
-    """Return the evidence in a baseline's trial."""
-    digests = _digests(trial.order_digest, trial.parameter_digest)
-    rows = {} if trial.metric is None else _metric_row(trial.metric)
-    return Evidence(digests=digests, rows=rows)
-
-
 def compare_evidence(
     recorded: Evidence,
     again: Evidence,
@@ -220,7 +202,7 @@ def compare_evidence(
         rung=rung,
         compared=_subjects(common, rows),
         differing=_subjects(unequal, unequal_rows),
-        has_series=_has_series(rows),
+        has_series=bool(rows),
         first_difference=_earliest_difference(recorded, again, unequal, unequal_rows),
         max_ulp=_largest(ulps),
         max_relative=_largest(gaps),
@@ -270,11 +252,6 @@ def _subjects(digests: Sequence[tuple[Moment, str]], rows: Sequence[str]) -> lis
     return list(dict.fromkeys([*(subject for _, subject in digests), *rows]))
 
 
-def _has_series(rows: Sequence[str]) -> bool:
-    """Return whether there are more numbers than one metric."""
-    return any(name != LAST_METRIC for name in rows)
-
-
 def _largest_relative_gap(a: Numbers, b: Numbers) -> float | None:
     """Return the largest distance as a share of the larger number, None if it is not finite.
 
@@ -315,10 +292,9 @@ def _rung(
         return "bitwise"
     if has_other_inputs:
         return "different"
-    if not _has_series(rows) or has_equal_numbers:
+    if not rows or has_equal_numbers:
         return None  # digests show that something differs, but not how much
     rungs: list[Rung] = []
-    rows = [name for name in rows if name != LAST_METRIC]  # which a series has too
     rounding = 0.0
     if exact is not None:
         rounding = min(_relative_error(trial, exact, rows) for trial in (recorded, again))

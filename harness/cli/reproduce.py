@@ -1,7 +1,5 @@
 """Defines the commands about reproducing: `harness diff`, its `parity`, and `reproduce`."""
 
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -11,7 +9,6 @@ import typer
 from harness.cli.arguments import (
     MAX_SEED,
     AccuracyMarginOption,
-    BestOption,
     CellOption,
     CellsOption,
     ClusterOption,
@@ -277,11 +274,9 @@ def parity(
 @app.command(
     epilog=examples(
         "harness reproduce mlp-45dbdb38d5-s0-r0",
-        "harness reproduce nightly --best",
-        "harness reproduce nightly --seed 0 --cell strategy=ddp --at-least equivalent",
-        "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded --strict",
+        "harness reproduce nightly --seed 0 --cell strategy=ddp --at-least bitwise",
+        "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded",
         "harness reproduce mlflow:0123456789abcdef0123456789abcdef --data /data/mnist",
-        "harness reproduce reproduced-mlp-45dbdb38d5-s0-r0-20260101T120000 --check",
     )
 )
 def reproduce(
@@ -289,7 +284,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A record, a trial's id or folder, a cell, a sweep, a baseline, or an MLflow run id"
+            help="A record, a trial's id or folder, a cell, a sweep, or an MLflow run id"
             " (also mlflow:ID).",
             autocompletion=complete_recorded_sweeps,
         ),
@@ -299,7 +294,8 @@ def reproduce(
         typer.Option(
             "--code",
             metavar="recorded|here",
-            help="Whose code runs.  [default: here where it is the same, else the recorded commit]",
+            help="Whose code runs.  [default: here where it is the same, else the recorded commit,"
+            " if it had no uncommitted changes]",
         ),
     ] = "",
     at_least: Annotated[
@@ -307,18 +303,13 @@ def reproduce(
         typer.Option(
             "--at-least",
             metavar="RUNG",
-            help="What must be reached: bitwise, ulp, fp64 or equivalent.",
+            help="What must be reached: bitwise, ulp or fp64.",
         ),
     ] = "fp64",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Run nothing unless all conditions are as recorded.")
-    ] = False,
     seed: Annotated[
         list[int], typer.Option("--seed", help="Of several trials, those of this seed. Repeatable.")
     ] = [],  # noqa: B006 - typer copies it
     cell: CellOption = "",
-    best: BestOption = False,
-    margin: AccuracyMarginOption = 0.01,
     data: DataOption = [],  # noqa: B006
     base: Annotated[
         Path | None,
@@ -330,55 +321,45 @@ def reproduce(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="The bundle.  [default: reproduced-RUN-TIME]"),
+        typer.Option(
+            "--output", metavar="DIR", help="The new records.  [default: reproduced-RUN-TIME]"
+        ),
     ] = None,
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     as_json: JsonOption = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="RUN is a bundle: verify it, and run nothing.")
-    ] = False,
 ) -> None:
     """Run a recorded trial again, and compare the bits.
 
-    Compares code, data, packages, variables and hardware with the record and names every
-    difference. Runs the recorded commit where the code here is another one, in another
-    checkout. No sweep file is needed. The verdict is bitwise equal, within a few ULP, within the fp64
-    rule, statistically equivalent, or different, with the first difference and its likeliest
-    cause. It is written to a folder, with both records and all that is needed to repeat it, sealed.
+    Runs the recorded commit where the code here is another one, in another checkout, with your rights:
+    reproduce records of people whose code you would run. Uncommitted changes that a record keeps run
+    only with --code recorded. No sweep file is needed. The verdict is bitwise equal, within a few
+    ULP, within the fp64 rule, or different, with the first difference and its likeliest cause, and
+    every condition that differs. The new records and the verdict are left in a folder.
 
-    Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told, as over one seed.
+    Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told.
     """
     from harness.analysis.rungs import RUNGS
     from harness.core.paths import Results, safe_folder_name
-    from harness.core.redaction import scrub
-    from harness.interface.reproducing import reproduce_trials, select_originals
+    from harness.interface.reproducing import select_originals
     from harness.render import reproduction as view
-    from harness.reproduce import bundle
-    from harness.reproduce.reproduction import Demand, Subject
+    from harness.reproduce.reproduction import reproduce as reproduce_trials
     from harness.reproduce.rerun import Options
     from harness.reproduce.source import Choice
 
-    if check:
-        checked = bundle.check(Path(run))
-        print(f"{run}: whole, and its verdict follows from its records")
-        print(view.verdict_line(checked))
-        return
     # All that can be refused is refused before the first file is written.
     whose_code = choose("--code", code, get_args(Choice)) if code else None
-    demand = Demand(
-        rung=choose("--at-least", at_least, RUNGS[:-1]), same_conditions=strict, margin=margin
-    )
+    demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("fp64") + 1])
     options = Options(code=whose_code, data=data, base=base)
-    chosen = select_originals(Results(results), run, tracking_uri, seed, cell, best=best)
-    name = chosen[0].trial.id if len(chosen) == 1 else safe_folder_name(Path(run).name)
+    originals = select_originals(Results(results), run, tracking_uri, seed, cell)
+    name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
     terminal = view.ReproductionView(folder, quiet=as_json)
-    command = scrub(shlex.join(["harness", *sys.argv[1:]]))  # a tracking URI may have a password
-    subject = Subject(name=run, originals=chosen, commands=[command])
-    verdict = reproduce_trials(subject, options, demand, folder, terminal)
+    verdict = reproduce_trials(
+        run, originals, options, demanded, folder, terminal.listener, terminal.show_code
+    )
     if as_json:
         view.print_verdict_json(verdict, folder)
     else:

@@ -6,24 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
-from harness.analysis.selection import BASELINE, best_record, find, recorded_results
+from harness.analysis.selection import find, recorded_results
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
-from harness.hardware.machine import machine_key
 from harness.interface.folders import run_folder
-from harness.records.environment import describe_hardware
 from harness.render.chart import png_bytes
 from harness.render.divergence import differing_settings, draw_divergence
-from harness.render.reproduction import ReproductionView, markdown
-from harness.reproduce import bundle
 from harness.reproduce.parity import ParityPlan, measure_parity
 from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
-from harness.reproduce.reproduction import Demand, Subject, reproduce
-from harness.reproduce.rerun import Options, Original, originals
+from harness.reproduce.rerun import Original, originals
 from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial, Tracer, diff_traced
 from harness.reproduce.trajectory import course_of_runs
-from harness.reproduce.verdict import ReproductionVerdict
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.selected import find_cell
@@ -183,43 +177,10 @@ def choose_trials(
 
 
 def select_originals(
-    results: Results,
-    run: str,
-    tracking_uri: str | None,
-    seeds: Sequence[int],
-    cell: str,
-    *,
-    best: bool,
+    results: Results, run: str, tracking_uri: str | None, seeds: Sequence[int], cell: str
 ) -> list[Original]:
-    """Return the trials on record that a name stands for; raises BadInput for none.
-
-    `baseline` alone is that of this machine's hardware. `best` leaves only the trial with the best
-    target metric, which baselines don't have.
-    """
+    """Return the trials on record that a name stands for; raises BadInput for none."""
     from harness.tracking import Tracker
 
-    name = run
-    if run == BASELINE:
-        hardware = describe_hardware()
-        key = machine_key(hardware, "cuda" if hardware.gpus else "cpu")
-        name = f"{BASELINE}:{key}"
-    named = find(results, name, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
-    chosen = originals(named, seeds, cell)
-    if not best:
-        return chosen
-    records = [original.record for original in chosen if original.record is not None]
-    best_trial = best_record(records, run).trial.id
-    return [original for original in chosen if original.trial.id == best_trial]
-
-
-def reproduce_trials(
-    subject: Subject, options: Options, demand: Demand, folder: Path, view: ReproductionView
-) -> ReproductionVerdict:
-    """Run recorded trials again, and write a sealed bundle of the verdict and its evidence.
-
-    Raises BadInput as `harness.reproduce.reproduction.reproduce` does.
-    """
-    verdict = reproduce(subject, options, demand, folder, view.listener, view.show_conditions)
-    bundle.write_verdict(folder, verdict, markdown(verdict))
-    bundle.seal_bundle(folder)
-    return verdict
+    named = find(results, run, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
+    return originals(named.records, named.folder, seeds, cell)

@@ -1,10 +1,7 @@
-"""Says what came of a reproduction, for the terminal and a bundle's `verdict.md`."""
+"""Says what came of a reproduction."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,32 +13,33 @@ from harness.core.errors import one_line
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
-from harness.records.differences import Difference, shown
+from harness.records.differences import shown
 from harness.render.console import TerminalConsole, print_json, show_table, styled
 from harness.render.run import RunView
-from harness.render.table import Look, Table, markdown_lines
-from harness.reproduce.bundle import RESULTS_FOLDER
+from harness.render.table import Look, Table
+from harness.reproduce.reproduction import (
+    RESULTS_FOLDER,
+    Outcome,
+    ReproductionVerdict,
+    TrialVerdict,
+)
 from harness.reproduce.rerun import Prepared
-from harness.reproduce.verdict import Outcome, ReproductionVerdict, SeedVerdict, TrialVerdict
 from harness.spec.sweep import Sweep
 
-LONGEST_VALUE = 50  # characters of a value in the table of conditions; verdict.md has all
+LONGEST_VALUE = 50  # characters of a value in the table of conditions; verdict.json has all
+LONGEST_DIGEST = 12
 LOOKS: Mapping[Outcome, Look] = {
     "repeated": "better",
     "reproduced": "better",
     "inconclusive": "open",
 }
-
 RUNG_TEXTS: Mapping[Rung | None, str] = {
     "bitwise": "bitwise equal",
     "ulp": "within a few ULP",
     "fp64": "within the fp64 rule",
-    "equivalent": "statistically equivalent",
     "different": "different",
     None: "beyond rounding errors",
 }
-# Of a trial whose numbers no run in double precision was compared with, or none that counts.
-NOT_JUDGED = "other numbers"
 FP64_PROBLEM_TEXTS: Mapping[Fp64Problem, str] = {
     "not deterministic": (
         "two runs in double precision differ by more than rounding errors, so the trial is not"
@@ -52,7 +50,6 @@ FP64_PROBLEM_TEXTS: Mapping[Fp64Problem, str] = {
         " from them"
     ),
 }
-# In the ACM's words, a result in the same set-up is repeated, and one in another is reproduced.
 OUTCOME_TEXTS: Mapping[Outcome, str] = {
     "repeated": "repeated",
     "reproduced": "reproduced",
@@ -60,69 +57,45 @@ OUTCOME_TEXTS: Mapping[Outcome, str] = {
     "inconclusive": "inconclusive",
     "failed": "failed",
 }
-LONGEST_DIGEST = 12
-SAFE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # of a variable or a package; no option of a command
-LISTED_TRIALS = 50  # in the text of a bundle; verdict.json has all
 
 
-def verdict_line(verdict: ReproductionVerdict) -> str:
-    """Return what a reproduction comes to, in one line."""
-    outcome = OUTCOME_TEXTS[verdict.outcome]
-    decisive = _decisive(verdict)
-    if verdict.outcome == "failed":
-        return f"{outcome}: {decisive.trial}: {decisive.failure}"
-    trials = "" if len(verdict.trials) == 1 else f" ({counted(len(verdict.trials), 'trial')})"
-    text = f"{outcome}: {rung_text(decisive)}{trials}"
-    conditions = conditions_text(verdict)
-    if verdict.outcome in ("repeated", "reproduced"):
-        return f"{text}, {conditions}"
-    parts = [text, _fp64_text(decisive), _first_text(decisive), _cause_text(decisive)]
+def trial_line(trial: TrialVerdict) -> str:
+    """Return what a trial that ran again comes to, in one line."""
+    outcome = OUTCOME_TEXTS[trial.outcome]
+    if trial.agreement is None:
+        return f"{trial.trial}: {outcome}: {trial.failure}"
+    text = f"{trial.trial}: {outcome}: {_rung_text(trial)}"
+    if trial.outcome in ("repeated", "reproduced"):
+        return f"{text}, {_conditions_text(trial)}"
+    parts = [text, _fp64_text(trial), _first_text(trial), _cause_text(trial)]
     return "; ".join(filter(None, parts))
 
 
-def _decisive(verdict: ReproductionVerdict) -> TrialVerdict:
-    """Return the trial that the outcome comes from."""
-    for trial in verdict.trials:
-        if trial.outcome == verdict.outcome and trial.rung == verdict.rung:
-            return trial
-    for trial in verdict.trials:
-        if trial.outcome == verdict.outcome:
-            return trial
-    return verdict.trials[0]
-
-
-def rung_text(trial: TrialVerdict) -> str:
+def _rung_text(trial: TrialVerdict) -> str:
     """Return the rung of a trial, with how far its numbers are apart."""
-    text = RUNG_TEXTS[trial.rung]
     agreement = trial.agreement
-    if agreement is None:
-        return text
-    if trial.rung is None and (trial.exact is None or agreement.fp64_problem is not None):
-        text = NOT_JUDGED
-    if trial.rung == "ulp" and not agreement.max_ulp:
+    assert agreement is not None
+    if not agreement.max_ulp and trial.rung != "bitwise":
         return "digests differ, and no recorded number does"
     if trial.rung == "ulp":
-        return f"within {agreement.max_ulp or 0} ULP"
-    if trial.rung in ("fp64", "equivalent", "different", None) and agreement.max_relative:
-        return f"{text} (up to {agreement.max_relative:.2g} relative)"
+        return f"within {agreement.max_ulp} ULP"
+    text = RUNG_TEXTS[trial.rung]
+    if trial.rung != "bitwise" and agreement.max_relative:
+        text += f" (up to {agreement.max_relative:.2g} relative)"
     return text
 
 
-def conditions_text(verdict: ReproductionVerdict) -> str:
-    """Return in how many conditions the trials differ from what was recorded."""
-    fields = {entry.field for trial in verdict.trials for entry in trial.differences}
-    if not fields:
+def _conditions_text(trial: TrialVerdict) -> str:
+    """Return in how many conditions a trial differs from what was recorded."""
+    if not trial.differences:
         return "under the same conditions"
-    if len(fields) == 1:
-        return f"though {next(iter(fields))} differs"
-    return f"though {len(fields)} conditions differ"
+    if len(trial.differences) == 1:
+        return f"though {trial.differences[0].field} differs"
+    return f"though {len(trial.differences)} conditions differ"
 
 
 def _first_text(trial: TrialVerdict) -> str:
-    """Return where a trial differs first: `first in loss of rank 0 at step 3 (0.25, recorded 0.5)`.
-
-    Empty if nothing differs.
-    """
+    """Return where a trial differs first: `first in loss of rank 0 at step 3 (0.25, recorded 0.5)`."""
     if trial.agreement is None or trial.agreement.first_difference is None:
         return ""
     difference = trial.agreement.first_difference
@@ -142,9 +115,7 @@ def _fp64_text(trial: TrialVerdict) -> str:
 
 def _short(value: str) -> str:
     """Return a number as it is, and the head of a digest."""
-    if len(value) >= 32:
-        return value[:LONGEST_DIGEST]
-    return value
+    return value[:LONGEST_DIGEST] if len(value) >= 32 else value
 
 
 def _cause_text(trial: TrialVerdict) -> str:
@@ -153,145 +124,12 @@ def _cause_text(trial: TrialVerdict) -> str:
     if cause is not None:
         here, recorded = shown(cause.b), shown(cause.a)
         return f"most likely because of {cause.field} ({here}, recorded {recorded})"
-    if trial.agreement is None or trial.agreement.fp64_problem == "not deterministic":
+    if trial.agreement is None or trial.agreement.fp64_problem is not None:
         return ""
-    if trial.exact is not None and trial.rung is None:
-        return "no recorded condition differs, and runs here agree, so what differs is not recorded"
-    if trial.agreement.first_difference is not None:
-        return (
-            "no recorded condition differs, so the trial is not deterministic, or what differs is"
-            " not recorded"
-        )
-    return ""
-
-
-def remedies(differences: Sequence[Difference]) -> list[str]:
-    """Return the commands that bring conditions back to what was recorded, where commands can.
-
-    They are safe to paste, whoever has written the records.
-    """
-    packages = []
-    variables = []
-    for entry in differences:
-        section, _, name = entry.field.partition(".")
-        is_package = name.startswith("packages.")
-        name = name.removeprefix("packages.")
-        if not SAFE_NAME.fullmatch(name) or not str(entry.a).isprintable():
-            continue  # somebody else's bundle may hold any text
-        if is_package and entry.a is not None:
-            packages.append(shlex.quote(f"{name}=={entry.a}"))
-        elif section == "variables" and entry.a is None:
-            variables.append(f"unset {shlex.quote(name)}")
-        elif section == "variables" and not str(entry.a).startswith("[redacted"):
-            variables.append(f"export {shlex.quote(f'{name}={entry.a}')}")
-    commands = []
-    if packages:
-        commands.append(f"pip install {' '.join(packages)}")
-    return commands + variables
-
-
-def markdown(verdict: ReproductionVerdict) -> str:
-    """Return the text of a bundle's `verdict.md`."""
-    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.made))
-    lines = [
-        f"# {OUTCOME_TEXTS[verdict.outcome].capitalize()}: {verdict.subject}",
-        "",
-        f"{verdict_line(verdict)}.",
-        "",
-        f"Demanded: at least {RUNG_TEXTS[verdict.demanded]}. Made on {made} with harness"
-        f" {verdict.version}. {ACM[verdict.outcome]}".rstrip(),
-        "",
-    ]
-    lines += _conditions_section(verdict)
-    lines += ["## Trials", ""]
-    for trial in verdict.trials[:LISTED_TRIALS]:
-        lines.append(f"### {trial.trial}")
-        lines += ["", f"{trial.label}, seed {trial.seed}: {OUTCOME_TEXTS[trial.outcome]}."]
-        lines += [*_trial_lines(trial), ""]
-    hidden = len(verdict.trials) - LISTED_TRIALS
-    if hidden > 0:
-        lines += [f"And {counted(hidden, 'more trial')}, in `verdict.json`.", ""]
-    if verdict.seeds:
-        seeds = [f"- {seeds_text(entry)}" for entry in verdict.seeds]
-        lines += ["## Over seeds", "", *seeds, ""]
-    lines += ["## Repeat it", "", "```console", *verdict.commands, "```", ""]
-    lines += [
-        "`harness reproduce --check FOLDER` verifies this bundle: every file against"
-        " `manifest.json`, and the verdict against the records in `recorded/` and `results/`.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-ACM: Mapping[Outcome, str] = {
-    "repeated": "In the ACM's words the result is repeatable: the same set-up gives it again.",
-    "reproduced": "In the ACM's words the result is reproducible: another set-up gives it again.",
-    "different": "",
-    "inconclusive": "",
-    "failed": "",
-}
-
-
-def _conditions_section(verdict: ReproductionVerdict) -> list[str]:
-    """Return which code ran again, the conditions that differ, and how to bring them back."""
-    code: dict[str, None] = {}  # each line once
-    for trial in verdict.trials:
-        for name, used in trial.code.items():
-            code[f"- {name}: {used.choice}, {used.reason}"] = None
-    lines = ["## Conditions", "", *code, ""]
-    differences = unique_differences([trial.differences for trial in verdict.trials])
-    if not differences:
-        return [*lines, "Nothing that was recorded differs.", ""]
-    table = Table(["field", "recorded", "here"])
-    for entry in differences:
-        table.add_row(entry.field, shown(entry.a), shown(entry.b))
-    lines += [*markdown_lines(table), ""]
-    commands = remedies(differences)
-    if commands:
-        lines += ["These commands bring some of it back:", "", "```console", *commands, "```", ""]
-    return lines
-
-
-def unique_differences(of_trials: Sequence[Sequence[Difference]]) -> list[Difference]:
-    """Return the differences of several trials, each once."""
-    return list(dict.fromkeys(entry for of_trial in of_trials for entry in of_trial))
-
-
-def _trial_lines(trial: TrialVerdict) -> list[str]:
-    """Return what is known of a trial as items of a list."""
-    agreement = trial.agreement
-    if agreement is None:
-        return ["", f"- {trial.failure}"]
-    compared = ", ".join(agreement.compared)
-    differing = "nothing differs"
-    if agreement.differing:
-        differing = f"{', '.join(agreement.differing)} differ"
-    lines = ["", f"- {rung_text(trial)}", f"- compared: {compared}; {differing}"]
-    for text in (_fp64_text(trial), _first_text(trial), _cause_text(trial)):
-        if text:
-            lines.append(f"- {text}")
-    if trial.again != trial.trial:
-        lines.append(f"- it ran again as {trial.again}, because what its id hashes has changed")
-    lines.append(f"- recorded: `{trial.source}`, again: `{trial.result}`")
-    return lines
-
-
-def seeds_text(entry: SeedVerdict) -> str:
-    """Return what the seeds of a cell show about its metric."""
-    shows = {
-        "same": "equivalent",
-        "different": "different",
-        "nothing": "not shown to be either",
-    }[entry.shows]
-    text = (
-        f"{entry.label}: {entry.metric} {entry.mean_again:.4f}, recorded"
-        f" {entry.mean_recorded:.4f}, over {entry.seeds} seeds: {shows} within"
-        f" {entry.margin:g}"
+    return (
+        "no recorded condition differs, so the trial is not deterministic, or what differs is not"
+        " recorded"
     )
-    if entry.interval is not None:
-        low, high = entry.interval
-        text += f" (difference {low:+.2g} to {high:+.2g})"
-    return text
 
 
 class ReproductionView:
@@ -308,39 +146,37 @@ class ReproductionView:
         with RunView(sweep, results, self._console) as view:
             yield view
 
-    def show_conditions(self, prepared: Sequence[Prepared]) -> None:
-        """Print which code runs, and every condition that differs from what was recorded."""
-        code: dict[str, None] = {}
+    def show_code(self, prepared: Sequence[Prepared]) -> None:
+        """Print which code runs, before it does."""
+        code: dict[str, None] = {}  # each line once
         for entry in prepared:
             for name, source in entry.sources.items():
-                code[f"{name}: {source.choice} ({source.reason})"] = None
+                code[f"code of the {name}: {source.choice} ({source.reason})"] = None
         for line in code:
-            self._console.print_text(f"code of the {line}")
-        differences = unique_differences([entry.differences for entry in prepared])
-        if not differences:
-            self._console.print_text("conditions: the same as recorded")
-            return
-        self._console.print_text(
-            f"conditions: {counted(len(differences), 'difference')}, the likeliest cause first"
-        )
-        table = Table(["condition", "recorded", "here"], [])
-        for difference in differences:
-            recorded = one_line(shown(difference.a), LONGEST_VALUE)
-            here = one_line(shown(difference.b), LONGEST_VALUE)
-            table.add_row(difference.field, recorded, here)
-        show_table(self._console, table)
-        for command in remedies(differences):
-            self._console.print_text(f"  as recorded: {command}")
+            self._console.print_text(line)
+        if any(": recorded (" in line for line in code):
+            self._console.print_text(
+                "the code that the record names runs with your rights: reproduce records of people"
+                " whose code you would run"
+            )
 
     def show_verdict(self, verdict: ReproductionVerdict) -> None:
-        """Print what came of it, and where the bundle is."""
-        for entry in verdict.seeds:
-            self._console.print_text(seeds_text(entry))
-        look = LOOKS.get(verdict.outcome, "failed")
-        self._console.print_markup(styled(verdict_line(verdict), look))
-        self._console.print_text(f"bundle: {self._folder}")
+        """Print the conditions that differ, what came of each trial, and where the records are."""
+        differing = dict.fromkeys(entry for trial in verdict.trials for entry in trial.differences)
+        if differing:
+            self._console.print_text(f"{counted(len(differing), 'condition')} differ:")
+            table = Table(["condition", "recorded", "here"], [])
+            for entry in differing:
+                recorded = one_line(shown(entry.a), LONGEST_VALUE)
+                table.add_row(entry.field, recorded, one_line(shown(entry.b), LONGEST_VALUE))
+            show_table(self._console, table)
+        for trial in verdict.trials:
+            look = LOOKS.get(trial.outcome, "failed")
+            self._console.print_markup(styled(trial_line(trial), look))
+        self._console.print_text(f"records: {self._folder}")
 
 
 def print_verdict_json(verdict: ReproductionVerdict, folder: Path) -> None:
-    """Print a verdict as JSON, with the folder of its bundle."""
-    print_json({**asdict(verdict), "bundle": str(folder)})
+    """Print a verdict as JSON, with the folder of its records."""
+    content = asdict(verdict)
+    print_json({**content, "rung": verdict.rung, "folder": str(folder)})

@@ -1,41 +1,16 @@
-"""Compares the conditions here with those of a recorded trial, and names what may explain a result.
-
-`harness.records.differences` compares two records. This module compares before there is a second
-one: the planner, git and a process like a rank tell what the trial would run with.
-"""
+"""Names what differs between a record and that of the same trial run again, and what may explain it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from harness.analysis.evidence import ORDER, RerunDifference
-from harness.analysis.result import compared_fields
 from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
-from harness.hardware.machine import Device, machine_key
-from harness.records.code import Code
-from harness.records.differences import (
-    Difference,
-    Value,
-    differences,
-    environment_fields,
-    flatten,
-    record_fields,
-    trial_fields,
-)
-from harness.records.environment import Environment
+from harness.records.differences import Difference, Value, record_fields
 from harness.records.record import Record
-from harness.spec.cell import Trial
-from harness.training.determinism import GPU_VARIABLES
 
-# Settings that follow from the cell, but are applied only by a rank that builds the model.
-APPLIED_BY_RANKS = (
-    "settings.float32_matmul_precision",
-    "settings.deterministic_algorithms",
-)
 # A location of code; the code itself is compared by its content and by versions.
 PATHS = ("variables.PYTHONPATH",)
-HARDWARE = "hardware.key"  # the field of a baseline that names the machine's kind
 # Fields that decide which samples a trial sees, and in what order.
 ORDER_FIELDS = ("seed", "data", "axes.batch_size", "axes.world_size", "axes.num_workers", "code")
 # Fields that decide which numbers a trial computes, apart from rounding errors.
@@ -96,74 +71,15 @@ KERNEL_FIELDS = (
 
 
 def fields_of_record(record: Record) -> dict[str, Value]:
-    """Return all that a record says of what its trial ran with, as one flat table."""
-    return _without(record_fields(record), PATHS)
+    """Return all that a record says of what its trial ran with, as one flat table.
 
-
-def fields_here(
-    trial: Trial, environment: Environment, run: Mapping[str, Any] | None
-) -> dict[str, Value]:
-    """Return the same of a trial that is going to run here."""
-    fields = trial_fields(trial) | environment_fields(environment)
-    if run is not None:
-        fields |= flatten({"run": run})
-    return _without(fields, PATHS)
-
-
-def condition_differences(
-    recorded: Mapping[str, Value], present: Mapping[str, Value]
-) -> list[Difference]:
-    """Return what differs before anything has run, the likeliest cause of another result first."""
-    names = list(APPLIED_BY_RANKS)
-    if recorded.get("axes.deterministic"):
-        names += [f"variables.{name}" for name in GPU_VARIABLES]
-    return differences(_without(recorded, names), _without(present, names))
-
-
-def baseline_differences(
-    recorded: Mapping[str, Sequence[str]], environment: Environment, device: Device
-) -> list[Difference]:
-    """Return where an environment has another value than any trial of a baseline had.
-
-    `recorded` has each value of each field once. A baseline that was saved before it had them says
-    nothing of what its trials ran with, which counts as a difference.
-    """
-    if not recorded:
-        return [Difference("environment", None, "not compared: the baseline has none")]
-    present = {**compared_fields(environment), HARDWARE: machine_key(environment.hardware, device)}
-    present = {name: text for name, text in present.items() if name not in APPLIED_BY_RANKS}
-    before = {}
-    for name, texts in recorded.items():
-        if name not in APPLIED_BY_RANKS:
-            matches = present.get(name) in texts
-            before[name] = present[name] if matches else " or ".join(texts)
-    return differences(before, present)
-
-
-def code_of_baseline(recorded: Mapping[str, Sequence[str]]) -> Code | None:
-    """Return the harness's code that a baseline was measured with.
-
-    None if it does not say, or if its trials had several.
+    Settings of the run are left out: a trial that runs again has others.
     """
     fields = {}
-    for name in ("version", "commit", "dirty", "training"):
-        texts = recorded.get(f"harness.{name}", [])
-        if len(texts) > 1:
-            return None
-        fields[name] = texts[0] if texts else None
-    if fields["version"] is None:
-        return None
-    return Code(
-        version=fields["version"],
-        commit=fields["commit"],
-        dirty=fields["dirty"] == "true",
-        training=fields["training"],
-    )
-
-
-def _without(fields: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
-    """Return a table without some of its fields."""
-    return {name: value for name, value in fields.items() if name not in names}
+    for name, value in record_fields(record).items():
+        if name not in PATHS and not name.startswith("run."):
+            fields[name] = value
+    return fields
 
 
 def is_same_computation(entries: Sequence[Difference]) -> bool:

@@ -31,18 +31,15 @@ TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
 ANY_SPEED = ValidityRules(reruns=0, contention=None)
 
 
-def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path | None) -> Cell:
+def rebuild_cell(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     """Return the cell of a record as planned here.
 
     `base` is the folder that the workload's paths are relative to. `data` are the texts after
-    `--data`. `moved_from` is the recorded base folder: a file of its repository is taken
-    from that of `base`. Raises BadInput for settings that are unavailable here, such as a missing file.
+    `--data`. Raises BadInput for settings that are unavailable here, such as a missing file.
     """
     workload = cell.workload
     entry: dict[str, Any] = {"uses": workload.uses}
-    roots = moved_roots(moved_from, base)
-    for section, settings in (("options", workload.options), ("data", workload.data)):
-        entry[section] = {name: _moved(value, roots) for name, value in settings.items()}
+    entry["options"], entry["data"] = dict(workload.options), dict(workload.data)
     if workload.is_script:
         entry["arguments"] = list(workload.arguments or ())
         entry["target"] = None if workload.target is None else asdict(workload.target)
@@ -72,39 +69,6 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str], moved_from: Path |
         raise BadInput(f"{cell.label}: {conflict}")
     reference = replace(planned.reference, axes=workload.axes, unset=workload.unset)
     return replace(cell, workload=reference)
-
-
-def moved_roots(recorded: Path | None, base: Path) -> tuple[Path, Path] | None:
-    """Return the folders that a repository has moved from and to, None if it has not moved.
-
-    They are the two base folders without their common last parts.
-    """
-    if recorded is None or recorded == base:
-        return None
-    before, now = list(recorded.parts), list(base.parts)
-    while len(before) > 1 and len(now) > 1 and before[-1] == now[-1]:
-        before.pop()
-        now.pop()
-    return Path(*before), Path(*now)
-
-
-def _moved(value: Any, roots: tuple[Path, Path] | None) -> Any:
-    """Return a setting; each path in a moved repository becomes that of the same file here.
-
-    Only if the file exists here: data sets are often not tracked by git.
-    """
-    if isinstance(value, list):
-        return [_moved(entry, roots) for entry in value]
-    if isinstance(value, dict):
-        return {name: _moved(entry, roots) for name, entry in value.items()}
-    if roots is None or not isinstance(value, str):
-        return value
-    before, now = roots
-    path = Path(value)
-    if not path.is_absolute() or not path.is_relative_to(before):
-        return value
-    counterpart = now / path.relative_to(before)
-    return str(counterpart) if counterpart.exists() else value
 
 
 def rebuild_sweep(
@@ -159,15 +123,3 @@ def public_environment(profile: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a recorded profile whose values were not withheld."""
     environment: Mapping[str, str] = profile.get("environment", {})
     return {name: value for name, value in environment.items() if not WITHHELD.fullmatch(value)}
-
-
-def run_fields(settings: RunSettings, profile: Profile) -> dict[str, Any]:
-    """Return what `harness.records.differences` compares of the settings of a run again.
-
-    The recorded profile, with the variables that could be set again. Rules of validity and the
-    number of slots decide no result.
-    """
-    recorded = dict(settings.profile)
-    if "environment" in recorded:
-        recorded["environment"] = dict(profile.environment)
-    return {"launcher": profile.launcher, "device": profile.device, "profile": recorded}

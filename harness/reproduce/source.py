@@ -31,10 +31,6 @@ CUT = b"\n[cut: "  # begins the last line of truncated changes
 SHOWN_DIGITS = 12  # of a commit, in text
 
 
-class ChangesDoNotApply(BadInput):
-    """The recorded changes don't fit the recorded commit, as where a binary file was changed."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecordedSource:
     """The recorded code of one repository."""
@@ -134,6 +130,13 @@ def _choose(
         reason = f"not the recorded one: {problem}"
         return SourceChoice(source=source, choice="here", reason=reason)
     changes = ""
+    if source.dirty and demanded != "recorded":
+        # They are in the record's folder and in no repository that its user has looked at.
+        raise BadInput(
+            f"--code: {source.name}: found a record of commit {(source.commit or '')[:SHOWN_DIGITS]}"
+            " with uncommitted changes; allowed: --code recorded, which applies and runs them, or"
+            " --code here"
+        )
     if source.dirty:
         changes = " with its uncommitted changes"
     reason = f"commit {(source.commit or '')[:SHOWN_DIGITS]}{changes} of {repository}"
@@ -164,9 +167,8 @@ def _find_commit(source: RecordedSource, inside: Path) -> tuple[Path | None, str
 def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> Path:
     """Return the folder here that the workload's paths are relative to.
 
-    A clone that contains the working directory, `current`, comes before the recorded folder: it may
-    be elsewhere, but has the workload's file in the same folder below its top. Raises BadInput where
-    neither has the file. A workload that is built in or installed needs no folder.
+    The working directory, `current`, comes before the recorded folder. Raises BadInput where neither
+    has the file. A workload that is built in or installed needs no folder.
     """
     fallback = recorded if recorded is not None and recorded.is_dir() else current
     file = workload_file(workload.uses)
@@ -174,10 +176,7 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
         file = file or workload_file(axis_uses)  # of a built-in workload with an axis of one's own
     if file is None:
         return fallback
-    candidates = [] if recorded is None else _counterparts(recorded, current)
-    candidates.append(current)
-    if recorded is not None:
-        candidates.append(recorded)
+    candidates = [current] if recorded is None else [current, recorded]
     for folder in candidates:
         if any((folder / name).is_file() for name in file):
             return folder
@@ -202,26 +201,11 @@ def workload_file(uses: str) -> list[str] | None:
     return [f"{path}.py", f"{path}/__init__.py"]
 
 
-def _counterparts(recorded: Path, current: Path) -> list[Path]:
-    """Return the folders of the repository around `current` that may be the recorded one's.
-
-    They are those whose path below the top ends the recorded path, the longest first.
-    """
-    try:
-        top = find_repository(current)
-    except BadInput:
-        return []
-    parts = recorded.parts[1:]
-    folders = [top.joinpath(*parts[start:]) for start in range(len(parts))]
-    return [folder for folder in [*folders, top] if folder.is_dir()]
-
-
 @contextmanager
 def sources_checked_out(choices: Mapping[str, SourceChoice], base: Path) -> Iterator[CheckedOut]:
     """Check out the recorded code, where it was chosen, for as long as the context lasts.
 
-    `choices` are those of `harness` and `workload`. Raises BadInput where git can't, and
-    ChangesDoNotApply.
+    `choices` are those of `harness` and `workload`. Raises BadInput where git can't.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(ScratchFolder("code")).path
@@ -242,7 +226,7 @@ def sources_checked_out(choices: Mapping[str, SourceChoice], base: Path) -> Iter
 def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tree]:
     """Check out the recorded commit in `folder` and apply the changes that were recorded with it.
 
-    Raises ChangesDoNotApply if they don't fit.
+    Raises BadInput if they don't fit, as where a binary file was changed.
     """
     source = choice.source
     assert choice.repository is not None
@@ -254,7 +238,8 @@ def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tr
                 file.flush()
                 done = run_git(folder, "apply", "--binary", "--whitespace=nowarn", file.name)
             if done.returncode != 0:
-                raise ChangesDoNotApply(
-                    f"the recorded changes don't apply: {one_line(done.stderr)}"
+                raise BadInput(
+                    f"{ARGUMENT}: {source.name}: the recorded changes don't apply:"
+                    f" {one_line(done.stderr)}; allowed: --code here"
                 )
         yield tree

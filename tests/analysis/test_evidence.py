@@ -12,10 +12,8 @@ from harness.analysis.evidence import (
     Agreement,
     RerunDifference,
     compare_evidence,
-    evidence_of_baseline,
     evidence_of_record,
 )
-from harness.analysis.result import of_trial
 from harness.records.across import in_memory_ranks
 from harness.records.record import RankFingerprints, Record, StepFingerprint
 from harness.records.series import Numbers, Series
@@ -224,15 +222,6 @@ def test_what_is_computed_first_is_named() -> None:
     assert first(sampled, printed).subject == "fingerprint of samples at rank 0"
     reordered = replace(sampled, order_digest="9" * 32)
     assert first(reordered, printed).subject == "order of the samples"
-
-
-def test_a_baseline_has_digests_and_one_metric() -> None:
-    (trial,) = of_trial(RECORD).trials
-    baseline = evidence_of_baseline(trial)
-    assert compare_evidence(baseline, evidence_of_record(RECORD)).rung == "bitwise"
-    other = evidence_of_record(changed_report(RECORD, parameter_digest="f" * 64))
-    found = compare_evidence(baseline, other)
-    assert (found.rung, found.has_series) == (None, False)
 
 
 def test_a_trial_without_evaluations_or_with_infinite_losses_is_compared() -> None:

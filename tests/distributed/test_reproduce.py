@@ -44,10 +44,9 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     monkeypatch.chdir(clone)
 
     monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # as scikit-learn does in who imports it
-    same, verdict = reproduce(run, tmp_path / "same", "--strict", "--at-least", "bitwise")
+    same, verdict = reproduce(run, tmp_path / "same", "--at-least", "bitwise")
     assert same.code == 0, same.err
     assert (verdict["outcome"], verdict["rung"]) == ("repeated", "bitwise")
-    assert harness("reproduce", str(tmp_path / "same"), "--check").code == 0
 
     source = clone / "own.py"
     edited = source.read_text(encoding="utf-8") + "\n\nclass More(Slowed):\n    pass\n"
@@ -55,18 +54,12 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     source.write_text(edited, encoding="utf-8")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     recorded, verdict = reproduce(run, tmp_path / "recorded", "--code", "recorded")
-    assert verdict["trials"][0]["code"]["workload"]["choice"] == "recorded"
+    assert verdict["trials"][0]["code"]["workload"].startswith("recorded: commit ")
     fields = [entry["field"] for entry in verdict["trials"][0]["differences"]]
     assert fields == ["settings.cpu_capability", "variables.ATEN_CPU_CAPABILITY"]
     assert recorded.code == 0, recorded.err  # rounding errors: within the fp64 rule
     assert verdict["outcome"] == "reproduced"
     assert source.read_text(encoding="utf-8") == edited
-
-    refused = harness("reproduce", str(run), "--code", "here", "--strict")
-    assert refused.code == 2
-    assert "code.files.own.py" in refused.err
-    assert "variables.ATEN_CPU_CAPABILITY" in refused.err
-    assert not list(clone.glob("reproduced-*"))  # nothing ran
 
 
 HIDDEN = """
@@ -112,7 +105,6 @@ def test_what_a_workload_reads_by_itself_does_not_pass_for_rounding(
     (trial,) = verdict["trials"]
     assert (trial["rung"], trial["agreement"]["fp64_problem"]) == (None, None)
     assert trial["agreement"]["max_relative"] > 0.01
-    assert harness("reproduce", str(tmp_path / "doubled"), "--check").code == 0
 
     monkeypatch.setenv("HIDDEN_NOISE", "1")
     noisy, verdict = reproduce(run, tmp_path / "noisy")

@@ -169,8 +169,6 @@ MUTANTS: Mapping[str, Callable[[Record], Record]] = {
     "repository.diff": repository(diff="2" * 64),
     "installed": environment(installed="0" * 64),
     "mlflow": environment(mlflow="3.18.0"),
-    "run.device": run(device="cpu"),
-    "run.profile.environment.MALLOC_CONF": run(profile={"environment": {"MALLOC_CONF": "x"}}),
 }  # fmt: skip
 FIRST = RerunDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
 

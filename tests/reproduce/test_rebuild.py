@@ -11,8 +11,6 @@ from harness.core.errors import BadInput
 from harness.records.differences import trial_differences
 from harness.records.record import RunSettings
 from harness.reproduce.rebuild import (
-    _moved,
-    moved_roots,
     public_environment,
     rebuild_cell,
     rebuild_profile,
@@ -49,23 +47,20 @@ def test_the_same_cells_come_back_without_the_sweep_file(tmp_path: Path) -> None
     sweep = planned(tmp_path)
     sweep.source.unlink()
     for cell in sweep.cells:
-        rebuilt = rebuild_cell(cell, tmp_path, (), tmp_path)
+        rebuilt = rebuild_cell(cell, tmp_path, ())
         assert rebuilt == cell
         assert rebuilt.id == cell.id
 
 
-def test_data_is_found_in_a_clone_or_where_the_user_says(tmp_path: Path) -> None:
+def test_data_is_found_where_the_user_says(tmp_path: Path) -> None:
     sweep = planned(tmp_path / "old" / "experiments")
     text_cell = sweep.cells[0]
     clone = tmp_path / "new" / "experiments"
     clone.parent.mkdir()
     sweep.base_folder.rename(clone)
     with pytest.raises(BadInput, match=r"data\.path"):
-        rebuild_cell(text_cell, tmp_path, (), None)
-    moved = rebuild_cell(text_cell, clone, (), sweep.base_folder)
-    assert moved.id == text_cell.id
-    assert moved.workload.data["path"] == str(clone / "data")
-    named = rebuild_cell(text_cell, tmp_path, (str(clone / "data"),), None)
+        rebuild_cell(text_cell, tmp_path, ())
+    named = rebuild_cell(text_cell, tmp_path, (str(clone / "data"),))
     assert named.id == text_cell.id
 
 
@@ -73,7 +68,7 @@ def test_a_changed_byte_of_the_data_is_named(tmp_path: Path) -> None:
     cell = planned(tmp_path).cells[0]
     file = tmp_path / "data" / "train.csv"
     file.write_text(CSV.replace("word3", "wort3", 1), encoding="utf-8")
-    rebuilt = rebuild_cell(cell, tmp_path, (), tmp_path)
+    rebuilt = rebuild_cell(cell, tmp_path, ())
     found = trial_differences(Trial(cell=cell, seed=0), Trial(cell=rebuilt, seed=0))
     assert [entry.field for entry in found] == ["data.path"]
     assert rebuilt.id != cell.id
@@ -83,7 +78,7 @@ def test_a_changed_default_is_named_and_the_recorded_value_runs(tmp_path: Path) 
     cell = planned(tmp_path).cells[1]
     options = {**cell.workload.options, "dropout": 0.7}  # the default when it was recorded
     recorded = replace(cell, workload=replace(cell.workload, options=options))
-    rebuilt = rebuild_cell(recorded, tmp_path, (), tmp_path)
+    rebuilt = rebuild_cell(recorded, tmp_path, ())
     found = trial_differences(Trial(cell=recorded, seed=0), Trial(cell=rebuilt, seed=0))
     assert [entry.field for entry in found] == ["options.dropout"]
     assert rebuilt.workload.options["dropout"] == 0.7
@@ -94,13 +89,7 @@ def test_a_setting_that_is_gone_is_bad_input(tmp_path: Path) -> None:
     options = {**cell.workload.options, "former": 1}
     recorded = replace(cell, workload=replace(cell.workload, options=options))
     with pytest.raises(BadInput, match=r"options\.former: unknown key"):
-        rebuild_cell(recorded, tmp_path, (), tmp_path)
-
-
-def test_roots_of_a_clone_end_where_the_paths_part() -> None:
-    assert moved_roots(Path("/a/x/y"), Path("/b/x/y")) == (Path("/a"), Path("/b"))
-    assert moved_roots(Path("/a/x"), Path("/a/x")) is None
-    assert moved_roots(None, Path("/a/x")) is None
+        rebuild_cell(recorded, tmp_path, ())
 
 
 def test_a_trial_of_a_cluster_runs_again_on_this_machine(tmp_path: Path) -> None:
@@ -113,13 +102,3 @@ def test_a_trial_of_a_cluster_runs_again_on_this_machine(tmp_path: Path) -> None
     assert sweep.base_folder == tmp_path
     assert (list(sweep.seeds), sweep.repeats, sweep.timeout) == ([3, 7], 3, 60.0)
     assert {trial.id for trial in trials} <= {trial.id for trial in sweep.trials()}
-
-
-def test_lists_and_dicts_of_paths_move_with_their_repository(tmp_path: Path) -> None:
-    before, now = tmp_path / "old", tmp_path / "new"
-    (now / "data").mkdir(parents=True)
-    (now / "data" / "a.csv").touch()
-    old, new = str(before / "data" / "a.csv"), str(now / "data" / "a.csv")
-    gone = str(before / "data" / "b.csv")
-    moved = _moved({"shards": [old, gone], "by_name": {"a": old}}, (before, now))
-    assert moved == {"shards": [new, gone], "by_name": {"a": new}}

@@ -1,7 +1,8 @@
-"""A bundle has the record of every run that a reproduction made."""
+"""The folder of a reproduction has the record of every run that a reproduction made."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,16 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.evidence import evidence_of_record
 from harness.core.paths import Results
 from harness.launch.runner import TrialListener
 from harness.records.across import in_memory_ranks
 from harness.records.files import write_record
 from harness.records.record import Record
 from harness.records.series import Series
-from harness.reproduce import bundle, reproduction
-from harness.reproduce.reproduction import Demand, Subject, reproduce
-from harness.reproduce.rerun import MakeListener, Options, Original, Prepared, Preparer
+from harness.reproduce import reproduction, rerun
+from harness.reproduce.reproduction import ReproductionVerdict, reproduce
+from harness.reproduce.rerun import (
+    MakeListener,
+    Options,
+    Original,
+    Prepared,
+    Preparer,
+    run_again,
+)
 from harness.reproduce.source import CheckedOut
 from harness.spec.cell import Cell, StopRule
 from harness.spec.cluster import Profile
@@ -43,22 +50,20 @@ def no_listener(sweep: Sweep) -> AbstractContextManager[TrialListener]:
 
 def prepare(record: Record, folder: Path) -> Prepared:
     """Return a recorded trial, ready to run again under the same conditions."""
-    original = Original(
-        trial=record.trial,
-        evidence=evidence_of_record(record),
-        target=None,
-        sweep=record.sweep,
-        record=record,
-    )
     return Prepared(
-        original=original,
+        original=Original(record=record, sweep_folder=None),
         trial=record.trial,
         sources={},
         checked_out=CheckedOut(base_folder=folder, python_path=None),
         profile=Profile(),
-        differences=[],
         stack=None,
     )
+
+
+def reproduced(prepared: Sequence[Prepared], folder: Path) -> ReproductionVerdict:
+    """Return the verdict on trials that a test has prepared and runs itself."""
+    originals = [entry.original for entry in prepared]
+    return reproduce("demo", originals, Options(), "fp64", folder, no_listener, lambda _: None)
 
 
 def test_the_exact_run_of_a_trial_in_double_precision_replaces_no_record(
@@ -83,43 +88,13 @@ def test_the_exact_run_of_a_trial_in_double_precision_replaces_no_record(
 
     monkeypatch.setattr(reproduction, "run_again", run_again)
     monkeypatch.setattr(Preparer, "prepare", lambda *_: prepared)
-    subject = Subject(name="demo", originals=[prepared.original], commands=[])
-    verdict = reproduce(subject, Options(), Demand(), tmp_path, no_listener, lambda _: None)
+    verdict = reproduced([prepared], tmp_path)
     assert len(runs) == 3
-    bundle.write_verdict(tmp_path, verdict, "not reproduced\n")
-    bundle.seal_bundle(tmp_path)
-    checked = bundle.check(tmp_path)
-    assert checked.outcome == verdict.outcome
+    assert verdict.trials[0].agreement is not None
+    assert verdict.trials[0].agreement.fp64_problem == "not deterministic"
     assert len(list(tmp_path.glob("*/runs/demo/*/record.json"))) == 3
-
-
-def test_seeds_that_ran_again_with_different_code_are_judged_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The recorded code of seed 1 is unavailable, and that here is another."""
-    cell = make_cell()
-    workload = replace(cell.workload, identity={**cell.workload.identity, "files": {"m.py": "b"}})
-    edited = replace(cell, workload=workload)
-    prepared = [prepare(make_record(cell, seed=seed), tmp_path) for seed in (0, 1)]
-    by_id = {entry.original.trial.id: entry for entry in prepared}
-    again = [make_record(cell, seed=0), with_losses(make_record(edited, seed=1), 1.1)]
-    records = dict(zip(by_id, again, strict=True))
-
-    def run_again(
-        entries: Sequence[Prepared], results: Results, make_listener: MakeListener
-    ) -> dict[str, Record]:
-        return {entry.original.trial.id: records[entry.original.trial.id] for entry in entries}
-
-    monkeypatch.setattr(reproduction, "run_again", run_again)
-    monkeypatch.setattr(Preparer, "prepare", lambda self, original: by_id[original.trial.id])
-    originals = [entry.original for entry in prepared]
-    subject = Subject(name="demo", originals=originals, commands=[])
-    demand = Demand(rung="equivalent")
-    verdict = reproduce(subject, Options(), demand, tmp_path, no_listener, lambda _: None)
-    assert [trial.outcome for trial in verdict.trials] == ["repeated", "inconclusive"]
-    assert (verdict.outcome, verdict.seeds) == ("inconclusive", [])
-    assert verdict.trials[1].cause is not None
-    assert "m.py" in verdict.trials[1].cause.field
+    content = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8"))
+    assert content["outcome"] == verdict.outcome == "different"
 
 
 def test_the_run_in_double_precision_of_a_trial_that_stopped_early_has_no_rule_for_it(
@@ -141,7 +116,27 @@ def test_the_run_in_double_precision_of_a_trial_that_stopped_early_has_no_rule_f
 
     monkeypatch.setattr(reproduction, "run_again", run_again)
     monkeypatch.setattr(Preparer, "prepare", lambda *_: prepared)
-    subject = Subject(name="demo", originals=[prepared.original], commands=[])
-    reproduce(subject, Options(), Demand(), tmp_path, no_listener, lambda _: None)
+    reproduced([prepared], tmp_path)
     rules = [(cell.axes.precision, cell.stop) for cell in ran]
     assert rules == [("fp32", StopRule(patience=1)), ("fp64", None), ("fp64", None)]
+
+
+def test_trials_of_several_versions_of_the_code_have_a_sweep_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sweep's file would have the trials of the last version only."""
+    prepared = []
+    for seed, folder in enumerate(("a", "a", "b")):
+        prepared.append(prepare(make_record(make_cell(), seed=seed), tmp_path / folder))
+    groups: list[tuple[str, int]] = []
+
+    def run_group(
+        group: Sequence[Prepared], name: str, results: Results, make_listener: MakeListener
+    ) -> dict[str, Record]:
+        groups.append((name, len(group)))
+        return {entry.trial.id: entry.original.record for entry in group}
+
+    monkeypatch.setattr(rerun, "_run_group", run_group)
+    records = run_again(prepared, Results(tmp_path), no_listener)
+    assert groups == [("demo", 2), ("demo-2", 1)]
+    assert len(records) == 3

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.analysis.evidence import evidence_of_record
 from harness.core.errors import BadInput
 from harness.core.git import run_git
 from harness.core.paths import SweepFolder
 from harness.records.code import Code, describe_repository, encode_diff, training_digest
 from harness.records.code import Repository as RecordedRepository
-from harness.reproduce.rerun import Options, Original, Preparer
 from harness.reproduce.source import (
     CheckedOut,
     Choice,
@@ -28,7 +26,7 @@ from harness.reproduce.source import (
     sources_checked_out,
 )
 from harness.spec.cell import WorkloadCode, WorkloadRef
-from tests.factories import make_cell, make_record
+from tests.factories import make_cell
 from tests.support.repository import Repository
 
 THERE = WorkloadCode(files={"own.py": "1" * 64})
@@ -84,7 +82,9 @@ def test_other_code_is_checked_out_beside_the_working_tree(repository: Repositor
     assert choose(repository, source, EDITED, code="here").choice == "here"
 
 
-def test_recorded_changes_are_applied(repository: Repository, tmp_path: Path) -> None:
+def test_recorded_changes_run_only_where_that_is_demanded(
+    repository: Repository, tmp_path: Path
+) -> None:
     repository.write(0.5)
     dirty = (repository.path / "own.py").read_text(encoding="utf-8")
     text = run_git(repository.path, "diff", "HEAD").stdout
@@ -95,7 +95,11 @@ def test_recorded_changes_are_applied(repository: Repository, tmp_path: Path) ->
     path.write_text(text, encoding="utf-8")
     source = recorded(repository, dirty=True, diff=digest)
     repository.git("checkout", "--quiet", ".")
-    choice = choose(repository, source, EDITED, diff=read_diff(source, folder))
+    diff = read_diff(source, folder)
+    with pytest.raises(BadInput, match=r"--code: workload: .* with uncommitted changes; allowed:"):
+        choose(repository, source, EDITED, diff=diff)
+    assert choose(repository, source, EDITED, diff=diff, code="here").choice == "here"
+    choice = choose(repository, source, EDITED, diff=diff, code="recorded")
     assert "with its uncommitted changes" in choice.reason
     with checkout(choice, repository.path) as found:
         assert (found.base_folder / "own.py").read_text(encoding="utf-8") == dirty
@@ -120,14 +124,12 @@ def test_changes_keep_line_ends_and_bytes_that_are_not_utf8(
     source, text = describe_repository(repository.path, [file])
     assert source is not None
     assert source.diff == hashlib.sha256(encode_diff(text)).hexdigest()
-    choice = choose(repository, source, EDITED, diff=encode_diff(text))
+    choice = choose(repository, source, EDITED, diff=encode_diff(text), code="recorded")
     with checkout(choice, repository.path) as found:
         assert (found.base_folder / "more.py").read_bytes() == changed
 
 
-def test_the_code_here_runs_where_recorded_changes_do_not_apply(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_changes_that_do_not_apply_are_bad_input(repository: Repository) -> None:
     """Of a binary file that was changed, only its name is recorded."""
     picture = repository.path / "picture.png"
     picture.write_bytes(b"\0old")
@@ -135,23 +137,12 @@ def test_the_code_here_runs_where_recorded_changes_do_not_apply(
     picture.write_bytes(b"\0new")
     repository.write(0.5)
     source, text = describe_repository(repository.path, [])
-    choice = choose(repository, source, EDITED, diff=encode_diff(text))
-    harness = SourceChoice(source=recorded_workload(None, None), choice="here", reason="the same")
-    monkeypatch.setattr(Preparer, "_choose", lambda *_: {"workload": choice, "harness": harness})
-    monkeypatch.setattr(Preparer, "_differences", lambda *_: [])
-    record = make_record()
-    trial = Original(
-        trial=record.trial, evidence=evidence_of_record(record), target=None, sweep="demo"
-    )
-    with ExitStack() as stack:
-        prepared = Preparer(Options(base=repository.path), stack).prepare(trial)
-        workload = prepared.sources["workload"]
-        assert workload.choice == "here"
-        assert "not the recorded one: the recorded changes don't apply: " in workload.reason
-        assert prepared.checked_out.base_folder == repository.path
-        demanding = Preparer(Options(base=repository.path, code="recorded"), stack)
-        with pytest.raises(BadInput, match=r"--code recorded: workload: .*; allowed: --code here"):
-            demanding.prepare(trial)
+    choice = choose(repository, source, EDITED, diff=encode_diff(text), code="recorded")
+    with (
+        pytest.raises(BadInput, match=r"changes don't apply: .*; allowed: --code here"),
+        checkout(choice, repository.path),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -189,19 +180,14 @@ def test_the_harness_is_the_recorded_one_where_it_trains_the_same() -> None:
     assert choose_harness(None, None).choice == "here"
 
 
-def test_the_folder_of_a_clone_comes_before_the_recorded_one(
+def test_the_current_folder_comes_before_the_recorded_one(
     repository: Repository, tmp_path: Path
 ) -> None:
-    nested = repository.path / "experiments" / "one"
-    nested.mkdir(parents=True)
-    (nested / "own.py").touch()
     gone = Path("/gone/clone/experiments/one")
-    assert locate_base(OWN, gone, repository.path) == nested
-    assert locate_base(OWN, nested, tmp_path) == nested  # the user is in no repository
-    other = Repository(tmp_path / "other")
-    assert locate_base(OWN, nested, other.path) == other.path
+    assert locate_base(OWN, gone, repository.path) == repository.path
+    assert locate_base(OWN, repository.path, tmp_path) == repository.path
     script = replace(OWN, uses="own.py")
-    assert locate_base(script, nested, other.path) == other.path
+    assert locate_base(script, gone, repository.path) == repository.path
     with pytest.raises(BadInput, match=r"own\.py:Slowed: found no own\.py in /gone"):
         locate_base(OWN, Path("/gone"), tmp_path)
     assert locate_base(make_cell().workload, gone, tmp_path) == tmp_path  # built in: any will do

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,15 +26,7 @@ def original(folder: Path, *, with_list: bool) -> Original:
     if with_list:
         sweep_folder.packages_path(READY.installed).parent.mkdir(parents=True, exist_ok=True)
         sweep_folder.packages_path(READY.installed).write_text(READY.pins)
-    evidence: Any = None
-    return Original(
-        trial=record.trial,
-        evidence=evidence,
-        target=None,
-        sweep="demo",
-        record=record,
-        sweep_folder=sweep_folder,
-    )
+    return Original(record=record, sweep_folder=sweep_folder)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
         "target": {"name": "fid", "higher_is_better": False},
     }
     (cell,) = plan(tmp_path, entry).cells
-    assert rebuild_cell(cell, tmp_path, (), None).id == cell.id
+    assert rebuild_cell(cell, tmp_path, ()).id == cell.id
 
 
 REPORTING = "import harness\nharness.report(loss=1.0, samples=2)\nharness.report(accuracy=0.5)\n"

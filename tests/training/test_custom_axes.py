@@ -49,7 +49,7 @@ def test_a_value_is_part_of_a_cell_and_its_default_is_not(tmp_path: Path) -> Non
     assert doubled.label == f"{without.label} scale=2.0"
     assert (plain.level("custom.scale"), doubled.levels["custom.scale"]) == (1.0, 2.0)
     assert load(tmp_path, "custom.scale=2.0").cells[0].id == doubled.id
-    assert rebuild_cell(doubled, tmp_path, [], None) == doubled
+    assert rebuild_cell(doubled, tmp_path, []) == doubled
     code = tmp_path / FILE.name
     code.write_text(f"{code.read_text(encoding='utf-8')}\nCHANGED = 1\n", encoding="utf-8")
     changed_plain, changed = load(tmp_path, matrix={"custom.scale": [1.0, 2.0]}).cells
