@@ -21,7 +21,6 @@ import msgspec
 
 from harness.analysis.cells import differing_axes, varying_axes
 from harness.analysis.convergence import convergence_difference, obstacles
-from harness.analysis.cost import CostRow, cost_rows
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
@@ -119,7 +118,6 @@ class Match:
     same_bits: int  # pairs of trials that ended with the same parameters
     pairs: int  # pairs of trials with the same seed and repeat
     rows: Sequence[MetricRow] = ()  # one for each metric, throughput first; empty until judged
-    costs: Sequence[CostRow] = ()  # empty until judged, and where a profile states no price
 
     @staticmethod
     def of(a: CellResult, b: CellResult, b_side: str) -> Match:
@@ -559,8 +557,7 @@ def _judge_matches(
         )
     judged = []
     for match, rows_of_match in zip(matches, rows, strict=True):
-        costs = cost_rows(match.a, match.b, rules.goal)
-        judged.append(replace(match, rows=rows_of_match, costs=costs))
+        judged.append(replace(match, rows=rows_of_match))
     return CellComparison(
         matches=judged,
         differences=differences,

@@ -20,11 +20,11 @@ from harness.hardware.machine import Device, machine_key
 from harness.hardware.roofline import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
-from harness.records.cost import TrialCost, seconds_until, trial_cost
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
 from harness.records.record import Rank0Report, Record, Summary, TargetMetric
 from harness.records.series import Numbers
+from harness.records.time_to_goal import seconds_until
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
 from harness.statistics.trials import independent_values, mean_by_seed
@@ -81,7 +81,6 @@ class TrialResult:
     # The evaluations that were better than all before them, so that every goal's first is there. A
     # baseline keeps none, and is of the same trials nevertheless.
     improvements: Sequence[MetricPoint] = field(default=(), compare=False)
-    cost: TrialCost | None = None  # None where the cluster profile stated no price
     # In the test set, which says in what steps a metric of samples moves; None of a script.
     test_samples: Number | None = field(default=None, compare=False)
     # The names of its machines, none where they are unknown. A baseline has none of them.
@@ -341,7 +340,6 @@ def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
         parameter_digest=report.parameter_digest,
         order_digest=record.order_digest,
         improvements=_improvements(record, report),
-        cost=trial_cost(record),
         test_samples=report.test_samples,
         company=company,
         lanes=lanes,

@@ -17,9 +17,9 @@ from functools import lru_cache
 from statistics import fmean
 
 from harness.analysis.stopping import epochs_to_best, epochs_to_goal, epochs_trained
-from harness.records.cost import cost_at_goal, cost_per_epoch, seconds_to_goal
 from harness.records.goodput import goodput
 from harness.records.record import Compiled, LossScale, Record, Summary, TelemetryAcross
+from harness.records.time_to_goal import seconds_to_goal
 from harness.spec.cell import ThroughputUnit
 
 KEPT_NAMES = 4096  # of numbers, for which a sweep has some dozens
@@ -268,11 +268,6 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar("epochs_to_goal", "", "epochs until the goal of the rule for stopping", epochs_to_goal),
     Scalar("seconds_to_goal", "s", "time from the first step to the goal of the rule for stopping",
            seconds_to_goal),
-    # What it cost, at the price in the cluster profile.
-    Scalar("cost_per_epoch_*", "", "cost of an epoch of steady steps, in this currency",
-           cost_per_epoch, with_range=True),
-    Scalar("cost_to_goal_*", "", "cost from the first step to the goal of the rule for stopping",
-           cost_at_goal, with_range=True),
     # Where the time went.
     Scalar("*_share", "", "share of the window's time in this phase of a step, all ranks together",
                  step_phase_shares),

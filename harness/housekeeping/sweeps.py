@@ -160,15 +160,6 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
             _forget_removed_trials(folder)
 
 
-def clear_leftover(folder: SweepFolder) -> None:
-    """Remove the folder of a sweep that has nothing but a lock, as a refused command leaves it.
-
-    Raises BadInput as `remove` does.
-    """
-    if list(folder.path.glob("*")) == [folder.lock_path]:
-        remove(folder, [whole_sweep(folder)])
-
-
 def _forget_removed_trials(folder: SweepFolder) -> None:
     """Leave the ids of trials that have been removed out of a sweep's file, as of the same time."""
     stat = folder.spec_path.stat()

@@ -7,7 +7,6 @@ Matplotlib is imported when the first plot is drawn, as it takes longer than mos
 from __future__ import annotations
 
 import io
-import math
 from typing import TYPE_CHECKING
 
 from harness.render.format import si_prefixed
@@ -72,21 +71,3 @@ def si_tick(value: float, _: float) -> str:
 def plain_tick(value: float, _: float) -> str:
     """Return a tick's label without powers of ten: `0.25`."""
     return f"{value:g}"
-
-
-def power_tick(value: float, _: float) -> str:
-    """Return a tick's label as a power of ten: `1e-7`.
-
-    Matplotlib's own would be a formula, which texts here are not (`new_figure`).
-    """
-    return f"1e{round(math.log10(value))}"
-
-
-def tint(color: str, strength: float) -> str:
-    """Return a color mixed with white: white at strength 0, at 1 the strongest that text allows."""
-    share = strength * STRONGEST_SHADE
-    digits = []
-    for start in (1, 3, 5):  # of `#rrggbb`
-        channel = int(color[start : start + 2], 16)
-        digits.append(f"{round(WHITE + (channel - WHITE) * share):02x}")
-    return "#" + "".join(digits)

@@ -6,11 +6,8 @@ mean. In all of it A is the reference and B what is judged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.markup import escape
@@ -84,9 +81,6 @@ def _match_rows(match: Match) -> list[list[Content]]:
                 fmt.detectable_effect(verdict),
             ]
         )
-    for cost in match.costs:
-        means = fmt.cost(cost.a), fmt.cost(cost.b)
-        rows.append([match.b_side, cost.name, *means, fmt.ratio(cost.ratio), "", "", "", ""])
     bits = fmt.MISSING
     if match.pairs:
         bits = f"{match.same_bits} of {match.pairs}"
@@ -165,7 +159,6 @@ def print_comparison_json(comparison: CellComparison, a_name: str, b_names: Sequ
                 "same_bits": match.same_bits,
                 "pairs": match.pairs,
                 "metrics": list(map(row_fields, match.rows)),
-                "costs": list(map(asdict, match.costs)),
             }
         )
     content = {
@@ -230,46 +223,6 @@ def show_saved(saved: Sequence[Saved]) -> None:
                 f" [yellow]({count} of {FEWEST_SESSIONS} sessions that a verdict on speed takes)[/]"
             )
         console.print_markup(f"{action} {path}  {label}{warning}")
-
-
-def show_baselines(baselines: Sequence[tuple[Path, CellResult]]) -> None:
-    """Print one row a baseline; `baselines` are their files with what they hold."""
-    unit = fmt.common_unit([result for _, result in baselines])
-    table = Table(["hardware", "cell", "label", unit, "trials", "code"], [unit, "trials"])
-    # The folder of a baseline is named after the hardware, the file after the cell's id.
-    for path, result in baselines:
-        # Comparisons use the mean of logarithms, so this is the number that they compare with.
-        logs = result.log_throughputs
-        mean = math.exp(fmean(logs)) if logs else None
-        table.add_row(
-            path.parent.name,
-            path.stem,
-            result.cell.label,
-            fmt.in_column(fmt.samples_per_second(mean), result, unit),
-            str(len(result.trials)),
-            " and ".join(result.conditions["code"]),
-        )
-    show_table(TerminalConsole(), table)
-
-
-def show_baseline(path: Path, result: CellResult) -> None:
-    """Print a baseline's conditions, and a row for each trial."""
-    console = TerminalConsole()
-    console.print_markup(f"[bold]{escape(result.cell.label)}[/]  {escape(str(path))}")
-    for kind, values in result.conditions.items():
-        console.print_text(f"{kind:9}{' and '.join(values)}")
-    metric = result.target.name if result.target else "metric"
-    numbers = ["seed", "repeat", result.throughput_unit, metric]
-    table = Table([*numbers, "parameters"], numbers)
-    for trial in result.trials:
-        table.add_row(
-            str(trial.seed),
-            str(trial.repeat),
-            fmt.samples_per_second(trial.throughput),
-            fmt.metric_value(trial.metric),
-            trial.parameter_digest[:SHORT_DIGEST],
-        )
-    show_table(console, table)
 
 
 LEGEND = (

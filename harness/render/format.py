@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from harness.statistics.verdict import MetricVerdict, Outcome
 
 MISSING = "–"  # stands for what was not measured
-MOST_PACKAGES = 12  # that a line lists; JSON has all
 SHORT_COMMIT = 7  # characters, as git abbreviates
 BINARY_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -192,11 +191,6 @@ def throughput(interval: Interval | None) -> str:
     return _with_relative_interval(interval, samples_per_second)
 
 
-def cost(interval: Interval | None) -> str:
-    """Return a mean cost with the half width of its interval in percent: `0.00123 ±1.2%`."""
-    return _with_relative_interval(interval, three_digits)
-
-
 def _with_relative_interval(interval: Interval | None, written: Callable[[float], str]) -> str:
     """Return a mean with the half width of its interval in percent, each number as `written`.
 
@@ -356,11 +350,6 @@ def verdict_badge(row: MetricRow | None) -> Styled:
     return Styled(row.verdict.label, OUTCOME_LOOKS[row.verdict.outcome])
 
 
-def verdict_label(row: MetricRow | None) -> str:
-    """Return the verdict of a row: `faster`, `slower`, `same`, …; `reference` where there is none."""
-    return "reference" if row is None else row.verdict.label
-
-
 # Attribution.
 
 
@@ -372,12 +361,6 @@ def effect_bounds(effect: Effect, digits: int = 3) -> str:
 def certainty(effect: Effect) -> str:
     """Return whether an effect is significant over all effects together: `yes` or `no`."""
     return "yes" if effect.is_certain else "no"
-
-
-def effect_sentence(effect: Effect) -> str:
-    """Return an effect as a clause: `precision=bf16 is 1.20 times precision=fp32 (1.10 to 1.30)`."""
-    levels, reference = axis_levels(effect.levels), axis_levels(effect.reference)
-    return f"{levels} is {effect.ratio:.2f} times {reference} ({effect_bounds(effect, digits=2)})"
 
 
 # Axes and cells.

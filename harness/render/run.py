@@ -119,14 +119,6 @@ class RunView(TrialListener):
         self.progress.update(self.bar, description=trial.cell.label, news="starting")
         self._show_rows()
 
-    def on_trial_skip(self, trial: Trial, reason: str) -> None:
-        """Take the trial out of the count, and say once for each cell why its trials don't run."""
-        self.planned_count -= 1
-        self.progress.update(self.bar, total=self.planned_count)
-        if trial.cell.id not in self.skipped_cells:
-            self.skipped_cells.add(trial.cell.id)
-            self.console.print_markup(f"[dim]-[/] {escape(trial.cell.label)}: {escape(reason)}")
-
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
         """Show the step, the throughput and the loss that rank 0 has reported, and the time left.
 

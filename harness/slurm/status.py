@@ -39,9 +39,6 @@ from harness.slurm.submission import Submission, SubmittedJob
 from harness.spec.cell import ThroughputUnit, Trial
 from harness.spec.sweep import Sweep
 
-# States of a trial without a record. One that is lost or cancelled may have that of an interruption.
-NOT_BEGUN = ("queued", "held", "missing", "lost", "cancelled")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles:

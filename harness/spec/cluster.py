@@ -20,7 +20,6 @@ from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
 from harness.spec.environment import NAME, PREFIX
-from harness.spec.price import parse_price
 from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_between_failures
 from harness.spec.slurm import SlurmOptions, reject_control_characters
 from harness.spec.text import find_control_character
@@ -62,17 +61,13 @@ class Profile:
     cool_down_celsius: Celsius | None = None
     # Of one rank, that is of its GPU or of its share of the machine, as in 2.49 USD; null: no costs
     # are shown.
-    price_per_hour: str | None = None
     # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        for key, parse in (
-            ("mean_time_between_failures", parse_time_between_failures),
-            ("price_per_hour", parse_price),
-        ):
+        for key, parse in (("mean_time_between_failures", parse_time_between_failures),):
             try:
                 if getattr(self, key) is not None:
                     parse(getattr(self, key))

@@ -75,12 +75,6 @@ def _replace_axis(document: Document, axis: str, value: str, source: str) -> Non
     document.put(("matrix", axis), _parse_list(value, source), source)
 
 
-def _has_axis(document: Document, axis: str) -> bool:
-    """Return whether the sweep sets an axis, rules of `exclude` and `include` aside."""
-    groups = [document.content.get("matrix", {}), *_groups_of_axes(document)]
-    return any(axis in group for group in groups)
-
-
 def _groups_of_axes(document: Document) -> list[dict[str, Any]]:
     """Return what sets axes apart from the matrix: `axes`, each part of `zip`, and the workloads' own."""
     content = document.content

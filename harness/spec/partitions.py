@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.core.errors import HarnessError, did_you_mean
 from harness.core.processes import run_command
@@ -140,33 +140,6 @@ def find_mismatch(options: SlurmOptions, partitions: Sequence[Partition]) -> Mis
             return None
         mismatches.append(mismatch)
     return mismatches[0]
-
-
-def count_nodes(options: SlurmOptions) -> int | None:
-    """Return how many nodes the partition of a profile has, None where Slurm does not say.
-
-    Of several partitions, as in `gpu,long`, that is the largest.
-    """
-    names = options.partition.split(",") if options.partition else None
-    counts = []
-    for partition in query():
-        is_chosen = partition.default if names is None else partition.name in names
-        if is_chosen:
-            counts.append(sum(group.count for group in partition.nodes))
-    return max(counts, default=None)
-
-
-def can_exclude_nodes(nodes: Sequence[str], options: SlurmOptions) -> bool:
-    """Return whether a job with these options can leave these nodes out.
-
-    It can if the cluster would have room for a job that is larger by as many nodes, or does not
-    say.
-    """
-    partitions = query()
-    if not partitions:
-        return True
-    larger = replace(options, nodes=options.nodes + len(nodes))
-    return find_mismatch(larger, partitions) is None
 
 
 def _check_time(options: SlurmOptions, partition: Partition) -> Mismatch | None:

@@ -8,7 +8,6 @@ character before they get there.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -95,11 +94,6 @@ class SlurmOptions:
     interface: str | None = None  # network interface of gloo and NCCL, as in ib0
     # Further options of sbatch, without their --; null: an option that takes no value.
     options: dict[str, str | None] = field(default_factory=dict)
-
-    def excluding(self, nodes: Sequence[str]) -> str | None:
-        """Return the nodes that no job gets, as Slurm takes them: the profile's own, and these."""
-        by_profile = self.options.get("exclude")
-        return ",".join([by_profile, *nodes] if by_profile else nodes) or None
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""

@@ -149,13 +149,6 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     return p
 
 
-def fewest_values(alpha: float, prior: float) -> int:
-    """Return after how many values an interval can be finite at all, at least `FEWEST_VALUES`."""
-    n = np.arange(FEWEST_VALUES, 1000, dtype=np.float64)
-    half_width = normal_half_width(n, np.ones_like(n), NORMAL_SHARE * alpha, prior)
-    return FEWEST_VALUES + int(np.isfinite(half_width).argmax())
-
-
 def half_width_after(count: int, deviation: float, alpha: float) -> float:
     """Return half the width of the interval after so many values, of a usual sample.
 

@@ -6,23 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import partitions
-from harness.spec.partitions import NodeGroup, Partition
-from harness.spec.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import random_sweep, slurm_profile
 from tests.support.commands import harness
 
 pytestmark = pytest.mark.slurm
-
-
-def test_the_output_of_sinfo_is_understood(slurm: Slurm) -> None:
-    nodes = [NodeGroup(count=2, cpus=4, memory_mib=8000, gpus={})]
-    assert partitions.query() == [
-        Partition(name="debug", default=True, time_limit_seconds=3600, nodes=nodes),
-        Partition(name="urgent", default=False, time_limit_seconds=3600, nodes=nodes),
-    ]
-    assert partitions.count_nodes(SlurmOptions()) == 2
 
 
 def test_a_dry_run_names_what_only_sbatch_knows(slurm: Slurm, tmp_path: Path) -> None:
