@@ -23,8 +23,6 @@ INK = "#222222"  # text, and lines that stand for no series
 PALE = "#DDDDDD"  # grid lines
 SPINE = "#888888"
 DPI = 150
-WHITE = 255  # a color channel
-STRONGEST_SHADE = 0.6  # the share of a color in its strongest shade, on which dark text reads well
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -16,10 +16,10 @@ from harness.analysis.baseline import Saved
 from harness.analysis.compare import CellComparison, Match, MetricRow, setting_differences
 from harness.analysis.convergence import STEPS_MARGIN
 from harness.analysis.result import CellResult
-from harness.core.text import counted
 from harness.core.validation import finite
 from harness.render import format as fmt
-from harness.render.console import TerminalConsole, print_json, show_table
+from harness.render.cells import effects_table
+from harness.render.console import TerminalConsole, print_json, show_table, styled
 from harness.render.table import Content, Table
 from harness.spec.cell import axis_value
 from harness.statistics.attribution import Attribution
@@ -28,8 +28,6 @@ from harness.statistics.verdict import ALPHA
 
 COLUMNS = ["metric", "A", "B", "B against A", "interval", "pairs", "verdict", "detectable"]
 NUMBERS = ["A", "B", "B against A", "interval", "pairs", "detectable"]  # aligned to the right
-
-SHORT_DIGEST = 12  # characters of a parameter digest that are shown
 
 
 def show_comparison(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> None:
@@ -242,33 +240,7 @@ def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> N
         return
     console = TerminalConsole()
     for label, attribution in attributions.items():
-        _print_attribution(console, label, attribution)
-    console.print_markup(f"[dim]{LEGEND}[/]")
-
-
-def _print_attribution(console: TerminalConsole, label: str, attribution: Attribution) -> None:
-    """Print one workload's effects, how well the model fits, and the terms it can't separate.
-
-    A term is an axis or a pair of axes. It can't be separated where the cells that would tell it
-    from others are not in the sweep.
-    """
-    table = Table(
-        [label, "against", "throughput", "interval", "certain"],
-        ["throughput", "interval"],
-    )
-    for effect in attribution.effects:
-        table.add_row(
-            fmt.axis_levels(effect.levels),
-            fmt.axis_levels(effect.reference),
-            fmt.ratio(effect.ratio),
-            fmt.effect_bounds(effect),
-            fmt.certainty(effect),
-        )
-    show_table(console, table)
-    console.print(
-        f"[dim]a trial deviates by {attribution.deviation:.1%} from the model;"
-        f" {counted(attribution.degrees_of_freedom, 'degree')} of freedom[/]\n"
-    )
-    for term in attribution.unknown:
-        axes = " and ".join(term)
-        console.print_text(f"{axes}: can't be separated from the other axes")
+        show_table(console, effects_table(label, attribution))
+        for term in attribution.unknown:
+            console.print_text(f"{' and '.join(term)}: can't be separated from the other axes")
+    console.print_prose(styled(LEGEND, "quiet"))

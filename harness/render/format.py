@@ -153,9 +153,6 @@ def nondeterminism_notes(record: Record) -> list[str]:
     return [f"may vary between runs: {note}" for note in record.ranks.across.may_vary]
 
 
-STOP_COUNTS = {"patience": "by patience", "goal": "at the goal", "length": "at full length"}
-
-
 def is_contended(record: Record) -> bool:
     """Return whether a trial is invalid because other programs used its cores."""
     return any(violation.startswith("contention") for violation in record.violations)
@@ -266,15 +263,6 @@ def bounds(low: float, high: float, digits: int = 3) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def gain(factor: Interval | None) -> str:
-    """Return a factor of throughput as a change with its interval: `+3.1% (2.0% to 4.2%)`."""
-    if factor is None:
-        return MISSING
-    text = f"{factor.mean - 1:+.1%}"
-    shown = shown_bounds(factor)
-    return text if shown is None else f"{text} ({shown[0] - 1:.1%} to {shown[1] - 1:.1%})"
-
-
 # Verdicts.
 
 
@@ -353,11 +341,6 @@ def verdict_badge(row: MetricRow | None) -> Styled:
 # Attribution.
 
 
-def effect_bounds(effect: Effect, digits: int = 3) -> str:
-    """Return the interval of an effect, a ratio of throughputs: `1.100 to 1.300`."""
-    return bounds(effect.low, effect.high, digits)
-
-
 def certainty(effect: Effect) -> str:
     """Return whether an effect is significant over all effects together: `yes` or `no`."""
     return "yes" if effect.is_certain else "no"
@@ -374,11 +357,6 @@ def axis_level(axis: str, value: Any) -> str:
     if isinstance(value, str) and axis in LABEL_AXES:
         return value
     return f"{short_axis(axis)}={axis_value(value)}"
-
-
-def axis_levels(levels: Mapping[str, Any]) -> str:
-    """Return levels of axes with the axes' names: `precision=bf16 with strategy=ddp`."""
-    return " with ".join(f"{axis}={axis_value(value)}" for axis, value in levels.items())
 
 
 def short_axis_levels(levels: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ def collect_files(record: Record, trial_folder: TrialFolder, target: Path) -> No
     folder = target / "logs"
     folder.mkdir()
     for log in filter(Path.exists, logs):
-        (folder / log.name).write_text(scrub(tail_of(log)), encoding="utf-8")
+        (folder / log.name).write_text(scrub(tail_of(log, LOG_BYTES)), encoding="utf-8")
     traces = trial_folder.trace_folder
     for trace in sorted(traces.glob("rank*")):
         _copy(trace, target / traces.name / trace.name)

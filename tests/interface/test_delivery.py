@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.interface import delivery
 from harness.interface.delivery import DeliveredRun, JobDelivery
 from harness.records.files import write_record
@@ -39,7 +39,11 @@ def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
     sweep: Sweep, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivered: list[list[str]] = []
-    monkeypatch.setattr(Tracker, "deliver", lambda _, __, trials: delivered.append(list(trials)))
+    everything: list[SweepFolder] = []
+    monkeypatch.setattr(
+        Tracker, "deliver_trials", lambda _, __, trials: delivered.append(list(trials))
+    )
+    monkeypatch.setattr(Tracker, "deliver", lambda _, folder: everything.append(folder))
     rows = []
     for trial in sweep.trials()[:2]:
         record = make_record(trial.cell, seed=trial.seed, status="failed")
@@ -50,7 +54,8 @@ def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
             trial=trial.id, label="", seed=trial.seed, repeat=0, state="failed", job="1"
         )
         rows.append(row)
-    status = SweepStatus(sweep=sweep, trials=rows, slurm_error=None)
+    queued = TrialState(trial="another", label="", seed=0, repeat=0, state="queued", job="1")
+    status = SweepStatus(sweep=sweep, trials=[*rows, queued], slurm_error=None)
     jobs = JobDelivery(results, None)
     jobs.deliver(status)
     jobs.deliver(status)
@@ -58,6 +63,10 @@ def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
     jobs.deliver(status)
     assert jobs.error is None
     assert delivered == [[row.trial for row in rows], [record.trial.id]]
+    assert everything == []
+    write_record(path, replace(record, attempt=3))
+    jobs.deliver(replace(status, trials=rows))  # all have ended: with the verdicts
+    assert everything == [results.sweep_folder("demo")]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from harness.spec.sweep import Sweep
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-EXAMPLES = {"comparing": 1, "data": 5, "planning": 1, "running": 1}  # docstrings with any
+EXAMPLES = {"comparing": 1, "data": 4, "planning": 1, "running": 1}  # docstrings with any
 
 
 def documented(module: ModuleType) -> Iterator[doctest.DocTest]:

@@ -100,7 +100,6 @@ def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
         "null",
     ]
     levels = {"precision": "bf16", "num_workers": 2}
-    assert fmt.axis_levels(levels) == "precision=bf16 with num_workers=2"
     assert fmt.short_axis_levels(levels) == "bf16 with num_workers=2"
     assert fmt.short_axis_levels({"stack": "new", "cache": "cold"}) == "stack=new with cache=cold"
     cells = make_cell(deterministic=True), make_cell()

@@ -163,7 +163,7 @@ class Server(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.end_headers()
         if not self.drips:
-            self.wfile.write(b'{"experiment": ["of", "another", "shape"]}')
+            self.wfile.write(b'{"experiment": 3}')
             return
         with suppress(OSError):
             while True:
