@@ -79,18 +79,9 @@ class TrialFolder:
         return self.heartbeat_folder / f"rank{rank}.json"
 
     @property
-    def flight_folder(self) -> Path:
-        """Return the folder of what ranks leave when the trial hangs; it stays with the record."""
-        return self.path / "flight"
-
-    @property
-    def suspicion_path(self) -> Path:
-        """Return where the ranks of a trial that seems to hang are asked what they do."""
-        return self.flight_folder / "question.json"
-
-    def flight_path(self, rank: int) -> Path:
-        """Return where a rank leaves its answer, as a FlightRecord."""
-        return self.flight_folder / f"rank{rank}.json"
+    def stacks_request(self) -> Path:
+        """Return the file that asks the ranks of a trial that seems to hang to write their stacks."""
+        return self.path / "stacks"
 
     @property
     def failures_path(self) -> Path:

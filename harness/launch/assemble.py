@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.core.errors import BadInput, Interrupted
-from harness.core.logs import last_log_line, log_tail
+from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.text import ranges
 from harness.hardware.machine import Machine
 from harness.hardware.roofline import with_mfu
-from harness.launch.hang import explain_collective
-from harness.launch.watchdog import read_evidence
 from harness.measure.summary import mean_loss, reported_samples, summarize, unpack
 from harness.measure.validity import violations
 from harness.records.across import in_memory_ranks
@@ -260,18 +258,11 @@ def _with_missing(failures: Sequence[Failure], missing: Sequence[int]) -> Sequen
 
 
 def _with_log(failure: Failure, folder: TrialFolder) -> Failure:
-    """Return a failure with the log to look into, and what explains it if its rank said nothing.
-
-    That is the log's last line, and of ranks that have failed in a collective what they left.
-    """
+    """Return a failure with the log to look into, whose last line explains it if its rank said nothing."""
     log = folder.launch_log
     if failure.rank is not None and folder.rank_log(failure.rank).exists():
         log = folder.rank_log(failure.rank)
     message = failure.message
     if failure.kind == "Exited":
         message = f"{message}; the last words of its log: {last_log_line(log)}"
-    if failure.kind == "Killed" or failure.kind in PEER_FAILURES:
-        explanation = explain_collective(failure.rank, log_tail(log), read_evidence(folder))
-        if explanation is not None:
-            message = f"{explanation}; {message}"
     return replace(failure, message=message, log=str(log.relative_to(folder.path)))

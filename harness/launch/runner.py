@@ -580,8 +580,7 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
             shutil.rmtree(stale, ignore_errors=True)
     elif folder.record_path.exists():
         previous_failures = _set_last_attempt_aside(folder)
-    for stale in (folder.trace_folder, folder.flight_folder):
-        shutil.rmtree(stale, ignore_errors=True)
+    shutil.rmtree(folder.trace_folder, ignore_errors=True)
     remove_leftovers(folder)
     return previous_failures
 

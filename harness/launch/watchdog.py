@@ -12,28 +12,22 @@ ranks are asked what they do, and what they answer decides what its failure says
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import BadInput, Interrupted
-from harness.core.paths import TrialFolder, write_atomically
+from harness.core.paths import TrialFolder
 from harness.core.text import ranges
-from harness.launch.hang import RankEvidence, name_hang
-from harness.measure.stacks import look_at
+from harness.launch.hang import MISSED_BEATS, RankEvidence, name_hang
+from harness.measure.stacks import ask_for_stacks, last_stack, process_state
 from harness.records.files import read_rank_result
 from harness.records.record import Failure
 from harness.records.running import (
-    Heartbeat,
-    ProcessView,
-    Suspicion,
     heartbeat_seconds,
-    read_flight_record,
     read_heartbeat,
     read_heartbeats,
     read_progress_file,
@@ -49,8 +43,7 @@ SILENCE_SECONDS = 300.0  # without a heartbeat, after which a rank counts as los
 # longest segment of the attempt. A segment takes 2 s, or as long as one step if that is more.
 MIN_STANDSTILL_SECONDS = 60.0
 STANDSTILL_SEGMENTS = 10
-ANSWER_SECONDS = 10.0  # that a rank has to answer after its next two heartbeats
-MAX_VIEWS = 4  # silent ranks that are looked at, which takes seconds each
+STACK_SECONDS = 2.0  # that a rank has to write its stacks, after its next two heartbeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +61,6 @@ class StallQuestion:
     kind: str  # of the failure
     reason: str  # why they are asked
     deadline: float  # on the watchdog's clock
-    names_silent: bool = False  # whether it asks for ranks that have not answered the one before
 
 
 class Watchdog:
@@ -98,7 +90,6 @@ class Watchdog:
         # By name of the file: when it was modified last, and when that was seen for the first time.
         self._heartbeats: dict[str, tuple[int, float]] = {}
         self._question: StallQuestion | None = None
-        self._views: dict[int, ProcessView] = {}  # of ranks that don't answer, seen from here
 
     def look(self) -> Verdict | None:
         """Return why the trial has to end, None if it may go on or was looked at just now."""
@@ -241,64 +232,42 @@ class Watchdog:
                 reached += f" of {progress['steps']}"
         return f"took longer than its time-out; it had reached {reached}"
 
-    def _ask(
-        self, now: float, kind: str, reason: str, silent: Sequence[Heartbeat] = ()
-    ) -> StallQuestion:
-        """Ask all ranks what they do, and what those do on their host that are silent."""
-        seconds = 2 * heartbeat_seconds(self._world_size) + ANSWER_SECONDS
-        question = StallQuestion(
-            kind=kind, reason=reason, deadline=now + seconds, names_silent=bool(silent)
-        )
-        if not silent:
-            self._withdraw()
-        self._question = question
-        self._folder.flight_folder.mkdir(parents=True, exist_ok=True)
-        content = asdict(Suspicion(silent=silent))
-        write_atomically(self._folder.suspicion_path, json.dumps(content), durable=False)
-        return question
+    def _ask(self, now: float, kind: str, reason: str) -> StallQuestion:
+        """Have all ranks write their stacks with their next heartbeat.
+
+        One that has none is asked by a signal, if it is on this host. A signal would end what a rank
+        waits for in a call of the system.
+        """
+        with suppress(OSError):
+            self._folder.stacks_request.touch()
+        seconds = heartbeat_seconds(self._world_size)
+        for beat in read_heartbeats(self._folder.heartbeat_folder):
+            if time.time() - beat.at > MISSED_BEATS * seconds:
+                ask_for_stacks(beat.pid, beat.created)
+        deadline = now + 2 * seconds + STACK_SECONDS
+        self._question = StallQuestion(kind=kind, reason=reason, deadline=deadline)
+        return self._question
 
     def _withdraw(self) -> None:
-        """Forget the question and its answers, if there is one."""
+        """Forget the question, if there is one."""
         if self._question is not None:
-            shutil.rmtree(self._folder.flight_folder, ignore_errors=True)
+            self._folder.stacks_request.unlink(missing_ok=True)
         self._question = None
-        self._views.clear()
 
     def _verdict(self, now: float, question: StallQuestion) -> Verdict | None:
-        """Return the verdict once all is known that can be, None while answers may still come.
-
-        A rank that does not answer in time is looked at: from here, or else by ranks of its host,
-        which are asked again.
-        """
-        evidence = read_evidence(self._folder, self._views)
-        silent = [rank for rank in evidence if rank.flight is None]
-        if silent and now < question.deadline and not all(rank.process for rank in silent):
+        """Return the verdict once ranks have had the time to write their stacks."""
+        if now < question.deadline:
             return None
-        if not question.names_silent:
-            for rank in silent[:MAX_VIEWS]:
-                beat, log = rank.heartbeat, self._folder.rank_log(rank.rank)
-                view = look_at(beat.pid, beat.created, log, native=True)
-                if view is not None:
-                    self._views[beat.rank] = view
-            unseen = [rank.heartbeat for rank in silent if rank.rank not in self._views]
-            unseen = unseen[:MAX_VIEWS]
-            if unseen and len(silent) < len(evidence):
-                self._ask(now, question.kind, question.reason, unseen)
-                return None
-            evidence = read_evidence(self._folder, self._views)
-        return self._conclude(question, evidence)
-
-    def _conclude(self, question: StallQuestion, evidence: list[RankEvidence]) -> Verdict:
-        """Return the verdict on ranks that have answered, as far as they do."""
-        hang = name_hang(evidence, self._world_size)
+        self._folder.stacks_request.unlink(missing_ok=True)
+        hang = name_hang(read_evidence(self._folder), self._world_size)
         message = question.reason if hang is None else f"{hang}; {question.reason}"
         kind, log = question.kind, self._folder.rank_log(0)
         rank, host, stack = None, None, None
         if hang is not None and hang.culprit is not None:
-            culprit = hang.culprit
-            rank, host, stack = culprit.rank, culprit.heartbeat.host, culprit.stack
-            log = self._folder.rank_log(culprit.rank)
-            if culprit.flight is None and kind == "Hang":
+            beat, stack = hang.culprit.heartbeat, hang.culprit.stack or None
+            rank, host = beat.rank, beat.host
+            log = self._folder.rank_log(beat.rank)
+            if hang.is_silent and kind == "Hang":
                 kind = "Unresponsive"
         failure = Failure(
             kind=kind,
@@ -322,21 +291,11 @@ class Watchdog:
         return now > self._progress_changed[1] + STALE_SECONDS
 
 
-def read_evidence(
-    folder: TrialFolder, views: Mapping[int, ProcessView] | None = None
-) -> list[RankEvidence]:
-    """Return what is known of the ranks that have started, by rank.
-
-    `views` are of ranks that do not answer, as this process sees them.
-    """
-    seen = dict(views or {})
-    beats = read_heartbeats(folder.heartbeat_folder)
-    flights = {beat.rank: read_flight_record(folder.flight_path(beat.rank)) for beat in beats}
-    for flight in flights.values():
-        if flight is not None:
-            seen.update({int(rank): view for rank, view in flight.neighbors.items()})
+def read_evidence(folder: TrialFolder) -> list[RankEvidence]:
+    """Return what is known of the ranks that have started, by rank."""
     evidence = []
-    for beat in beats:
-        rank = beat.rank
-        evidence.append(RankEvidence(heartbeat=beat, flight=flights[rank], process=seen.get(rank)))
+    for beat in read_heartbeats(folder.heartbeat_folder):
+        state = process_state(beat.pid, beat.created)
+        stack = last_stack(folder.rank_log(beat.rank))
+        evidence.append(RankEvidence(heartbeat=beat, state=state, stack=stack))
     return evidence

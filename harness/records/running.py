@@ -8,9 +8,9 @@ They have no schema, because nobody reads them once the trial has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +23,6 @@ from harness.records.decode import FileFormat, decode_file, read_json
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")
-FLIGHT_FORMAT = FileFormat(name="flight record of a rank")
-SUSPICION_FORMAT = FileFormat(name="question to the ranks of a trial")
 FAILED_RANKS_FORMAT = FileFormat(name="list of failed ranks")
 MAX_RANK_DIGITS = 9  # of a rank's number in the keys of a file
 BEATS_PER_SECOND = 16  # of all ranks together, as far as MAX_BEAT_SECONDS allows
@@ -88,51 +86,6 @@ class Heartbeat:
         return f"rank {self.rank} on {self.host} is in {self.position} after step {self.step}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectiveCall:
-    """A collective that a rank has called, as torch's flight recorder has it."""
-
-    group: str  # of ranks, empty for that of all ranks
-    number: Number  # among the collectives of the group, from 1
-    operation: str  # such as all_reduce
-    sizes: str  # of the tensors that this rank gave, as in `4x8 Float`
-    site: str  # where it was called: a line, as in `train.py:88`, or the part of torch, as in `ddp`
-    finished: bool
-
-    def __str__(self) -> str:
-        group = f" of group {self.group}" if self.group else ""
-        return f"{self.operation} {self.number:,}{group} ({self.site})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessView:
-    """A process as it is seen from outside, by another process or by another thread of its own."""
-
-    pid: Number
-    state: str  # as psutil calls it: running, sleeping, stopped, zombie, …
-    waits_in: str = ""  # the function of the kernel in which its main thread sleeps, if it says so
-    stack: str = ""  # of its main thread, as a traceback of Python without the code
-    native_stack: str = ""  # of all its threads, by py-spy where that is installed
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlightRecord:
-    """What a rank leaves when it is asked, or fails together with others."""
-
-    rank: Number
-    process: ProcessView
-    calls: Sequence[CollectiveCall]  # the last ones of each group, in their order
-    children: Sequence[ProcessView] = ()  # such as workers of its loader
-    neighbors: Mapping[str, ProcessView] = field(default_factory=dict)  # silent ranks of its host
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """The question to all ranks of a trial that makes no progress: what are you doing?"""
-
-    silent: Sequence[Heartbeat]  # the last heartbeats of ranks that have had none for a while
-
-
 def heartbeat_seconds(world_size: int) -> float:
     """Return the seconds between two heartbeats of a rank.
 
@@ -154,20 +107,6 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last heartbeat of a rank, None if it can't be read."""
     with suppress(BadFile):
         return decode_file(Heartbeat, path, HEARTBEAT_FORMAT)
-    return None
-
-
-def read_flight_record(path: Path) -> FlightRecord | None:
-    """Return what a rank has left, None if it has left nothing (yet) that can be read."""
-    with suppress(BadFile):
-        return decode_file(FlightRecord, path, FLIGHT_FORMAT)
-    return None
-
-
-def read_suspicion(path: Path) -> Suspicion | None:
-    """Return the question to all ranks, None where there is none."""
-    with suppress(BadFile):
-        return decode_file(Suspicion, path, SUSPICION_FORMAT)
     return None
 
 

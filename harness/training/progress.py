@@ -25,8 +25,8 @@ import psutil
 
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
+from harness.measure.stacks import write_stacks
 from harness.records.running import Heartbeat, heartbeat_seconds
-from harness.training.flight import FlightRecorder
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 
@@ -93,10 +93,9 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     """Write a rank's heartbeats while the block lasts, each in place of the last.
 
     Ranks that begin at the same time take turns from their second heartbeat on. After each one, the
-    rank answers what it does if it is asked.
+    rank writes its stacks to its log if it is asked to.
     """
     path = folder.heartbeat_path(ranks.rank)
-    recorder = FlightRecorder(folder, ranks)
     created = psutil.Process().create_time()
     ended = threading.Event()
     period = heartbeat_seconds(ranks.world_size)
@@ -104,6 +103,7 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     def beat() -> None:
         """Write heartbeats until the block ends; one that can't be written is missed."""
         pause = period * (ranks.rank + 1) / ranks.world_size
+        was_asked = False
         while not ended.is_set():
             with suppress(OSError, StorageError):
                 heartbeat = Heartbeat(
@@ -119,7 +119,10 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
                 # The results may have been moved, which the runner notices.
                 if path.parent.exists():
                     write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
-                recorder.answer()
+            is_asked = folder.stacks_request.exists()
+            if is_asked and not was_asked:
+                write_stacks()
+            was_asked = is_asked
             ended.wait(pause)
             pause = period
 

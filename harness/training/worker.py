@@ -48,7 +48,6 @@ from harness.spec.files import check_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import cool_down, joined, load_workload, with_batch_size_of
-from harness.training.flight import FlightRecorder
 from harness.training.outcome import environment_of, pack_series
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
@@ -104,9 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):  # of a log on the same disk
             traceback.print_exc()
         return storage.EXIT_CODE
-    if exit_code == 1:
-        with suppress(OSError, StorageError):  # it only helps to explain the failure
-            FlightRecorder(folder, ranks).leave()
     return exit_code
 
 

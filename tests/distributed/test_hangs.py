@@ -45,32 +45,19 @@ def test_hangs_are_named_within_the_pace_of_the_trial(tmp_path: Path) -> None:
     apart = failure_after(tmp_path / "order", "order")
     assert (apart.kind, apart.rank) == ("Hang", None), "of two ranks, either may be wrong"
     assert re.match(
-        r"rank 1 is in broadcast (\d+) \(hangs.py:\d+\), rank 0 is in all_reduce \1 \(hangs.py:\d+\):"
-        r" they diverged after \d+; no progress for \d+ s, and [\d.]+ s at most before",
+        r"rank 0 on \S+ is in hangs.py:\d+ after step (\d+), rank 1 on \S+ is in hangs.py:\d+ after step"
+        r" \1; no progress for \d+ s, and [\d.]+ s at most before",
         apart.message,
     )
     blocked = failure_after(tmp_path / "pipe", "pipe")
     assert (blocked.kind, blocked.rank, blocked.log) == ("Hang", 1, "logs/rank1.log")
     assert re.search(ALONE["pipe"][1], blocked.message)
-    assert "in which rank 0 waits" in blocked.message
     assert re.match(r".*hangs.py:\d+: rank 1 on ", str(blocked)), "the user's own line"
     assert processes_below(tmp_path) == []
 
 
-@pytest.mark.usefixtures("impatient")
-def test_tensors_of_different_sizes_are_named_with_both_lines(tmp_path: Path) -> None:
-    """gloo ends a rank that gets more than it asked for by SIGABRT."""
-    cause = failure_after(tmp_path / "sizes", "sizes")
-    assert (cause.kind, cause.rank) == ("Killed", 0)
-    assert re.match(
-        r"rank 0 in hangs.py:\d+ got 400 bytes where it expected 4, as rank 1 is in all_reduce \d+ of"
-        r" 400 Float \(hangs.py:\d+\): their sizes differ; ended by SIGABRT",
-        cause.message,
-    )
-
-
 def test_a_loss_that_communicates_ends(tmp_path: Path) -> None:
-    """Its operations are counted after training, by every rank: by one alone, it would wait for the others."""
+    """Its operations are counted by every rank: by one alone, it would wait for the others."""
     variant = {"uses": CONTRASTIVE, "axes": {"strategy": "ddp", "world_size": 2}}
     sweep = line_sweep(tmp_path, {"contrastive": variant}, length={"steps": 10}, timeout=60)
     (record,) = run(sweep)
@@ -78,7 +65,6 @@ def test_a_loss_that_communicates_ends(tmp_path: Path) -> None:
     assert record.rank0 is not None
     # Two layers of 8x8, forward and for their weights; 32 similarities, forward and for both factors.
     assert record.rank0.flops_per_sample == 2 * 2 * (2 * 8 * 8) + 3 * (2 * 8 * 32)
-    assert record.rank0.bytes_per_sample
     assert processes_below(tmp_path) == []
 
 

@@ -16,9 +16,7 @@ from harness.launch.watchdog import Verdict, Watchdog
 from harness.records.files import write_record
 from harness.records.record import Failure, RankResult
 from harness.records.running import (
-    FlightRecord,
     Heartbeat,
-    ProcessView,
     heartbeat_seconds,
     read_heartbeats,
 )
@@ -48,10 +46,7 @@ class Watched:
         write_record(self.folder.result_path(rank), result)
 
     def beat(self, rank: int, *, in_step: bool = False) -> None:
-        """Leave a heartbeat of a rank, which answers if it is asked."""
-        if self.folder.suspicion_path.exists() and not self.folder.flight_path(rank).exists():
-            record = FlightRecord(rank=rank, process=ProcessView(pid=7, state="sleeping"), calls=[])
-            write_atomically(self.folder.flight_path(rank), json.dumps(asdict(record)))
+        """Leave a heartbeat of a rank."""
         beat = replace(BEAT, rank=rank, host=f"n{rank + 1}", at=self.now, in_step=in_step)
         write_atomically(self.folder.heartbeat_path(rank), json.dumps(asdict(beat)), durable=False)
 
@@ -175,16 +170,16 @@ class TestATrialThatStandsStill:
         assert watched.wait(2 * watchdog.MIN_STANDSTILL_SECONDS) is None
 
     def test_is_left_alone_once_it_gets_on(self, watched: Watched) -> None:
-        """What ranks have answered is gone."""
+        """Nobody is asked any more."""
         watched.progress(8, slowest=0.1)
         for _ in range(40):
             watched.wait(2 * watchdog.LOOK_SECONDS, 0, in_step=True)
             watched.beat(1, in_step=True)
-            if watched.folder.suspicion_path.exists():
+            if watched.folder.stacks_request.exists():
                 break
         watched.progress(9, slowest=0.1)
         assert watched.wait(50, 0, 1, in_step=True) is None
-        assert not watched.folder.flight_folder.exists()
+        assert not watched.folder.stacks_request.exists()
 
     def test_ends_at_its_time_out_at_the_latest(self, tmp_path: Path) -> None:
         watched = Watched(tmp_path / "trial")
