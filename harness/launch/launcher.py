@@ -18,6 +18,10 @@ from harness.training.interruption import SIGNAL
 if TYPE_CHECKING:  # it reads sweep files, which a rank does not
     from harness.launch.stack import ReadyStack
 
+# What ranks begin with unless the user sets it. Python draws a seed for the hashes of texts in each process: a workload
+# that iterates over a set would train on another order in every command, and in every rank of its own.
+HASH_SEED = {"PYTHONHASHSEED": "0"}
+
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank of a job that has this node alone."""

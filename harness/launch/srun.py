@@ -21,7 +21,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import Process, parent_variables, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
-from harness.launch.launcher import assign, exit_failure, rank_variables, signal_failure
+from harness.launch.launcher import HASH_SEED, assign, exit_failure, rank_variables, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.spec.environment import Variables
@@ -139,7 +139,7 @@ class Srun:
         step; only those that the profile sets are kept.
         """
         of_torchrun = rank_variables(0, 1)
-        variables = {}
+        variables = dict(HASH_SEED)
         for name, value in client_variables().items():
             if name not in of_torchrun:
                 variables[name] = value

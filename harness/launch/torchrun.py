@@ -28,7 +28,7 @@ from harness.core.processes import (
 )
 from harness.launch import forkserver
 from harness.launch.abandoned import kill_abandoned_of_trial, mark_variables
-from harness.launch.launcher import RENDEZVOUS, assign, exit_failure, signal_failure
+from harness.launch.launcher import HASH_SEED, RENDEZVOUS, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
@@ -101,6 +101,7 @@ class Torchrun:
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command, for ranks of `threads` threads each."""
         variables = {
+            **HASH_SEED,
             **os.environ,
             **import_variables(),
             **self.environment,
