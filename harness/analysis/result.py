@@ -17,7 +17,7 @@ from typing import get_args
 
 from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
-from harness.hardware.roofline import device_of
+from harness.hardware.mfu import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.differences import as_text, environment_fields

@@ -13,7 +13,7 @@ from typing import Literal
 
 from harness.analysis.scalars import SCALARS, row_of, scalars
 from harness.hardware.machine import machine_key
-from harness.hardware.roofline import device_of
+from harness.hardware.mfu import device_of
 from harness.records.record import Record
 from harness.spec.axes import AXES, axis_help
 from harness.spec.cell import Cell, axis_names, setting_of

@@ -1,1 +1,1 @@
-"""Knows what a machine can do: vendors' peaks, measured peaks, rooflines, and its false alarms."""
+"""Knows what a machine can do: vendors' peaks, measured peaks, MFU, and its false alarms."""

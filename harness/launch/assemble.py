@@ -12,7 +12,7 @@ from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.text import ranges
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import with_mfu
+from harness.hardware.mfu import with_mfu
 from harness.measure.summary import mean_loss, reported_samples, summarize, unpack
 from harness.measure.validity import violations
 from harness.records.across import in_memory_ranks

@@ -402,7 +402,6 @@ class Runner:
             profile=self.sweep.profile,
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
-            cool_down_celsius=self.profile.cool_down_celsius,
             attempt=attempt,
             lane=lane or Lane(),
             code=self.rank_code or self.provenance.code,

@@ -11,7 +11,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.core.scratch import ScratchFolder
 from harness.hardware import machine
-from harness.hardware.roofline import device_of
+from harness.hardware.mfu import device_of
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from harness.records.company import Company
 from harness.records.record import RankResult, Summary, Telemetry
@@ -11,9 +10,6 @@ from harness.spec.validity import ValidityRules
 
 # Seconds of a trial below which the kernel's clock ticks are too coarse to tell who had the cores.
 MIN_TELEMETRY = 1.0
-# Seconds between two moments at which all ranks met, below which jitter looks like drift: a rank may
-# read its clock tens of milliseconds late.
-MIN_ELAPSED = 10.0
 # A GPU that is kept busy runs at its power limit, which is its normal speed: an H200 reported the reason
 # in 75% to 100% of the samples of DistilBERT, with its clock within 9% of the highest.
 POWER_LIMIT = "sw_power_cap"
@@ -40,7 +36,6 @@ def violations(
     for result in ranks if knows_its_cores else ():
         waited = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
         lines += _share_above(contention(result, ranks), rules.contention, waited)
-    lines += _share_above(clock_drift(ranks), rules.clock_drift, "clock_drift: between hosts")
     data_wait = summary.shares.get("data_wait")
     lines += _share_above(data_wait, rules.data_wait, "data_wait: the loader starved")
     return lines
@@ -84,22 +79,6 @@ def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
             return None
         cpu_of_others -= other.telemetry.shares["trial_cpu"]
     return min(waited, max(0.0, cpu_of_others))
-
-
-def clock_drift(ranks: Sequence[RankResult]) -> float | None:
-    """Return how far the hosts' clocks disagree on the time between two moments that all ranks share.
-
-    The ranks of a host read the same clock, so what they differ by is how late they were scheduled.
-    The result is a fraction of that time; None if it is unknown on all hosts but one, or too short.
-    """
-    by_host: dict[str, list[float]] = {}
-    for result in ranks:
-        if result.elapsed is not None:
-            by_host.setdefault(result.host, []).append(result.elapsed)
-    elapsed = [median(seconds) for seconds in by_host.values()]
-    if len(elapsed) < 2 or min(elapsed) < MIN_ELAPSED:
-        return None
-    return 1 - min(elapsed) / max(elapsed)
 
 
 def _share_above(share: float | None, limit: float | None, subject: str) -> list[str]:

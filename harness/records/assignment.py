@@ -42,7 +42,6 @@ class Assignment:
     profile: Profiling | None = None  # None: no trace
     fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    cool_down_celsius: int | None = None  # that its GPUs have when it begins; None: any temperature
     attempt: Ordinal = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.
     code: Code | None = None

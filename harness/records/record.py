@@ -185,8 +185,6 @@ class Rank0Report:
     checkpoint: str | None = None
     # As the workload states it; None where samples are no sequences of tokens.
     tokens_per_sample: Amount | None = None
-    # Memory traffic as `harness.measure.traffic` counts it; None where it can't be counted.
-    bytes_per_sample: Amount | None = None
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
     # When rank 0 began, and when training did, seconds since the epoch. Of a trial that was resumed
     # it is the first attempt that counts.
@@ -329,7 +327,6 @@ class RankResult:
     step_phases: Mapping[str, Series] = field(default_factory=dict)  # phase -> seconds of each step
     # Steps, counted from 0, that are not measured: a loader may have fetched for them in a pause.
     refilled_steps: Sequence[Number] = ()
-    elapsed: float | None = None  # seconds of its clock between two moments that all ranks share
     interruptions: Sequence[Interruption] = ()
     # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
     refused_checkpoints: Sequence[str] = ()

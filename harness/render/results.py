@@ -11,7 +11,7 @@ from harness.analysis.parity import SweepParity, read_parity, with_seeds
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, tracking_flag
-from harness.hardware.roofline import with_measured_peaks
+from harness.hardware.mfu import with_measured_peaks
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.cells import cells_table

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
@@ -24,14 +24,13 @@ from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_b
 from harness.spec.slurm import SlurmOptions, reject_control_characters
 from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
-from workloads.options import Between, Count
+from workloads.options import Count
 
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
 # What ranks get from the profile's `slurm.interface`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-Celsius = Annotated[int, Between(20, 120)]
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 # The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
@@ -57,8 +56,6 @@ class Profile:
     forkserver: bool = True
     # How long ranks of a trial run until one is lost, on average: `checkpoint: {every: auto}` needs it.
     mean_time_between_failures: str = DEFAULT_MEAN_TIME_BETWEEN_FAILURES
-    # Degrees Celsius to which a GPU has to cool before a trial trains on it; null: trials do not wait.
-    cool_down_celsius: Celsius | None = None
     # Of one rank, that is of its GPU or of its share of the machine, as in 2.49 USD; null: no costs
     # are shown.
     # Which measurements are not to be believed, and how often those are repeated.
@@ -73,10 +70,6 @@ class Profile:
                     parse(getattr(self, key))
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
-        if self.cool_down_celsius is not None and self.device == "cpu":
-            raise ValueError(
-                f"cool_down_celsius: found {self.cool_down_celsius} with device cpu; allowed: with GPUs"
-            )
         for name in self.environment:
             if not NAME.fullmatch(name):
                 raise ValueError(

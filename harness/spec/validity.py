@@ -28,7 +28,5 @@ class ValidityRules:
     steal: Share | None = 0.05  # of the host's CPU time, taken by others on the same machine
     # Of the time that a rank waited for a core while other programs used at least this much of one.
     contention: Share | None = 0.05
-    # Between the clocks of two hosts, over the time between the same two moments.
-    clock_drift: Share | None = 0.01
     data_wait: Share | None = 0.9  # of a rank's time: a loader that starved
     reruns: Annotated[int, Between(0, 100)] = 2  # attempts after an invalid first one

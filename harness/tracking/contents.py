@@ -395,9 +395,7 @@ def _step_times(record: Record) -> list[int]:
     for evaluation in evaluations:
         if evaluation.step < steps:  # the time of an evaluation counts for the step after it
             seconds[evaluation.step + 1] += evaluation.seconds or 0.0
-    before_training = [
-        record.phases.get(phase, 0.0) for phase in ("startup", "data", "build", "cool_down")
-    ]
+    before_training = [record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")]
     seconds[0] = record.started + sum(before_training)
     times: list[int] = (np.cumsum(seconds) * 1000).round().astype(int).tolist()
     return times

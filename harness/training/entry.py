@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from harness.core.errors import NotApplied, one_line
+from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
-from harness.measure.gpu import NvmlGpu
 from harness.records.assignment import Assignment, read_assignment
 from harness.spec.environment import PREFIX, Variables
 from harness.spec.files import check_code, check_files
 from harness.training.determinism import naming_refusals, prepare_environment
-from harness.training.interruption import is_requested
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
-from harness.training.state import TrainingState
 from harness.training.strategies import strategy_class
 from workloads.base import Workload
 from workloads.catalog import load_class
 from workloads.shared import share_in
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-# That a GPU has to cool. Other ranks may wait in a collective meanwhile.
-COOL_DOWN_SECONDS = 300.0
-COOL_DOWN_LOOK = 1.0  # seconds between two looks at its temperature
 CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
 # Linux keeps the environment that a program was executed with; a fork inherits it, and a change of
 # os.environ leaves it as it is.
@@ -84,33 +77,6 @@ def prepare_device(assignment: Assignment, ranks: Ranks) -> torch.device:
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(assignment.trial.cell.axes, on_gpu=may_use_gpu)
     return choose_device(assignment.device, ranks, assignment.lane.gpus)
-
-
-def cool_down(assignment: Assignment, device: torch.device, state: TrainingState) -> None:
-    """Wait until this rank's GPU is as cool as the profile asks for, COOL_DOWN_SECONDS at most.
-
-    The seconds are those of the phase "cool_down". Ranks on CPUs do not wait, nor do those that are
-    asked to stop. Raises NotApplied if the temperature can't be read.
-    """
-    celsius = assignment.cool_down_celsius
-    if celsius is None or device.type != "cuda":
-        return
-    try:
-        gpu = NvmlGpu.of(device)
-    except Exception as error:  # of NVML or of CUDA, such as a driver that is not there
-        raise NotApplied(f"cool_down_celsius={celsius} had no effect: {one_line(error)}") from error
-    with closing(gpu), state.timed("cool_down") as elapsed:
-        while True:
-            found = gpu.celsius()
-            if found is None:
-                raise NotApplied(
-                    f"cool_down_celsius={celsius} had no effect: the GPU reports no temperature"
-                )
-            if found <= celsius or elapsed() > COOL_DOWN_SECONDS or is_requested():
-                break
-            time.sleep(COOL_DOWN_LOOK)
-    if found > celsius:
-        print(f"the GPU has {found:.0f} °C after {elapsed():.0f} s, not {celsius}", flush=True)
 
 
 def load_workload(assignment: Assignment) -> Workload:

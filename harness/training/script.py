@@ -41,7 +41,7 @@ from harness.records.record import Evaluation, Rank0Report, RankResult, TargetMe
 from harness.spec.axes import AXES
 from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
-from harness.training.entry import cool_down, prepare_rank, read_initial_environment
+from harness.training.entry import prepare_rank, read_initial_environment
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
 from harness.training.outcome import environment_of, pack_series
@@ -445,7 +445,6 @@ def run_script(
 ) -> RankResult:
     """Run the script of `trial.json`; return this rank's part of the trial's record."""
     assignment = prepare_rank(folder)
-    cool_down(assignment, _device_of(assignment, ranks), state)
     with observe(assignment, folder, ranks, state) as observer:
         try:
             execute(assignment, folder)

@@ -129,9 +129,6 @@ class Trainer:
         self.saver = None if plan is None else IntervalSaver(plan, parts.checkpointer, state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
-        # The ends of the first and of the last reduction, on this rank's monotonic clock.
-        self._first_sync: float | None = None
-        self._last_sync: float | None = None
 
     # The loop
 
@@ -299,9 +296,6 @@ class Trainer:
             )
         )
         self.state.in_step = False
-        self._last_sync = time.perf_counter()  # a reduction ends at all ranks at once
-        if self._first_sync is None:
-            self._first_sync = self._last_sync
         if earliest_bad_loss < no_bad_loss:
             step, rank = divmod(earliest_bad_loss, world_size)
             raise NonFiniteLoss(
@@ -511,18 +505,6 @@ class Trainer:
         raise Interrupted(message)
 
     # Results
-
-    @property
-    def seconds_between_first_and_last_sync(self) -> float | None:
-        """Return the seconds between the first and the last moment that all ranks shared.
-
-        On each rank's own clock, so that clocks which run at different speeds show. None if there
-        were not two such moments.
-        """
-        if self._first_sync is None or self._first_sync == self._last_sync:
-            return None
-        assert self._last_sync is not None
-        return self._last_sync - self._first_sync
 
     def fingerprint(self) -> str:
         """Return the digest of the final model: parameters, buffers and the workload's own state.

@@ -47,7 +47,7 @@ from harness.records.record import (
 from harness.spec.files import check_files
 from harness.training import checkpoint
 from harness.training.build import TrialParts, build_trial
-from harness.training.entry import cool_down, joined, load_workload, with_batch_size_of
+from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.outcome import environment_of, pack_series
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
@@ -142,7 +142,6 @@ def train(
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
-        cool_down(assignment, mesh.device, state)
         with _recording(parts, state) as recorder, parts.telemetry:
             trainer = Trainer(parts, state, recorder)
             trainer.run()
@@ -190,7 +189,6 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         loader_workers=state.loader_workers,
         memory=memory,
         phases=dict(state.phases),
-        elapsed=trainer.seconds_between_first_and_last_sync,
         rank0=rank0_report,
         environment=environment,
         fingerprints=_fingerprints(state, parts.folder, parts.mesh.ranks),

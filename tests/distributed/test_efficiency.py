@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.scalars import scalars
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.records.environment import describe_hardware
@@ -33,29 +32,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     machines.write(Results(folder / "results").peaks, make_machine(hardware=describe_hardware()))
     workloads = {label: {"axes": axes} for label, axes in VARIANTS.items()}
     return by_label(run(line_sweep(folder, workloads, length={"steps": 8}, evaluate={"steps": 8})))
-
-
-def moved(record: Record) -> float | None:
-    assert record.rank0 is not None, record.failure
-    return record.rank0.bytes_per_sample
-
-
-@pytest.mark.parametrize("label", ["ddp", "ddp in a static graph", "compiled"])
-def test_traffic_is_of_the_bare_model_at_one_rank(records: dict[str, Record], label: str) -> None:
-    """Sixteen samples at a rank move the same bytes, whatever wraps or compiles the model."""
-    assert moved(records[label]) == moved(records["single"]) is not None
-
-
-def test_recomputing_moves_more(records: dict[str, Record]) -> None:
-    single, recomputing = moved(records["single"]), moved(records["recomputing"])
-    assert single is not None
-    assert recomputing is not None
-    assert recomputing > single
-
-
-def test_of_sharded_parameters_it_is_unknown(records: dict[str, Record]) -> None:
-    assert moved(records["fsdp2"]) is None
-    assert "intensity_flop_per_byte" not in scalars(records["fsdp2"])
 
 
 def test_every_trial_is_held_against_the_measured_peak(records: dict[str, Record]) -> None:

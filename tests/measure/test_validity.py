@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.measure.validity import clock_drift, violations
+from harness.measure.validity import violations
 from harness.records.company import Company, Lane
-from harness.records.record import RankResult, Summary, Telemetry
+from harness.records.record import Summary, Telemetry
 from harness.records.series import Series
 from harness.spec.validity import ValidityRules
 from tests.factories import make_cell, make_record
@@ -143,34 +143,3 @@ def test_trials_in_other_lanes_are_no_contention(cores: tuple[int, ...], is_know
 
 def test_ticks_are_too_coarse_for_a_short_trial_to_be_judged() -> None:
     assert violated_contention(**contended(others=0.8, seconds=0.9)) == []
-
-
-def elapsed(*seconds: float | None, ranks_per_host: int = 1) -> list[RankResult]:
-    """Return ranks whose clocks measured these times between the same two moments."""
-    ranks = []
-    for rank, value in enumerate(seconds):
-        host = f"node{rank // ranks_per_host}"
-        ranks.append(replace(RECORD.ranks[0], rank=rank, host=host, elapsed=value))
-    return ranks
-
-
-def test_clocks_that_disagree_are_found() -> None:
-    assert clock_drift(elapsed(100.0, 98.0, 99.0)) == pytest.approx(0.02)
-    assert RECORD.summary is not None
-    assert violations(elapsed(100.0, 98.0), RECORD.summary, ValidityRules()) == [
-        "clock_drift: between hosts: found 2.0%; allowed: at most 1.0%"
-    ]
-
-
-def test_ranks_of_one_host_read_the_same_clock() -> None:
-    """What they differ by is how late they read it: 0.3 s of 11 s on a busy machine."""
-    assert clock_drift(elapsed(11.0, 10.7, ranks_per_host=2)) is None
-    several = elapsed(100.0, 100.1, 104.0, 98.0, 98.1, 98.2, ranks_per_host=3)
-    assert clock_drift(several) == pytest.approx(1 - 98.1 / 100.1)
-
-
-def test_a_short_time_does_not_allow_to_compare_clocks() -> None:
-    assert clock_drift(elapsed(0.01, 0.02)) is None
-    assert clock_drift(elapsed(1.9, 2.0)) is None
-    assert clock_drift(elapsed(5.0)) is None
-    assert clock_drift(elapsed(5.0, None)) is None

@@ -25,7 +25,6 @@ NO_VALIDITY_LIMITS: dict[str, Any] = {
     "steal": None,
     "contention": None,
     "data_wait": None,
-    "clock_drift": None,
 }
 USER_SCRIPTS = Path(__file__).parent / "user-scripts"  # with their own loops
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"

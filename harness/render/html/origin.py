@@ -18,7 +18,7 @@ from harness.core.import_path import ROOT
 from harness.core.logs import open_below, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
-from harness.hardware.roofline import device_of
+from harness.hardware.mfu import device_of
 from harness.records.code import Code, Repository
 from harness.records.environment import Environment
 from harness.records.record import Record

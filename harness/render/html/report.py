@@ -20,7 +20,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
-from harness.hardware.roofline import with_measured_peaks
+from harness.hardware.mfu import with_measured_peaks
 from harness.records.environment import Environment
 from harness.records.store import RecordedSweep
 from harness.render import format as fmt

@@ -27,7 +27,6 @@ from harness.training import worker
 from tests.programs.gpu.arguments import leave, parser
 from tests.programs.gpu.peaks import read_machine
 
-COOL_CELSIUS = 90  # that the GPU has when a trial begins, so that its temperature is read at all
 DATA = {
     "mlp": {"source": "digits"},
     "cnn": {"source": "digits"},
@@ -69,9 +68,7 @@ def train(cell: Cell, folder: Path, device: Any) -> Record:
     folder.mkdir(parents=True, exist_ok=True)
     trial_folder = TrialFolder(folder)
     trial = Trial(cell=cell, seed=0)
-    assignment = Assignment(
-        trial=trial, base_folder=str(folder), device=device, cool_down_celsius=COOL_CELSIUS
-    )
+    assignment = Assignment(trial=trial, base_folder=str(folder), device=device)
     write_assignment(trial_folder.assignment_path, assignment)
     started = time.time()
     worker.main([str(folder)])
@@ -97,7 +94,6 @@ def figures_of(record: Record) -> dict[str, Any]:
         "MFU": summary.mfu,
         "MFU of the measured peak": summary.mfu_measured,
         "compile s": record.phases.get("compile"),
-        "cool-down s": record.phases.get("cool_down"),
         "clock movement": clock_movement(record),
     }
     for name, amount in record.ranks.across.memory.items():

@@ -13,10 +13,9 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine
-from harness.hardware.roofline import (
+from harness.hardware.mfu import (
     device_of,
     machine_of,
-    roofs_of_rank,
     with_measured_peaks,
     with_mfu,
 )
@@ -35,7 +34,6 @@ FLOPS = 1e6  # a sample
 def measured(
     *,
     throughput: float | None = 20_000.0,
-    moved: float | None = 2.5e5,
     hosts: int = 1,
     gpu: str = "",
     **axes: Any,
@@ -52,7 +50,7 @@ def measured(
     environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     return replace(
         found,
-        rank0=replace(found.rank0, flops_per_sample=FLOPS, bytes_per_sample=moved),
+        rank0=replace(found.rank0, flops_per_sample=FLOPS),
         environment=environment,
         ranks=in_memory_ranks(
             [
@@ -143,21 +141,6 @@ class TestMfu:
         (row,) = table.rows
         texts = dict(zip(table.columns, map(str, row), strict=True))
         assert texts["MFU measured"] == "20%"
-
-
-class TestStanding:
-    def test_ranks_of_a_node_share_its_memory(self) -> None:
-        """Two ranks have 8 of 16 GB/s each, though one alone could have 10."""
-        peak, bandwidth = roofs_of_rank(measured(strategy="ddp", world_size=2), make_machine())
-        assert peak == pytest.approx(100e9)
-        assert bandwidth == pytest.approx(8e9)
-        apart = measured(strategy="ddp", world_size=2, hosts=2)
-        assert roofs_of_rank(apart, make_machine())[1] == pytest.approx(10e9)
-
-    def test_of_all_threads(self) -> None:
-        peak, bandwidth = roofs_of_rank(measured(num_threads=2), make_machine())
-        assert peak == pytest.approx(180e9)
-        assert bandwidth == pytest.approx(16e9)
 
 
 def test_peaks_that_were_measured_after_the_sweep_count_and_damaged_ones_do_not(

@@ -10,19 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.hardware.machine import Device, Machine, machine_key, read_all
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
 from harness.records.environment import Hardware
 from harness.records.record import Record
-
-
-class Roofs(NamedTuple):
-    """The limits of one rank; None where they were not measured."""
-
-    peak: float | None  # FLOP/s
-    bandwidth: float | None  # bytes/s of main memory
 
 
 def device_of(record: Record) -> Device:
@@ -42,27 +34,20 @@ def machine_of(record: Record, machines: Mapping[str, Machine]) -> Machine | Non
     return machines.get(machine_key(hardware, device_of(record)))
 
 
-def roofs_of_rank(record: Record, machine: Machine) -> Roofs:
-    """Return the peak and the memory bandwidth that one rank of a trial could have reached.
+def peak_of_rank(record: Record, machine: Machine) -> float | None:
+    """Return the FLOP/s that one rank of a trial could have reached.
 
-    On a CPU they are those measured with the rank's number of threads. They are None if that number
-    was not measured, or if the ranks of a node have more threads than the node has cores. The ranks
-    of a node share its memory: each can have at most its part of the bandwidth of all cores.
+    On a CPU they are those measured with the rank's number of threads: None if that number was not
+    measured, or if the ranks of a node have more threads than the node has cores.
     """
     axes = record.trial.cell.axes
     dtype = DTYPE_OF_PRECISION[axes.precision]
     if device_of(record) == "cuda":
-        return Roofs(machine.peak(dtype, None), machine.bandwidth(None))
-    cores = machine.hardware.usable_cores
+        return machine.peak(dtype, None)
     ranks_per_node = record.ranks.across.ranks_per_node
-    if ranks_per_node * axes.num_threads > cores:
-        return Roofs(None, None)
-    peak = machine.peak(dtype, axes.num_threads)
-    alone_on_node = machine.bandwidth(axes.num_threads)
-    whole_node = machine.bandwidth(cores)
-    if alone_on_node is None or whole_node is None:
-        return Roofs(peak, None)
-    return Roofs(peak, min(alone_on_node, whole_node / ranks_per_node))
+    if ranks_per_node * axes.num_threads > machine.hardware.usable_cores:
+        return None
+    return machine.peak(dtype, axes.num_threads)
 
 
 def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
@@ -85,7 +70,7 @@ def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:
         return record
     mfu_measured = record.summary.mfu_measured
     if machine is not None:
-        measured_peak = roofs_of_rank(record, machine).peak
+        measured_peak = peak_of_rank(record, machine)
         if measured_peak:
             mfu_measured = achieved / measured_peak
     mfu = achieved / vendor if vendor else None
