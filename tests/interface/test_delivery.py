@@ -54,7 +54,7 @@ def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
             trial=trial.id, label="", seed=trial.seed, repeat=0, state="failed", job="1"
         )
         rows.append(row)
-    queued = TrialState(trial="another", label="", seed=0, repeat=0, state="queued", job="1")
+    queued = TrialState(trial="another", label="", seed=0, repeat=0, state="running", job="1")
     status = SweepStatus(sweep=sweep, trials=[*rows, queued], slurm_error=None)
     jobs = JobDelivery(results, None)
     jobs.deliver(status)
