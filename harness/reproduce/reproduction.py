@@ -135,8 +135,9 @@ def _find_undecided(
 ) -> list[Prepared]:
     """Return the trials that only runs in double precision can judge, in that precision.
 
-    Those are trials whose numbers differ by more than a few ULP, if the fp64 rule is enough. With
-    other code or data, a run in double precision says nothing about the recorded trial.
+    Those are trials whose numbers differ by more than a few ULP, under conditions that let operations
+    round otherwise, if the fp64 rule is enough. With other code or data, a run in double precision
+    says nothing about the recorded trial.
     """
     if demanded != "fp64":
         return []
@@ -151,7 +152,8 @@ def _find_undecided(
             continue
         if _ignores_precision(entry.trial.cell):
             continue
-        if is_same_computation(_differences(recorded, record)):
+        entries = _differences(recorded, record)
+        if has_other_kernels(entries) and is_same_computation(entries):
             axes = replace(entry.trial.cell.axes, precision="fp64")
             # With the rule, it might stop at another evaluation.
             cell = replace(entry.trial.cell, axes=axes, stop=None)
@@ -234,14 +236,17 @@ def outcome_of(
 ) -> Outcome:
     """Return the outcome of one trial; `entries` are the conditions that differ.
 
-    The fp64 rule is undecided where the runs in double precision failed or drew other random numbers,
-    and where digests differ and no numbers were recorded.
+    Where none of them lets operations round otherwise, other bits are no rounding errors. The fp64 rule
+    is undecided where the runs in double precision failed or drew other random numbers, and where
+    digests differ and no numbers were recorded.
     """
     rung = agreement.rung
-    if rung is not None:
-        if not at_least(rung, demanded):
-            return "different"
+    if rung == "bitwise":
         return "reproduced" if entries else "repeated"
+    if not has_other_kernels(entries):
+        return "different"
+    if rung is not None:
+        return "reproduced" if at_least(rung, demanded) else "different"
     is_undecided = exact_failure is not None or agreement.fp64_problem == "other random numbers"
     if demanded == "fp64" and is_undecided:
         return "inconclusive"
