@@ -29,10 +29,6 @@ EPSILONS = {
     "bfloat16": 2.0**-7,
 }
 HALF_TYPES = ("float16", "bfloat16")
-# How far an error may be beyond the fp64 rule and still be explained by rounding. The error of a sum
-# of n terms is at most n roundings in the worst order, and about the root of n in a usual one (Higham
-# 2002, "Accuracy and Stability of Numerical Algorithms", 4.2): 100 times less of 10,000 terms.
-MOST_ROUNDING = 100
 KERNEL_DIMENSIONS = 4  # of a convolution of images: channels out and in, height, width
 
 
@@ -143,14 +139,6 @@ def worst_distance(distances: Sequence[TensorDistance]) -> TensorDistance | None
     if not differing:
         return None
     return max(differing, key=_severity)
-
-
-def is_beyond_rounding(distances: Sequence[TensorDistance]) -> bool:
-    """Return whether a tensor is farther from the reference than another rounding can bring it.
-
-    False without a run in fp64, as nothing tells how large rounding errors are then.
-    """
-    return any((distance.excess or 0) > MOST_ROUNDING for distance in distances)
 
 
 def _severity(distance: TensorDistance) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The parity of a sweep: how alike each of its cells is to a reference, and possible causes.
+"""The parity of a sweep: how alike each of its cells is to a reference.
 
 `harness.reproduce.parity` measures it by running cells again and writes `parity.json` into the
 sweep's folder. The evidence of seeds comes from the sweep's records and is updated whenever the file
@@ -22,7 +22,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
 from harness.statistics.verdict import MetricVerdict, judge
 
-SCHEMA = "3.0"
+SCHEMA = "4.0"
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
@@ -60,7 +60,6 @@ class Reference:
     cell: Cell
     control: FirstDifference | None  # from a second run of it; None: the same bits
     steps: Sequence[Ordinal]  # after which tensors were kept
-    draws_random: bool  # whether its ranks draw random numbers while they train
     fp64_problem: str | None  # why nothing is compared with a run in fp64; None: it is
 
 
@@ -75,7 +74,7 @@ class CellParity:
     failure: str | None = None  # of the run to compare
     compared: Number = 0  # moments of training and evaluation whose digests were compared
     first_difference: FirstDifference | None = None  # None: the same bits at all of them
-    causes: Sequence[str] = ()  # possible ones of the first difference
+    differing: Sequence[str] = ()  # axes in which it differs from the reference
     tensor_rung: Rung | None = None  # reached by the tensors; None: seeds decide
     largest_ulp: Number | None = None  # of all tensors; None where one can't be counted so
     # For each step with kept tensors that differ, the one that is farthest by the fp64 rule.

@@ -49,7 +49,7 @@ CellArgument = Annotated[
     epilog=examples(
         "harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp",
         "harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20",
-        "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0 --plot distance.png",
+        "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0",
     ),
 )
 def diff(
@@ -76,14 +76,6 @@ def diff(
             help="The seed of both.  [default: the sweep's first]",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Write a PNG of how far losses and parameters are apart over the steps.",
-        ),
-    ] = None,
     results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -95,7 +87,7 @@ def diff(
     apart they are. Nothing is recorded. A sweep of two cells needs no names.
 
     Two trials on record (harness diff TRIAL TRIAL) are compared by their losses, evaluations and
-    fingerprints, and run again only if these do not name the step.
+    fingerprints, and run again, up to the first step that differs, if these differ.
 
     Exit code 0 if all bits are the same, 1 if not.
     """
@@ -110,10 +102,10 @@ def diff(
             raise BadInput(
                 "--set, --data, --seed: found with trials on record; allowed: with a sweep"
             )
-        is_same = _diff_recorded(Results(results), (sweep, a), cluster, plot, as_json=as_json)
+        is_same = _diff_recorded(Results(results), (sweep, a), cluster, as_json=as_json)
     else:
         planned = load_planned(sweep, settings, data, cluster, timed=False)
-        is_same = _diff_cells(planned, (a, b), cluster, seed, plot, as_json=as_json)
+        is_same = _diff_cells(planned, (a, b), cluster, seed, as_json=as_json)
     if not is_same:
         raise typer.Exit(1)
 
@@ -123,7 +115,6 @@ def _diff_cells(
     names: tuple[str, str],
     cluster: str,
     seed: int | None,
-    plot: Path | None,
     *,
     as_json: bool,
 ) -> bool:
@@ -136,32 +127,31 @@ def _diff_cells(
     check_launcher(cluster, profile, "torchrun")
     traced_a, traced_b = choose_trials(loaded, *names, seed)
     with spinner() as on_progress:
-        diff = diff_trials(
-            traced_a, traced_b, profile, loaded.timeout, plot=plot, on_progress=on_progress
-        )
+        diff = diff_trials(traced_a, traced_b, profile, loaded.timeout, on_progress=on_progress)
     show_diff(traced_a.trial, traced_b.trial, diff, as_json=as_json)
     return diff.is_same
 
 
 def _diff_recorded(
-    results: "Results", names: tuple[str, str], cluster: str, plot: Path | None, *, as_json: bool
+    results: "Results", names: tuple[str, str], cluster: str, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they diverge, and return whether they are the same."""
     from harness.analysis.selection import find_trial
-    from harness.interface.reproducing import diff_recorded
+    from harness.interface.reproducing import diff_trials
     from harness.render.console import spinner
     from harness.render.divergence import show_recorded_diff
-    from harness.reproduce.recorded import RecordedTrial
+    from harness.reproduce.recorded import diff_recorded
+    from harness.reproduce.tracing import TraceDiff, TracedTrial
 
     profile = load_local_profile(cluster)
-    trials = []
-    for name in names:
-        record, folder = find_trial(results, name)
-        trials.append(RecordedTrial(record=record, folder=folder))
+    record_a, record_b = (find_trial(results, name)[0] for name in names)
     with spinner() as on_progress:
-        recorded_diff = diff_recorded(
-            trials[0], trials[1], profile, plot=plot, on_progress=on_progress
-        )
+
+        def run(a: TracedTrial, b: TracedTrial, timeout: float, last_step: int) -> TraceDiff:
+            """Run two trials up to a step."""
+            return diff_trials(a, b, profile, timeout, on_progress=on_progress, last_step=last_step)
+
+        recorded_diff = diff_recorded(record_a, record_b, run)
     show_recorded_diff(recorded_diff, as_json=as_json)
     return recorded_diff.is_same
 

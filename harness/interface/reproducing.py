@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from harness.analysis.parity import CellParity, SweepParity, with_seeds, write_parity
 from harness.analysis.selection import find, recorded_results
 from harness.core.errors import BadInput
-from harness.core.paths import Results, write_atomically
+from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface.folders import run_folder
-from harness.render.chart import png_bytes
-from harness.render.divergence import differing_settings, draw_divergence
 from harness.reproduce.parity import ParityPlan, measure_parity
-from harness.reproduce.recorded import RecordedDiff, RecordedTrial, find_bounds
 from harness.reproduce.rerun import Original, originals
 from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial, Tracer, diff_traced
-from harness.reproduce.trajectory import course_of_runs
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.selected import find_cell
@@ -30,62 +25,16 @@ def diff_trials(
     profile: Profile,
     timeout: float,
     *,
-    plot: Path | None,
     on_progress: Callable[[str], None],
     last_step: int = LAST_STEP,
 ) -> TraceDiff:
     """Run two trials up to `last_step`, and return where they diverge.
 
-    A trial may take `timeout` seconds. With `plot`, the file gets a plot of their distances. Raises
-    HarnessError if a rank fails; the log that it names stays.
+    A trial may take `timeout` seconds. Raises HarnessError if a rank fails; the log that it names stays.
     """
     with run_folder("diff") as scratch:
         tracer = Tracer(scratch.path, profile, timeout, on_progress)
-        diff = diff_traced(tracer, a, b, last_step=last_step, snapshots=plot is not None)
-        if plot is not None:
-            cell_a, cell_b = a.trial.cell, b.trial.cell
-            run_a, run_b = diff.overviews
-            world_sizes = (cell_a.axes.world_size, cell_b.axes.world_size)
-            course = course_of_runs(run_a.folder, run_b.folder, world_sizes)
-            divergence = diff.steps.divergence
-            first_step = None if divergence is None else divergence.earliest.mark.step
-            settings = ", ".join(differing_settings(cell_a, cell_b)) or cell_a.label
-            figure = draw_divergence(course, f"Distance of two trials: {settings}", first_step)
-            write_atomically(plot, png_bytes(figure))
-    return diff
-
-
-def diff_recorded(
-    a: RecordedTrial,
-    b: RecordedTrial,
-    profile: Profile,
-    *,
-    plot: Path | None,
-    on_progress: Callable[[str], None],
-) -> RecordedDiff:
-    """Return where two recorded trials diverge.
-
-    They run again if their records do not name the step, up to the first step that is known to
-    differ; for a plot, to their end. Raises BadFile for damaged fingerprints, and HarnessError if a
-    rank fails.
-    """
-    bounds = find_bounds(a, b)
-    is_too_coarse = bounds.first_differing is not None and not bounds.is_exact
-    if plot is None and not is_too_coarse:
-        return RecordedDiff(a=a, b=b, bounds=bounds, again=None)
-    last_step = LAST_STEP
-    if plot is None and bounds.first_differing is not None:
-        last_step = bounds.first_differing
-    again = diff_trials(
-        a.to_trace(),
-        b.to_trace(),
-        profile,
-        max(a.timeout, b.timeout),
-        plot=plot,
-        on_progress=on_progress,
-        last_step=last_step,
-    )
-    return RecordedDiff(a=a, b=b, bounds=bounds, again=again)
+        return diff_traced(tracer, a, b, last_step=last_step)
 
 
 def sweep_parity(

@@ -1,35 +1,21 @@
-"""Shows `harness diff`: where two trials diverge, how far apart the tensors are there, and a plot."""
+"""Shows `harness diff`: where two trials diverge, and how far apart the tensors are there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from harness.core.text import listed
 from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
-from harness.render.chart import (
-    COLORS,
-    INK,
-    MARKERS,
-    new_figure,
-    plain_tick,
-    style_axes,
-)
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import MISSING
 from harness.render.table import Table
-from harness.reproduce.divergence import Divergence, RankMark, tensors_of
-from harness.reproduce.recorded import PARAMETERS, RecordedDiff, unlike_record
+from harness.reproduce.divergence import Divergence, RankMark
+from harness.reproduce.recorded import RecordedDiff
 from harness.reproduce.tracing import TraceDiff
-from harness.reproduce.trajectory import Course, Distance
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell, Trial, axis_names, axis_value
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 # What each phase computes, from what the phases before it have left.
 WHAT_PHASES_DO = {
@@ -43,11 +29,16 @@ WHAT_PHASES_DO = {
     "backward": "the backward computes other gradients from the same loss",
     "all-reduce": "the ranks' gradients are the same, and their mean is not",
     "optimizer settings": "the optimizer has another learning rate, or other settings",
-    "optimizer state": "the optimizer makes another state from the same gradients",
-    "optimizer": "the optimizer makes other parameters from the same gradients and state",
+    "optimizer state": (
+        "the optimizer's state is another one: it was changed since the last step, or the optimizer makes"
+        " another one from the same gradients and settings"
+    ),
+    "optimizer": (
+        "the optimizer makes other parameters from the same gradients, settings and state"
+    ),
     "after_step": "the workload's after_step makes other parameters from the same ones",
     "workload state": "the parameters are the same, and the workload's own state is not",
-    "evaluation": "the same parameters are evaluated differently",
+    "evaluation": "the same parameters are evaluated otherwise, or with buffers changed since the forward",
 }
 TENSORS_SHOWN = 10
 
@@ -113,6 +104,13 @@ def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
         if only:
             coverage += f"; {only} that only one of them has were not"
         return [*lines, f"{subject}: {coverage}"]
+    unmatched = diff.first_unmatched
+    if unmatched is not None and unmatched.moment <= steps.divergence.earliest.mark.moment:
+        # What follows is computed from other tensors, whichever of them both have.
+        return [
+            *lines,
+            f"they diverge in {moment(unmatched)}: only one of them has a gradient of {unmatched.name}",
+        ]
     where = diff.tensors or steps
     if where.divergence is None:
         return [
@@ -142,6 +140,10 @@ def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
     explanation = WHAT_PHASES_DO[mark.phase]
     if mark.step == 1 and mark.phase in ("parameters", "buffers before"):
         explanation = f"the models begin with other {mark.phase.split()[0]}"
+    if mark.phase == "all-reduce" and a.cell.axes.world_size == b.cell.axes.world_size == 1:
+        explanation = (
+            "the backward computes the same gradients, and they are changed before the optimizer"
+        )
     is_other_number = a.cell.axes.world_size != b.cell.axes.world_size
     if is_other_number and mark.phase == "all-reduce":
         explanation = (
@@ -222,145 +224,37 @@ def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
         print_json(_recorded_to_json(diff))
         return
     console = TerminalConsole()
-    trials = (diff.a.record.trial, diff.b.record.trial)
-    for line in [*heading(*trials), *_record_lines(diff)]:
+    for line in [*heading(diff.a.trial, diff.b.trial), *_record_lines(diff)]:
         console.print_text(line)
-    again = diff.again
-    if again is None:
-        return
-    for line in _rerun_lines(diff, again):
-        console.print_text(line)
-    show_differences(console, again.differences)
+    if diff.again is not None:
+        show_differences(console, diff.again.differences)
 
 
 def _record_lines(diff: RecordedDiff) -> list[str]:
-    """Return what the records say, as lines."""
-    bounds = diff.bounds
-    compared = bounds.comparison.compared
-    divergence = bounds.comparison.divergence
-    lines = other_tensors_lines(
-        tensors_of(bounds.comparison.other_tensors_a), tensors_of(bounds.comparison.other_tensors_b)
-    )
-    if divergence is None:
-        extent = "of losses, evaluations and the parameters at the end"
-        if bounds.fingerprinted:
-            extent = (
-                f"of losses, evaluations and the fingerprints of {len(bounds.fingerprinted)} steps"
-            )
-        return [*lines, f"same in their records: {compared} digests {extent}"]
-    if bounds.is_exact:
-        trials = (diff.a.record.trial, diff.b.record.trial)
-        names = list(dict.fromkeys(entry.mark.name for entry in divergence.together))
-        return [
-            *lines,
-            moment_line(*trials, divergence),
-            f"tensors: {listed(names, TENSORS_SHOWN)}",
-        ]
-    earlier = "nothing is known of the steps before"
-    if bounds.equal_up_to:
-        earlier = f"everything is the same up to step {bounds.equal_up_to}"
-    mark = divergence.earliest.mark
-    where = f"in {PARAMETERS}" if mark.name == PARAMETERS else f"at {moment(mark)}"
-    return [*lines, f"by their records, they differ {where}; {earlier}"]
-
-
-def _rerun_lines(diff: RecordedDiff, again: TraceDiff) -> list[str]:
-    """Return what running both again has shown, as lines."""
-    lines = []
-    for name, unlike in _unlike_records(diff, again).items():
-        if unlike is not None:
-            step, phase = unlike
-            trial = diff.a if name == "A" else diff.b
-            lines.append(
-                f"{name} did not compute again what it has recorded, first in step {step}, {phase};"
-                f" harness reproduce {trial.record.trial.id} names what differs here"
-            )
-    trials = (diff.a.record.trial, diff.b.record.trial)
-    if again.is_same and diff.bounds.comparison.divergence is not None:
+    """Return what the records say, and what running both again has shown, as lines."""
+    first = diff.agreement.first_difference
+    again = diff.again
+    if first is None or again is None:
+        return [f"same in their records: {', '.join(diff.agreement.compared)}"]
+    where = "" if first.step is None else f" at step {first.step}"
+    lines = [f"by their records, they differ in {first.subject}{where}"]
+    if again.is_same:
         lines.append(
             "run again, both compute the same bits: what tells them apart is not in their settings"
         )
         return lines
-    lines += [f"run again: {line}" for line in description(*trials, again)]
-    return lines
-
-
-def _unlike_records(diff: RecordedDiff, again: TraceDiff) -> dict[str, tuple[int, str] | None]:
-    """Return for A and B the first fingerprint that the new run did not repeat, None for none."""
-    run_a, run_b = again.overviews
-    return {
-        "A": unlike_record(diff.a, run_a.traces),
-        "B": unlike_record(diff.b, run_b.traces),
-    }
+    return lines + [f"run again: {line}" for line in description(diff.a.trial, diff.b.trial, again)]
 
 
 def _recorded_to_json(diff: RecordedDiff) -> dict[str, Any]:
     """Return what is known of two recorded trials as JSON can hold it."""
-    trial_a, trial_b = diff.a.record.trial, diff.b.record.trial
-    bounds, again = diff.bounds, diff.again
-    divergence = bounds.comparison.divergence
-    together = () if divergence is None else divergence.together
-    recorded = {
-        "compared": bounds.comparison.compared,
-        "equal_up_to": bounds.equal_up_to,
-        "is_exact": bounds.is_exact,
-        "first": None if divergence is None else entry_to_json(divergence.earliest),
-        "tensors": [entry_to_json(entry) for entry in together],
-    }
     content: dict[str, Any] = {
-        "a": {"trial": trial_a.id},
-        "b": {"trial": trial_b.id},
+        "a": {"trial": diff.a.trial.id},
+        "b": {"trial": diff.b.trial.id},
         "same": diff.is_same,
-        "recorded": recorded,
+        "recorded": asdict(diff.agreement),
         "again": None,
     }
-    if again is not None:
-        content["again"] = to_json(trial_a, trial_b, again)
-        content["unlike_record"] = _unlike_records(diff, again)
+    if diff.again is not None:
+        content["again"] = to_json(diff.a.trial, diff.b.trial, diff.again)
     return content
-
-
-WIDTH, HEIGHT = 8.0, 6.0  # inches
-MAX_TITLE = 80  # characters that fit
-# Below it the axis is linear, so that the same bits, a distance of 0, can be drawn.
-SMALLEST_RELATIVE = 1e-9
-SMALLEST_ULP = 1
-
-
-def draw_divergence(course: Course, title: str, first_step: int | None) -> Figure:
-    """Return the figure: relative distances above, units in the last place below."""
-    figure = new_figure(WIDTH, HEIGHT)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    style_axes(upper, shorten(title, MAX_TITLE, placeholder=" …"), "", "relative distance")
-    style_axes(lower, "", "step", "distance in ULP")
-    upper.set_yscale("symlog", linthresh=SMALLEST_RELATIVE)
-    lower.set_yscale("symlog", linthresh=SMALLEST_ULP)
-    for axes, name in ((upper, "relative"), (lower, "ulp")):
-        axes.yaxis.set_major_formatter(plain_tick)
-        _draw_distances(axes, course.losses, name, "loss", 0)
-        _draw_distances(axes, course.parameters, name, "parameters", 1)
-        axes.set_ylim(bottom=0)
-        if first_step is not None:
-            axes.axvline(first_step, color=INK, linestyle="--", linewidth=1)
-    if first_step is not None:
-        upper.annotate(
-            f" step {first_step}",
-            (first_step, 0.97),
-            xycoords=("data", "axes fraction"),
-            va="top",
-            fontsize=8.5,
-        )
-    lower.legend(loc="upper left", fontsize=8.5, frameon=False)
-    return figure
-
-
-def _draw_distances(
-    axes: Axes, distances: Sequence[Distance], name: str, label: str, number: int
-) -> None:
-    """Draw one row of distances: a line through every step, or markers at a few."""
-    if not distances:
-        return
-    steps = [distance.step for distance in distances]
-    values = [getattr(distance, name) for distance in distances]
-    marker = MARKERS[number] if number else ""
-    axes.plot(steps, values, color=COLORS[number], marker=marker, linewidth=1.2, label=label)

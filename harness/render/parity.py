@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.distance import MOST_ROUNDING, TensorDistance
+from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
@@ -17,11 +17,10 @@ from harness.core.text import counted
 from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING, cell_name, three_digits
 from harness.render.table import Look, Styled, Table
-from harness.reproduce.causes import UNEXPLAINED
 from harness.spec.cell import Cell
 
 UNKNOWN = "can't tell"
-COLUMNS = ("cell", "rung", "diverges in", "likely cause", "error", "over seeds")
+COLUMNS = ("cell", "rung", "diverges in", "differs in", "error", "over seeds")
 
 
 def name(reference: Cell, cell: Cell) -> str:
@@ -60,13 +59,11 @@ def divergence_text(difference: FirstDifference | None) -> str:
     return f"step {difference.step}, {difference.phase}"
 
 
-def causes(cell: CellParity) -> str:
-    """Return what can explain where a cell diverges from its reference."""
+def differing(cell: CellParity) -> str:
+    """Return the axes in which a cell differs from its reference."""
     if cell.by_design:
         return f"other {', '.join(cell.by_design)}"
-    if cell.first_difference is None:
-        return MISSING
-    return " or ".join(cell.causes) or "none of its settings"
+    return ", ".join(cell.differing) or MISSING
 
 
 def error(distance: TensorDistance | None) -> str:
@@ -108,7 +105,7 @@ def parity_table(parity: SweepParity, reference: Reference) -> Table:
         if cell.failure is None:
             evidence = [
                 divergence_text(cell.first_difference),
-                causes(cell),
+                differing(cell),
                 error(cell.worst),
                 over_seeds(cell),
             ]
@@ -142,17 +139,6 @@ def rule_lines(parity: SweepParity) -> list[str]:
     ]
 
 
-def hints(parity: SweepParity) -> list[str]:
-    """Return what to do about causes that are unknown."""
-    if not any(UNEXPLAINED.name in cell.causes for cell in parity.cells):
-        return []
-    return [
-        f"{UNEXPLAINED.name}: parameters, or gradients of step 1, are more than {MOST_ROUNDING} times"
-        " beyond the fp64 rule. If batches are cut differently, the loss may be no mean over samples:"
-        " harness check finds that, and loss_weight() mends it"
-    ]
-
-
 def show_cell(console: TerminalConsole, cell: CellParity) -> None:
     """Print the rung of a cell that has just been compared."""
     console.print_text(f"{cell.cell.label}: {rung_label(cell)}")
@@ -165,7 +151,7 @@ def show_parity(console: TerminalConsole, parity: SweepParity) -> None:
         console.print_text(line)
         show_table(console, parity_table(parity, reference))
         console.print()
-    for line in [*rule_lines(parity), *hints(parity)]:
+    for line in rule_lines(parity):
         console.print_text(line, "quiet")
 
 

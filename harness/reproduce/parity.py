@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.analysis.cells import differing_axes
 from harness.analysis.compare import matching_key
-from harness.analysis.distance import TensorDistance, is_beyond_rounding, tensor_rung
+from harness.analysis.distance import TensorDistance, tensor_rung
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
@@ -29,11 +29,10 @@ from harness.analysis.parity import (
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadInput, HarnessError
 from harness.records.trace import Recording
-from harness.reproduce.causes import likely_causes, splits_differently
 from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
-from harness.reproduce.trajectory import distances, gradient_distances
+from harness.reproduce.trajectory import distances
 from harness.spec.axes import RECIPE_AXES, find_conflict
 from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
 from harness.spec.sweep import Sweep
@@ -41,6 +40,8 @@ from harness.spec.sweep import Sweep
 # All steps, with one mark a moment.
 WITH_SNAPSHOTS = Recording(last_step=LAST_STEP, every=1, tensors=False, snapshots=True)
 WITHOUT_SNAPSHOTS = replace(WITH_SNAPSHOTS, snapshots=False)
+# The axes that decide which rank, or which micro-step, computes which samples.
+SPLITTING = ("world_size", "grad_accum_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +214,6 @@ class _Ladder:
             cell=cell,
             control=difference,
             steps=list(list_snapshots(self._run.folder)),
-            # Whether a rank's generators advance from one forward to the next. The first two only:
-            # at the start of an epoch, the loader draws a seed.
-            draws_random=any(
-                len(set(states[:2])) > 1 for states in _random_states(self._run.traces)
-            ),
             fp64_problem=fp64_problem,
         )
         shutil.rmtree(control.folder)
@@ -242,31 +238,17 @@ class _Ladder:
         """Return how alike a run is to that of the reference."""
         reference = self.reference.cell
         # Parts of a resumed run may have had other numbers of ranks.
-        global_only = bool(self._resume_at) or splits_differently(reference, run.cell)
+        global_only = bool(self._resume_at) or _splits_differently(reference, run.cell)
         comparison = compare(self._run.traces, run.traces, global_only=global_only)
         difference = _first_difference(comparison)
         exact_folder = None if self._exact is None else self._exact.folder
         gaps = distances(run.folder, self._run.folder, exact_folder)
-        causes = []
-        if difference is not None:
-            # Gradients too: with a small learning rate, parameters hardly show the difference.
-            gradient_gaps = gradient_distances(run.folder, self._run.folder, exact_folder)
-            causes = likely_causes(
-                reference,
-                run.cell,
-                difference.phase,
-                draws_random=self.reference.draws_random,
-                uses_batch_statistics=_changes_buffers(self._run.traces),
-                is_beyond_rounding=is_beyond_rounding([*gaps, *gradient_gaps]),
-            )
-            if self.reference.control is not None:
-                causes.append("not deterministic")
         return CellParity(
             cell=run.cell,
             reference=reference.id,
             compared=comparison.compared,
             first_difference=difference,
-            causes=causes,
+            differing=differing_axes(reference, run.cell),
             tensor_rung=_rung_of(difference, gaps, self._max_ulp),
             largest_ulp=largest_ulp(gaps),
             trajectory=worst_by_step(gaps),
@@ -330,6 +312,11 @@ class _Ladder:
         return run, None
 
 
+def _splits_differently(a: Cell, b: Cell) -> bool:
+    """Return whether the ranks or micro-steps of two cells have different samples."""
+    return any(name in SPLITTING for name in differing_axes(a, b))
+
+
 def _rung_of(
     difference: FirstDifference | None, gaps: Sequence[TensorDistance], max_ulp: int
 ) -> Rung | None:
@@ -363,12 +350,3 @@ def _first_difference(comparison: TraceComparison) -> FirstDifference | None:
 def _random_states(traces: Traces) -> list[list[str]]:
     """Return the digests of the generators' states before each forward, by rank."""
     return [[mark.digest for mark in marks if mark.phase == "random"] for marks in traces]
-
-
-def _changes_buffers(traces: Traces) -> bool:
-    """Return whether a forward has changed the model's buffers, as batch norm's does."""
-    for marks in traces:
-        digests = {mark.digest for mark in marks if mark.phase == "buffers"}
-        if len(digests) > 1:
-            return True
-    return False

@@ -42,11 +42,6 @@ def snapshot_path(folder: Path, step: int) -> Path:
     return folder / f"snapshot{step}.safetensors"
 
 
-def gradients_path(folder: Path) -> Path:
-    """Return the path of the gradients of the first step."""
-    return folder / "gradients.safetensors"
-
-
 def list_snapshots(folder: Path) -> dict[int, Path]:
     """Return the snapshots in a trial's folder by step, ascending."""
     paths = {}
@@ -56,7 +51,7 @@ def list_snapshots(folder: Path) -> dict[int, Path]:
 
 
 class SnapshotRecorder(Recorder):
-    """Takes snapshots in addition to the trace, and keeps the gradients of the first step."""
+    """Takes snapshots in addition to the trace."""
 
     def __init__(
         self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
@@ -64,7 +59,6 @@ class SnapshotRecorder(Recorder):
         super().__init__(parts, state, recording, path)
         elements = sum(tensor.numel() for _, tensor in _named_tensors(parts))
         self._snapshot_steps = snapshot_steps(parts.total_steps, elements)
-        self._first_gradients: dict[str, Tensor] = {}
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the next step with a snapshot, if it comes before `stop`."""
@@ -81,21 +75,6 @@ class SnapshotRecorder(Recorder):
             tensors[name] = full_tensor(tensor).contiguous().clone()
         if self._parts.mesh.ranks.is_rank_0:
             save_file(tensors, snapshot_path(self._path.parent, state.step))
-
-    def before_optimizer(self, step: int) -> None:
-        super().before_optimizer(step)
-        if step > 0:
-            return
-        for name, gradient in self._gradients():
-            self._first_gradients[name] = gradient.contiguous().clone()
-
-    def after_optimizer(self, step: int) -> None:
-        super().after_optimizer(step)
-        if step > 0:
-            return
-        if self._parts.mesh.ranks.is_rank_0:
-            save_file(self._first_gradients, gradients_path(self._path.parent))
-        self._first_gradients.clear()
 
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:

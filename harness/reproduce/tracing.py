@@ -15,7 +15,14 @@ from pathlib import Path
 
 from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.records.trace import Recording, read_traces, trace_path, values_path, write_recording
+from harness.records.trace import (
+    Mark,
+    Recording,
+    read_traces,
+    trace_path,
+    values_path,
+    write_recording,
+)
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Cell, Trial
@@ -53,10 +60,11 @@ class TraceDiff:
     steps: TraceComparison  # of all steps, with one mark a moment
     tensors: TraceComparison | None = None  # of the first step that differs, with a mark a tensor
     differences: tuple[TensorDifference, ...] = ()  # of the tensors that differ first
-    overviews: tuple[TracedRun, TracedRun]  # of all steps
     # Tensors that only one of them has, named as in `Mark.tensor`.
     only_a: Sequence[str]
     only_b: Sequence[str]
+    # The first of these that is a gradient, of a parameter that both have.
+    first_unmatched: Mark | None = None
 
     @property
     def is_same(self) -> bool:
@@ -125,24 +133,26 @@ def diff_traced(
     b: TracedTrial,
     *,
     last_step: int = LAST_STEP,
-    snapshots: bool = False,
 ) -> TraceDiff:
     """Trace two trials, and return where they diverge; raises HarnessError if a rank fails.
 
-    Both run up to `last_step` at most. With `snapshots`, rank 0 keeps parameters of some steps.
+    Both run up to `last_step` at most.
     """
-    overview = Recording(last_step=last_step, every=1, tensors=False, snapshots=snapshots)
-    runs, steps = _trace_both(tracer, a, b, overview)
+    overview = Recording(last_step=last_step, every=1, tensors=False)
+    _, steps = _trace_both(tracer, a, b, overview)
     only_a: Sequence[str] = ()
     only_b: Sequence[str] = ()
+    first_unmatched: Mark | None = None
     unmatched = [*steps.other_tensors_a, *steps.other_tensors_b]
     if unmatched:
         first_step = min(mark.step for mark in unmatched)
         _, named = _trace_both(tracer, a, b, Recording(last_step=first_step))
         only_a, only_b = tensors_of(named.other_tensors_a), tensors_of(named.other_tensors_b)
-        common = replace(overview, snapshots=False, left_out=[*only_a, *only_b])
+        lone = _lone_gradients([*named.other_tensors_a, *named.other_tensors_b])
+        first_unmatched = min(lone, key=lambda mark: mark.moment, default=None)
+        common = replace(overview, left_out=[*only_a, *only_b])
         _, steps = _trace_both(tracer, a, b, common)
-    diff = TraceDiff(steps=steps, overviews=runs, only_a=only_a, only_b=only_b)
+    diff = TraceDiff(steps=steps, only_a=only_a, only_b=only_b, first_unmatched=first_unmatched)
     if steps.divergence is None:
         return diff
     detail = Recording(last_step=steps.divergence.earliest.mark.step, values=True)
@@ -154,6 +164,13 @@ def diff_traced(
             path_b = values_path(run_b.folder, entry.rank)
             differences.append(difference(path_a, path_b, entry))
     return replace(diff, tensors=tensors, differences=tuple(differences))
+
+
+def _lone_gradients(marks: Sequence[Mark]) -> list[Mark]:
+    """Return the marks of gradients that only one trial has, of parameters that both have."""
+    renamed = {mark.name for mark in marks if mark.phase == "parameters"}
+    gradients = [mark for mark in marks if mark.phase in ("backward", "all-reduce")]
+    return [mark for mark in gradients if mark.name not in renamed]
 
 
 def _trace_both(

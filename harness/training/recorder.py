@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 import torch
 import xxhash
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core.paths import TrialFolder, write_atomically
@@ -145,7 +145,9 @@ class Recorder(StepObserver, Hooks):
     def before_optimizer(self, step: int) -> None:
         self._micro_step = AFTER_MICRO_STEPS
         self._write("all-reduce", self._gradients())
-        self._write("optimizer settings", optimizer_settings(self._parts.optimizer))
+        settings = optimizer_settings(self._parts.optimizer)
+        groups = parameter_groups(self._parts.model, self._parts.optimizer)
+        self._write("optimizer settings", [*settings, *groups])
 
     def after_optimizer(self, step: int) -> None:
         self._write("optimizer state", self._optimizer_state())
@@ -193,6 +195,8 @@ class Recorder(StepObserver, Hooks):
         states = []
         for name, parameter in self._parts.model.named_parameters():
             for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, int | float):  # as optimizers of one's own keep their step
+                    value = torch.tensor(value, dtype=torch.float64)
                 if isinstance(value, Tensor):
                     states.append((f"{name} ({key})", value))
         return full_tensors(states)
@@ -314,6 +318,19 @@ def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
             elif values and all(isinstance(entry, int | float) for entry in values):
                 settings.append((name, torch.tensor(values, dtype=torch.float64)))
     return settings
+
+
+def parameter_groups(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
+    """Return the number of the optimizer's group that each parameter is in, by the parameter's name."""
+    numbers = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            numbers[parameter] = number
+    groups = []
+    for name, parameter in model.named_parameters():
+        if parameter in numbers:
+            groups.append((f"{name} (group)", torch.tensor(numbers[parameter])))
+    return groups
 
 
 def random_states(device: torch.device) -> list[tuple[str, Tensor]]:

@@ -15,7 +15,6 @@ from torch._dynamo.utils import rmse, same
 from harness.analysis.distance import (
     EPSILONS,
     TensorDistance,
-    is_beyond_rounding,
     tensor_rung,
     worst_distance,
 )
@@ -53,21 +52,6 @@ def test_the_highest_rung_that_is_reached(
     same_bits: bool, distances: Any, rung: Rung | None
 ) -> None:
     assert tensor_rung(same_bits=same_bits, distances=distances) == rung
-
-
-@pytest.mark.parametrize(
-    ("distances", "is_beyond"),
-    [
-        ((), False),
-        ((EQUAL, NEAR, ROUNDED), False),
-        ((replace(ROUNDED, error=1e-4),), False),  # 50 times what the fp64 rule allows
-        ((NEAR, FAR), True),  # 500 times
-        ((replace(FAR, error=None, reference_error=None, scale=None),), False),
-        ((replace(FAR, is_finite=False),), True),
-    ],
-)
-def test_how_far_rounding_reaches(distances: Any, is_beyond: bool) -> None:
-    assert is_beyond_rounding(distances) == is_beyond
 
 
 def test_the_bound_on_ulps_is_the_callers() -> None:

@@ -54,13 +54,11 @@ def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_pa
     for record in run(path):
         assert [step + 1 for step in record.ranks[1].fingerprinted_steps] == [5, 10, 12]
         folders.append(str(results.trial_folder(record.trial.id).path))
-    plot = tmp_path / "parting.png"
     profile = local_profile(tmp_path)
-    result = harness("diff", *folders, "--cluster", str(profile), "--plot", str(plot), "--json")
+    result = harness("diff", *folders, "--cluster", str(profile), "--json")
     assert result.code == 1, result.err
     content = json.loads(result.out)
-    assert content["recorded"]["equal_up_to"] == 5
-    assert content["recorded"]["first"]["step"] in (7, 8)  # at rank 1, the loss of step 8 differs
+    assert content["recorded"]["first_difference"]["step"] in (7, 8)  # the loss of rank 1
     again = content["again"]
     assert (again["first"]["step"], again["first"]["phase"], again["first"]["rank"]) == (
         7,
@@ -73,8 +71,6 @@ def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_pa
         1,
         8,
     )
-    assert content["unlike_record"] == {"A": None, "B": None}
-    assert plot.exists()
 
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:

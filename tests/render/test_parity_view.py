@@ -70,9 +70,3 @@ def test_a_reference_that_can_not_be_trusted_says_so() -> None:
         "not deterministic: run twice, it diverges in step 1, all-reduce;"
         " nothing was compared with fp64: rank 0: out of memory"
     )
-
-
-def test_a_cause_that_is_unknown_has_a_hint() -> None:
-    assert texts.hints(make_parity()) == []
-    (hint,) = texts.hints(make_parity(causes=["not explained by rounding"]))
-    assert "harness check" in hint

@@ -57,6 +57,10 @@ class Successors(Classifier):
     scale = 1.0
     decay: float | None = None  # of a weight after each step
     count_twice = False
+    frozen_from: int | None = None  # the step from which a weight gets no gradient
+    note: float | None = None  # a number in the optimizer's state
+    grouped_with: str = ""  # the parameter that has a group of its own, with the same settings
+    scaled_by_hook = 1.0  # a gradient, after the backward
     make_optimizer: Callable[..., Optimizer] = Adam
     settings: ClassVar[Mapping[str, Any]] = {}
 
@@ -72,9 +76,26 @@ class Successors(Classifier):
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        return type(self).make_optimizer(model.parameters(), lr=0.01, **self.settings)
+        if self.scaled_by_hook != 1.0:
+            weight = model.get_parameter("norm.weight")
+            weight.register_post_accumulate_grad_hook(self._scale_gradient)  # type: ignore[no-untyped-call]
+        named = dict(model.named_parameters())
+        groups: list[dict[str, Any]] = [{"params": list(named.values())}]
+        if self.grouped_with:
+            apart = named.pop(self.grouped_with)
+            groups = [{"params": list(named.values())}, {"params": [apart]}]
+        optimizer = type(self).make_optimizer(groups, lr=0.01, **self.settings)
+        if self.note is not None:
+            optimizer.state[model.get_parameter("norm.weight")]["note"] = self.note
+        return optimizer
+
+    def _scale_gradient(self, weight: Tensor) -> None:
+        assert weight.grad is not None
+        weight.grad.mul_(self.scaled_by_hook)
 
     def after_step(self, model: nn.Module) -> None:
+        if self.frozen_from is not None and self.steps == self.frozen_from - 2:
+            model.get_parameter("norm.weight").requires_grad_(False)
         self.steps += 2 if self.count_twice and self.steps == 2 else 1
         if self.decay is not None and self.steps == 3:
             with torch.no_grad():
@@ -155,6 +176,36 @@ def test_what_is_planted_is_named(
     (where,) = [line for line in text.splitlines() if line.startswith("they diverge in ")]
     assert where.startswith(f"they diverge in {moment}, at rank 0: ")
     assert explanation in where
+
+
+def test_a_gradient_that_only_one_has_is_where_they_part(tmp_path: Path) -> None:
+    _, text = part(tmp_path, frozen_from=3)
+    assert "only A has: backward norm.weight" in text
+    assert (
+        "they diverge in step 3, backward: only one of them has a gradient of norm.weight" in text
+    )
+
+
+def test_a_number_in_the_optimizers_state_is_compared(tmp_path: Path) -> None:
+    sgd = {"make_optimizer": SGD}
+    one = type("One", (Successors,), {**sgd, "note": 2.5})
+    other = type("Other", (Successors,), {**sgd, "note": 3.5})
+    diff, text = part_two(tmp_path, one, other)
+    assert not diff.is_same
+    assert "they diverge in step 1, optimizer state" in text
+
+
+def test_another_group_of_a_parameter_is_another_setting(tmp_path: Path) -> None:
+    norm = type("Norm", (Successors,), {"grouped_with": "norm.weight"})
+    bias = type("Bias", (Successors,), {"grouped_with": "norm.bias"})
+    _, text = part_two(tmp_path, norm, bias)
+    assert "they diverge in step 1, optimizer settings" in text
+
+
+def test_a_gradient_that_a_hook_changes_is_no_mean_of_ranks(tmp_path: Path) -> None:
+    _, text = part(tmp_path, scaled_by_hook=2.0)
+    assert "they diverge in step 1, all-reduce" in text or "step 1, backward" in text
+    assert "their mean is not" not in text
 
 
 def test_a_whole_number_is_as_good_a_setting_as_a_fraction(tmp_path: Path) -> None:

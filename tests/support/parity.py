@@ -32,13 +32,11 @@ def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any
         reference=reference.id,
         compared=40,
         first_difference=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
-        causes=["reduction order"],
+        differing=["strategy"],
         largest_ulp=11,
         trajectory=[DISTANCE],
     )
-    held_against = Reference(
-        cell=reference, control=None, steps=[1, 3], draws_random=True, fp64_problem=None
-    )
+    held_against = Reference(cell=reference, control=None, steps=[1, 3], fp64_problem=None)
     return SweepParity(
         sweep="demo",
         seed=0,

@@ -179,7 +179,7 @@ def test_parity_is_shown_once_it_was_measured(
     write_parity(results.sweep_folder("demo"), parity)
     text = report(results).texts["parity"]
     assert f"against {reference.label}, twice the same bits" in text
-    assert "step 1, all-reduce reduction order 1×" in text
+    assert "step 1, all-reduce strategy 1×" in text
     shown = harness("show", "demo", "--results", str(results.path))
     assert "parity" in shown.out
 
