@@ -46,20 +46,11 @@ def complete_trials(incomplete: str) -> list[str]:
 def complete_set(incomplete: str) -> list[str]:
     """Return axis names, or after `axis=` the values that the axis takes, also after a comma.
 
-    An axis of numbers, and a key that is no axis, has no candidates after its equals sign. Variables
-    are offered once `env.` is there: they are more than all other axes.
+    An axis of numbers, and a key that is no axis, has no candidates after its equals sign.
     """
     from harness.spec.axes import AXIS_TYPES, axis_choices
 
     axis, equals, values = incomplete.partition("=")
-    if not equals and axis.startswith("env."):
-        from harness.core.variables import PUBLIC_VARIABLES
-        from harness.spec.environment import PREFIX, problem_of_variable
-
-        # Not every well-known variable may be an axis.
-        variables = [name for name in sorted(PUBLIC_VARIABLES) if problem_of_variable(name) is None]
-        axes = _beginning_with(axis, [f"{PREFIX}{name}" for name in variables])
-        return [f"{name}=" for name in axes]
     if not equals:
         return [f"{name}=" for name in _beginning_with(axis, AXIS_TYPES)]
     finished, comma, value = values.rpartition(",")

@@ -143,12 +143,9 @@ def _drop_output() -> None:
 def _fail(message: str, code: int) -> int:
     """Print the one line of an error to stderr and return the exit code.
 
-    Line breaks and control characters are removed: a path or a message of a rank may have any. So
-    are secrets, which messages of other libraries may repeat.
+    Line breaks and control characters are removed: a path or a message of a rank may have any.
     """
-    from harness.core.redaction import scrub
-
-    print(f"harness: {one_line(scrub(message), MAX_MESSAGE)}", file=sys.stderr)
+    print(f"harness: {one_line(message, MAX_MESSAGE)}", file=sys.stderr)
     return code
 
 

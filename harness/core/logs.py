@@ -1,8 +1,7 @@
 """Opens and reads logs, which programs of users write and which may be of any size.
 
-A log is read only if it is a regular file and reached through no link: whoever may write into a
-folder of results could put a link there that leads to a file of the reader's, and a report or
-MLflow would publish that one.
+A log is read only if it is a regular file and no link: whoever may write into a folder of results
+could put a link there that leads to a file of the reader's, and a report or MLflow would publish it.
 """
 
 from __future__ import annotations
@@ -14,46 +13,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from harness.core.errors import one_line
-from harness.core.redaction import scrub
 
 TAIL_BYTES = 2**16  # of a log's end that are read to show its last lines
 # Without NONBLOCK, opening a named pipe that nobody writes to would wait for ever.
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def open_below(folder: Path, relative: Path | str) -> BinaryIO:
-    """Open a regular file below a folder for reading, through no link on the way down.
-
-    The folder itself may be reached through links. Raises OSError, also for a path that leads out
-    of the folder.
-    """
-    *folders, name = Path(relative).parts or ("",)
-    if Path(relative).is_absolute() or ".." in (*folders, name):
-        raise PermissionError(errno.EPERM, f"leads out of {folder}")
-    descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-    try:
-        for part in folders:
-            flags = READ_FLAGS | os.O_DIRECTORY
-            descriptors.append(os.open(part, flags, dir_fd=descriptors[-1]))
-        descriptor = os.open(name, READ_FLAGS, dir_fd=descriptors[-1])
-    except OSError as error:
-        # Linux says "Too many levels of symbolic links" of the first link, or "Not a directory".
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise PermissionError(errno.EPERM, "is no file, or reached through a link") from None
-        raise
-    finally:
-        for parent in descriptors:
-            os.close(parent)
+def open_log(log: Path) -> BinaryIO:
+    """Open a log for reading; raises OSError, also for a link and for what is no regular file."""
+    descriptor = os.open(log, READ_FLAGS)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise PermissionError(errno.EPERM, "is no regular file")
     return os.fdopen(descriptor, "rb")
-
-
-def open_log(log: Path) -> BinaryIO:
-    """Open a log for reading if neither it nor its folder is a link; raises OSError."""
-    path = log.absolute()
-    return open_below(path.parent.parent, Path(path.parent.name, path.name))
 
 
 def read_tail(file: BinaryIO, limit: int = TAIL_BYTES) -> str:
@@ -79,9 +51,9 @@ def last_log_line(log: Path) -> str:
     """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
 
     torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
-    be read. Secrets are removed from the line, because it goes into records and messages.
+    be read.
     """
     for line in reversed(log_tail(log).splitlines()):
         if line.strip(" =-"):
-            return one_line(scrub(line))
+            return one_line(line)
     return "none"

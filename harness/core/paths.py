@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.core.redaction import scrub
 from harness.core.storage import writing
 
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
@@ -173,11 +172,6 @@ class SweepFolder:
         return self.path / "lock"
 
     @property
-    def key_path(self) -> Path:
-        """Return the key by which values that records withhold are compared."""
-        return self.path / "comparison.key"
-
-    @property
     def jobs_path(self) -> Path:
         """Return the folder of what was submitted to Slurm; each submission has a folder in it."""
         return self.path / "jobs"
@@ -266,13 +260,13 @@ def default_results() -> Path:
 
 
 def tracking_flag(uri: str | None) -> str:
-    """Return ` --tracking-uri URI` as a shell takes it, for commands that are shown: without secrets.
+    """Return ` --tracking-uri URI` as a shell takes it, for commands that are shown.
 
     Empty without a URI, and where commands find it in the environment.
     """
     if uri is None or uri == os.environ.get("MLFLOW_TRACKING_URI"):
         return ""
-    return scrub(f" --tracking-uri {shlex.quote(uri)}")
+    return f" --tracking-uri {shlex.quote(uri)}"
 
 
 @dataclass(frozen=True)

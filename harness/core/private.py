@@ -2,14 +2,13 @@
 
 What a job is started from decides which code runs, and holds the values of variables that a profile
 sets. A shared folder, on which a group may write, is the usual home of results. So permissions are
-set whatever the umask, and checked before anything is loaded.
+set whatever the umask.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,6 @@ from harness.core.errors import BadInput
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
-WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-ROOT = 0
 
 
 def make_private_folder(folder: Path) -> None:
@@ -33,7 +30,6 @@ def make_private_folder(folder: Path) -> None:
         folder.chmod(FOLDER_MODE)
     except OSError as error:
         raise BadInput(f"{folder}: can't be made private: {error.strerror}") from None
-    refuse_foreign(folder)
 
 
 @contextmanager
@@ -44,25 +40,6 @@ def private_umask() -> Iterator[int]:
         yield previous
     finally:
         os.umask(previous)
-
-
-def refuse_foreign(path: Path) -> None:
-    """Raise BadInput for a file or folder that somebody else owns or may write.
-
-    Root may be the owner: it can change everything anyway. A link is checked, not its target.
-    """
-    status = path.lstat()
-    if status.st_uid not in (os.geteuid(), ROOT):
-        raise BadInput(
-            f"{path}: found owner {user_name(status.st_uid)}; allowed: {user_name(os.geteuid())}"
-        )
-    if stat.S_ISLNK(status.st_mode):
-        raise BadInput(f"{path}: found a link; allowed: a file or folder")
-    if status.st_mode & WRITABLE_BY_OTHERS:
-        mode = stat.S_IMODE(status.st_mode)
-        raise BadInput(
-            f"{path}: found mode {mode:04o}, so that others may write it; allowed: {mode & 0o755:04o}"
-        )
 
 
 def user_name(number: int) -> str:

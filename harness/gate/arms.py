@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
-from harness.core.redaction import redact_text
 from harness.spec.cell import THROUGHPUT_UNITS, ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
@@ -50,13 +49,12 @@ class TrainingArm:
     while no clock runs.
     """
 
-    def __init__(self, name: str, log: Path, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, log: Path) -> None:
         self.name = name  # of the tree, for messages
         self.log = log  # the output of its ranks
         # As ranks report when they are ready; the batch size is that of all of them.
         self.batch_size = 1
         self.unit: ThroughputUnit = "samples/s"
-        self.secrets = secrets  # texts that are removed from messages
         self.sockets: dict[int, socket.socket] = {}  # by rank
         self.lines: dict[int, TextIO] = {}  # messages of each rank
         self.process_groups: Sequence[int] = ()  # of its ranks
@@ -129,12 +127,8 @@ class TrainingArm:
         if not isinstance(message, dict):
             raise HarnessError(f"{self.name}: rank {rank} sent no message; log: {self.log}")
         if "failure" in message:
-            raise HarnessError(f"{self.name}: {self.scrub(message['failure'])}; log: {self.log}")
+            raise HarnessError(f"{self.name}: {one_line(message['failure'])}; log: {self.log}")
         return message
-
-    def scrub(self, text: object) -> str:
-        """Return a rank's text in one line, without secrets."""
-        return one_line(redact_text(str(text), self.secrets))
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the arm."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import select
 import socket
@@ -20,13 +19,11 @@ from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port, unix_socket_path
 from harness.core.processes import Process
-from harness.core.redaction import secret_values
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
 from harness.gate.arms import LONGEST_MESSAGE, PROTOCOL, START_TIMEOUT, TrainingArm
 from harness.launch.forkserver import TORCH, ForkRequest, ForkServer, Setup, kill_all, shared_server
 from harness.launch.launcher import rank_variables
-from harness.launch.logs import scrub_logs
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Length, Trial
@@ -97,9 +94,6 @@ class PairStarter:
     def _remove_folder(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Remove the folder, except for the logs that a HarnessError names."""
         if isinstance(error, HarnessError) and str(self.folder) in str(error):
-            secrets = secret_values(os.environ, self.profile.environment)
-            for key in self.trees:
-                scrub_logs(TrialFolder(self.folder / key), secrets)
             self._scratch.keep()
         self._scratch.remove()
 
@@ -112,11 +106,10 @@ class PairStarter:
         with ExitStack() as stack:
             arms: dict[str, TrainingArm] = {}
             requests: dict[ArmRank, ForkRequest] = {}
-            secrets = secret_values(os.environ, self.profile.environment)
             cores = self._draw_cores()
             for key in keys:
                 log = TrialFolder(self.folder / key).launch_log
-                arms[key] = TrainingArm(self.trees[key].name, log, secrets)
+                arms[key] = TrainingArm(self.trees[key].name, log)
                 for rank, request in enumerate(self._rank_requests(key, cores)):
                     requests[ArmRank(key, rank)] = request
             # Drivers and libraries of GPUs may start threads when they are loaded.
@@ -280,7 +273,7 @@ def check_connected(ended: Sequence[ArmRank], arms: Mapping[str, TrainingArm]) -
         arm = arms[name.arm]
         if name.rank not in arm.sockets:
             raise HarnessError(
-                f"{arm.name}: rank {name.rank} did not start: {arm.scrub(_error_line(arm.log))};"
+                f"{arm.name}: rank {name.rank} did not start: {_error_line(arm.log)};"
                 f" log: {arm.log}"
             )
 

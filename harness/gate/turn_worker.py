@@ -28,7 +28,6 @@ import numpy as np
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
-from harness.core.redaction import scrub
 from harness.gate.arms import PROTOCOL
 from harness.records.assignment import read_assignment
 from harness.spec.cell import Cell
@@ -155,8 +154,7 @@ def main() -> None:
         os._exit(0)  # at once, as in `harness.training.worker`: other ranks may have ended
     except Exception as error:
         traceback.print_exc()
-        # Before it is shortened: half a secret would not be recognized.
-        message = f"{type(error).__name__}: {one_line(scrub(str(error)))}"
+        message = f"{type(error).__name__}: {one_line(error)}"
         turns.send(failure=f"rank {ranks.rank} on {ranks.host}: {message}")
     os._exit(1)
 

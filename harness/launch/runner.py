@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
@@ -24,11 +23,9 @@ from harness.core.control_groups import oom_kills
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process
-from harness.core.redaction import redact_text, secret_values
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
 from harness.launch.launcher import GRACE_SECONDS, Launcher, describe_end
-from harness.launch.logs import scrub_logs
 from harness.launch.provenance import Provenance, describe_launch, write_once
 from harness.launch.retries import (
     RETRIED_FAILURES,
@@ -38,7 +35,6 @@ from harness.launch.retries import (
 )
 from harness.launch.stack import ReadyStack
 from harness.launch.watchdog import Watchdog
-from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
 from harness.records.company import Company, Lane
@@ -52,7 +48,6 @@ from harness.records.files import (
 from harness.records.record import Failure, Record, RunSettings
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
-from harness.records.store import comparison_key
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.saving import save_plan
@@ -149,17 +144,9 @@ class Runner:
         return describe_launch(self.sweep, self.folder)
 
     @cached_property
-    def secrets(self) -> list[str]:
-        """Return the texts that no log and no record may hold: secrets of this process and of the
-        profile, which adds to the variables of the ranks.
-        """
-        return secret_values(os.environ, self.profile.environment)
-
-    @cached_property
     def settings(self) -> RunSettings:
         """Return the settings that the records of all trials have."""
-        settings = run_settings(self.sweep, self.profile, comparison_key(self.folder))
-        return settings
+        return run_settings(self.sweep, self.profile)
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Give each trial's record once it is on disk and the listener has been called.
@@ -302,7 +289,7 @@ class Runner:
             )
             launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
             # Before the end, as the launcher prints how the ranks end that are ended now.
-            output = redact_text(_launcher_output(folder, log_start), self.secrets)
+            output = _launcher_output(folder, log_start)
         finally:
             launcher.end(process, folder)
             occupancy.leave(trial.id, time.time())
@@ -345,11 +332,10 @@ class Runner:
         launcher_end: str = "its launcher ended with the command",
         company: Company | None = None,
     ) -> Record:
-        """Return the record of an attempt that has just ended, and clean its logs of secrets."""
+        """Return the record of an attempt that has just ended."""
         # Imported only now, because a process that only looks at trials needs no NumPy.
         from harness.launch.assemble import assemble
 
-        scrub_logs(folder, self.secrets)
         record = assemble(
             folder,
             self.sweep.name,
@@ -364,11 +350,6 @@ class Runner:
             peaks=self.peaks,
             company=company,
         )
-        # Failures quote exceptions and logs.
-        ranks = [
-            replace(result, failure=_clean_failure(result.failure, self.secrets))
-            for result in record.ranks
-        ]
         first_started = None
         previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
         # One that has come to its end was only measured again: this attempt does not continue it.
@@ -376,8 +357,6 @@ class Runner:
             first_started = previous.first_started or previous.started
         return replace(
             record,
-            failure=_clean_failure(record.failure, self.secrets),
-            ranks=in_memory_ranks(ranks),
             settings=self.settings,
             first_started=first_started,
         )
@@ -500,16 +479,6 @@ def _advance(life: Life) -> Record | None:
         record: Record = end.value
         return record
     return None
-
-
-def _clean_failure(failure: Failure | None, secrets: Sequence[str]) -> Failure | None:
-    """Return a failure without secrets in its texts."""
-    if failure is None:
-        return None
-    traceback = failure.traceback
-    if traceback is not None:
-        traceback = redact_text(traceback, secrets)
-    return replace(failure, message=redact_text(failure.message, secrets), traceback=traceback)
 
 
 def _last_attempt(folder: TrialFolder) -> int | None:

@@ -29,7 +29,7 @@ from harness.launch.torchrun import Torchrun
 from harness.records.files import CommonParts, read_record, read_record_if_exists
 from harness.records.record import Record, Status
 from harness.records.settings import profile_change, run_settings
-from harness.records.store import comparison_key, lock, write_spec
+from harness.records.store import lock, write_spec
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -122,7 +122,7 @@ def refuse_changed_profile(
 
     Trials that run again from the start do not count. Raises BadInput.
     """
-    current = run_settings(sweep, profile, comparison_key(folder))
+    current = run_settings(sweep, profile)
     device = "cuda" if profile.gpus else "cpu"
     changes: list[str] = []
     for record in (*planned.finished, *planned.resumed, *planned.unselected):

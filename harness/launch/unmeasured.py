@@ -5,7 +5,6 @@ For commands that look into training, or measure the machine. They leave no reco
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +13,8 @@ from pathlib import Path
 from harness.core.control_groups import oom_kills
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.redaction import secret_values
 from harness.launch.assemble import first_cause, read_rank_files
 from harness.launch.launcher import describe_end
-from harness.launch.logs import scrub_logs
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.launch.watchdog import Watchdog
@@ -86,7 +83,7 @@ def run_task(
 
     `timeout` is in seconds; `on_poll` is called ten times a second. Raises HarnessError with a
     rank's own message if one fails, hangs or leaves no result; it names a log in `folder`, which
-    must stay then. The logs are clean of secrets once this returns or raises.
+    must stay then.
     """
     arguments = ["--task", task, "--write-logs"]
     command = launcher.command("harness.training.worker", folder, world_size, arguments)
@@ -105,7 +102,6 @@ def run_task(
                 on_poll()
     finally:
         launcher.end(process, folder)
-        scrub_logs(folder, secret_values(os.environ, launcher.environment))
     failure = first_cause(
         folder,
         read_rank_files(folder, world_size),

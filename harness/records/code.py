@@ -18,7 +18,6 @@ import harness
 from harness.core.errors import HarnessError
 from harness.core.git import run_git
 from harness.core.import_path import ROOT
-from harness.core.redaction import scrub
 
 # The code that decides what a trial computes, besides that of the workload.
 DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
@@ -88,7 +87,7 @@ def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository
     """Describe the repository that a folder is in; return it with its differences from the commit.
 
     `files` are those of workloads and of the sweep. Git may not know some of them: they are part of
-    the differences as tracked files are. The text has no secrets and at most MAX_DIFF characters;
+    the differences as tracked files are. The text has at most MAX_DIFF characters;
     where it was cut, its end says so. Bytes that are not UTF-8 are escaped as surrogates: `encode_diff`
     returns the text's bytes. Returns None where there is no repository.
     """
@@ -104,11 +103,9 @@ def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository
             return Repository(commit=commit, dirty=None), ""
         changes = completed.stdout
     differences = "".join([changes, *_untracked_files(checkout, files)])
-    # Cut only roughly before: of a secret that is cut in two, neither half would be recognized.
-    text = scrub(differences[: 4 * MAX_DIFF])
-    if len(text) > MAX_DIFF:
-        cut = len(differences) - MAX_DIFF
-        text = f"{text[:MAX_DIFF]}\n[cut: {cut} more characters]\n"
+    text = differences[:MAX_DIFF]
+    if len(differences) > MAX_DIFF:
+        text = f"{text}\n[cut: {len(differences) - MAX_DIFF} more characters]\n"
     digest = hashlib.sha256(encode_diff(text)).hexdigest() if text else None
     return Repository(commit=commit, dirty=bool(text), diff=digest), text
 

@@ -22,8 +22,7 @@ import msgspec
 
 from harness.core.cores import usable_cores
 from harness.core.packages import installed_version
-from harness.core.redaction import redact_variable
-from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
+from harness.core.variables import is_of_library, recorded_value
 from harness.records.code import Code, Repository
 
 # Packages whose version can change what a trial computes or how fast it does so.
@@ -121,15 +120,15 @@ def relevant_variables(
 ) -> dict[str, str]:
     """Return the environment variables that bear on a measurement, sorted by name.
 
-    Those that are not public are there with their values withheld. `axes` are variables that the
+    Values are withheld as `recorded_value` says. `axes` are variables that the
     sweep sets as axes, whose values are public; `read` are those that the workload's code reads.
     """
     relevant: dict[str, str] = {}
     for name, value in sorted(environment.items()):
         if name in axes:
             relevant[name] = value
-        elif name in PUBLIC_VARIABLES or name in read or LIBRARY_VARIABLE.match(name):
-            relevant[name] = redact_variable(name, value)
+        elif name in read or is_of_library(name):
+            relevant[name] = recorded_value(name, value)
     return relevant
 
 

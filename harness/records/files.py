@@ -22,7 +22,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, cast
@@ -34,7 +34,6 @@ from harness.core.errors import BadFile, one_line
 from harness.core.paths import TRIAL_ID, TrialFolder, write_atomically, write_atomically_by
 from harness.core.validation import decode_json, decode_value
 from harness.records import seal
-from harness.records.across import in_memory_ranks
 from harness.records.decode import (
     FileFormat,
     decode_text,
@@ -554,29 +553,13 @@ def read_rank_result(path: Path) -> RankResult:
     return result
 
 
-def copy_record(path: Path, folder: Path, clean: Callable[[str], str]) -> None:
-    """Copy a record with its columns into a folder, without secrets and with seals that hold.
-
-    `clean` removes secrets from a text. A record without secrets stays as it is. Raises BadFile.
-    """
-    text = path.read_text(encoding="utf-8")
-    content = parse_content(text, path, RECORD_FORMAT)
-    texts = text
-    described = None
+def copy_record(path: Path, folder: Path) -> None:
+    """Copy a record with its columns into a folder. Raises BadFile."""
+    content = parse_content(path.read_text(encoding="utf-8"), path, RECORD_FORMAT)
+    shutil.copyfile(path, folder / path.name)
     if content.get("columns") is not None:
         described = decode_value(ColumnFile, content["columns"])
-        if RANKS in described.columns:
-            ranks = read_columns(next_to(path), described, [RANKS])[RANKS]
-            texts += ranks.tobytes().decode("utf-8")
-    if clean(texts) == texts:
-        for name in (path.name, *([described.file] if described else [])):
-            shutil.copyfile(path.with_name(name), folder / name)
-        return
-    header = seal.sealed_text(seal.cleaned(content, clean))
-    record = _record_of(header, str(path), next_to(path))
-    results = seal.cleaned([asdict(result) for result in record.ranks], clean)
-    ranks_without_secrets = in_memory_ranks(decode_value(list[RankResult], results))
-    write_record(folder / path.name, replace(record, ranks=ranks_without_secrets))
+        shutil.copyfile(path.with_name(described.file), folder / described.file)
 
 
 def remove_unused_columns(folder: Path) -> None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
-
-import msgspec
 
 KEY = "seal"
 END = re.compile(rb',\n "seal": "(?P<digest>[0-9a-f]{64})"\n}\n\Z')
@@ -71,25 +69,3 @@ def _path_text(value: object) -> str:
     if isinstance(value, PurePath):
         return str(value)
     raise TypeError(f"JSON has no {type(value).__name__}")
-
-
-def clean_text(text: str, clean: Callable[[str], str]) -> str:
-    """Return the text of a sealed file without secrets, with a seal of what is left.
-
-    `clean` removes secrets from a text. So readers accept copies of the file as they are. A file
-    without secrets stays as it is.
-    """
-    if clean(text) == text:
-        return text
-    return sealed_text(cleaned(msgspec.json.decode(text), clean))
-
-
-def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
-    """Return a JSON value with each text in it cleaned; keys stay."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [cleaned(item, clean) for item in value]
-    if isinstance(value, dict):
-        return {key: cleaned(item, clean) for key, item in value.items()}
-    return value

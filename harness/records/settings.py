@@ -1,45 +1,39 @@
 """Collects what a trial is run with besides its cell, for its record.
 
-It ends up in MLflow, where more people read it than may read the profile. Hence no values of
-variables that are not known to be public. But a profile can change what trials compute, and is no
-part of their cells. So a withheld value leaves a tag, by which the next command notices that it was
-changed. Without the key, tags cannot be forged or brute-forced.
+It ends up in MLflow, where more people read it than may read the profile. Hence values of variables
+are withheld by their names.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import re
 from dataclasses import asdict
 from typing import Any
 
-from harness.core.redaction import is_secret_name, redact_text, redact_variable, secret_values
-from harness.core.variables import PUBLIC_VARIABLES
+from harness.core.variables import WITHHELD, is_secret_name, recorded_value
 from harness.records import seal
 from harness.records.record import Record, RunSettings
 from harness.spec.cluster import Profile
 from harness.spec.saving import SaveRules, save_plan
 from harness.spec.sweep import Sweep
 
-WITHHELD = re.compile(r"\[redacted(?: (?P<key>[0-9a-f]{8})-[0-9a-f]{16})?\]")
+ASSIGNED = re.compile(r"(\w+)=")  # in a line of shell: the name of a variable
 SLURM_KEYS = ("python", "prefix", "cpus_per_rank")  # that change what trials compute, or how fast
 
 
-def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> RunSettings:
+def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
     """Return what the trials of a sweep are run with on a cluster, without secrets.
 
-    Values of variables are withheld by their names, and tagged with `key` if there is one. All
-    texts of the profile, such as lines of `setup`, are redacted by the values of this process's
-    secret variables.
+    Values of variables are withheld by their names, and lines of `setup` that assign to such a name.
     """
     settings = changed_settings(asdict(profile), asdict(Profile()))
     environment = settings.get("environment", {})
     for name, value in environment.items():
-        environment[name] = _recorded_value(name, value, key)
-    content = json.loads(seal.json_text(settings))
-    secrets = secret_values()
+        environment[name] = recorded_value(name, value)
+    slurm = settings.get("slurm", {})
+    if "setup" in slurm:
+        slurm["setup"] = [_recorded_line(line) for line in slurm["setup"]]
     return RunSettings(
         sweep_file=str(sweep.source),
         base_folder=str(sweep.base_folder),
@@ -52,7 +46,7 @@ def run_settings(sweep: Sweep, profile: Profile, key: bytes | None = None) -> Ru
         timeout=sweep.timeout,
         launcher=profile.launcher,
         device=profile.device,
-        profile=seal.cleaned(content, lambda text: redact_text(text, secrets)),
+        profile=json.loads(seal.json_text(settings)),
     )
 
 
@@ -64,28 +58,20 @@ def saves_at_intervals(record: Record) -> bool:
     return save_plan(rules, record.trial.cell, record.settings.launcher) is not None
 
 
-def _recorded_value(name: str, value: str, key: bytes | None) -> str:
-    """Return the value of a variable as a record has it.
-
-    It has no tag if the name speaks of a secret: a password that was replaced changes no result.
-    """
-    if name in PUBLIC_VARIABLES or key is None or is_secret_name(name):
-        return redact_variable(name, value)
-    tag = hmac.new(key, f"{name}={value}".encode(), "sha256").hexdigest()[:16]
-    key_id = hashlib.sha256(key).hexdigest()[:8]
-    return f"[redacted {key_id}-{tag}]"
+def _recorded_line(line: str) -> str:
+    """Return a line of shell as a record has it: withheld if it assigns to the name of a secret."""
+    return WITHHELD if any(map(is_secret_name, ASSIGNED.findall(line))) else line
 
 
 def profile_change(recorded: RunSettings, current: RunSettings) -> str | None:
     """Return which setting of the profile differs that may change a result; None if none does.
 
-    The values of secrets do not count, nor those that can't be compared because they were withheld
-    in one place and not in the other, or with another key.
+    Values that were withheld can't be compared and do not count.
     """
     before = recorded.profile.get("environment", {})
     now = current.profile.get("environment", {})
     for name in sorted({*before, *now}):
-        if not is_secret_name(name) and not _may_be_same(before.get(name), now.get(name)):
+        if not is_secret_name(name) and before.get(name) != now.get(name):
             return f"environment.{name}: found {_shown(now.get(name))}, recorded {_shown(before.get(name))}"
     if recorded.launcher != "slurm" or current.launcher != "slurm":
         return None
@@ -97,26 +83,9 @@ def profile_change(recorded: RunSettings, current: RunSettings) -> str | None:
     return None
 
 
-def _may_be_same(before: str | None, now: str | None) -> bool:
-    """Return whether two recorded values of a variable are the same, or can't be compared."""
-    if before is None or now is None or before == now:
-        return before == now
-    withheld_before, withheld_now = WITHHELD.fullmatch(before), WITHHELD.fullmatch(now)
-    if withheld_before is None and withheld_now is None:
-        return False
-    if withheld_before is None or withheld_now is None:
-        return True
-    keys = withheld_before["key"], withheld_now["key"]
-    return None in keys or keys[0] != keys[1]
-
-
 def _shown(value: Any) -> str:
     """Return a setting as an error shows it."""
-    if value is None:
-        return "none"
-    if isinstance(value, str) and WITHHELD.fullmatch(value):
-        return "another value"
-    return repr(value)
+    return "none" if value is None else repr(value)
 
 
 def changed_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,6 @@ from typing import Any
 from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file, share_file
 from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
-from harness.core.private import FILE_MODE
 from harness.core.storage import writing
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, parse_content, read_bytes
@@ -66,9 +64,8 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Write what a sweep asks for, and the ids of its trials.
 
     The ids are those that it asks for, and those of its cells' trials that earlier commands have
-    left. They are for readers that decode no cells, such as the tracker. The folder also gets a
-    key, if it has none (`comparison_key`). Of a sweep of which a part is selected, the whole is
-    written. Raises BadInput for a folder that another sweep has.
+    left. They are for readers that decode no cells, such as the tracker. Of a sweep of which
+    a part is selected, the whole is written. Raises BadInput for a folder that another sweep has.
     """
     sweep = sweep.whole()
     _check_owner(sweep, folder)
@@ -76,20 +73,7 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     recorded = recorded_trials(folder.recorded_ids(), sweep.cells)
     trial_ids = [trial.id for trial in (*sweep.trials(), *recorded)]
     content["trials"] = list(dict.fromkeys(trial_ids))
-    if not folder.key_path.exists():
-        write_atomically(folder.key_path, secrets.token_hex(), mode=FILE_MODE)
     write_atomically(folder.spec_path, sealed_text(content))
-
-
-def comparison_key(folder: SweepFolder) -> bytes | None:
-    """Return the key that records of this sweep are written with.
-
-    None before the first, and for anybody but the user whose sweep it is.
-    """
-    try:
-        return folder.key_path.read_bytes()
-    except OSError:
-        return None
 
 
 def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.evidence import ORDER, RerunDifference
-from harness.core.variables import LIBRARY_VARIABLE, PUBLIC_VARIABLES
+from harness.core.variables import is_of_library
 from harness.records.differences import Difference, Value, record_fields
 from harness.records.record import Record
 
@@ -106,9 +106,7 @@ def _is_below(name: str, fields: Sequence[str]) -> bool:
 def _is_read_by_workload(entry: Difference) -> bool:
     """Return whether a difference is of a variable that no library is known to read."""
     section, _, name = entry.field.partition(".")
-    if section != "variables" or name in PUBLIC_VARIABLES:
-        return False
-    return LIBRARY_VARIABLE.match(name) is None
+    return section == "variables" and not is_of_library(name)
 
 
 def most_likely_cause(

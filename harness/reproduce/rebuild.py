@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import BadInput
+from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
-from harness.records.settings import WITHHELD
 from harness.spec.cell import CUSTOM, Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
 from harness.spec.custom import custom_axes_of
@@ -122,4 +122,4 @@ def rebuild_profile(settings: RunSettings | None, world_size: int) -> Profile:
 def public_environment(profile: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a recorded profile whose values were not withheld."""
     environment: Mapping[str, str] = profile.get("environment", {})
-    return {name: value for name, value in environment.items() if not WITHHELD.fullmatch(value)}
+    return {name: value for name, value in environment.items() if value != WITHHELD}

@@ -34,7 +34,6 @@ from typing import Any
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import free_port, node_address
-from harness.core.private import refuse_foreign
 from harness.core.slurm_environment import own_job_id
 from harness.core.text import counted
 from harness.hardware import machine
@@ -105,7 +104,6 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     """
     sweep_folder = SweepFolder(Path(sweep_path))
     submission_folder = submissions.folder_of(sweep_folder, submission_id)
-    refuse_foreign_files(submission_folder)
     submission = submissions.read(submission_folder.file)
     slurm = submission.profile.slurm
     job_array = submission.arrays[array]
@@ -249,20 +247,6 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
         command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
         return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
     return interruption is not None and not cancelled_by_user(interruption)
-
-
-def refuse_foreign_files(submission_folder: SubmissionFolder) -> None:
-    """Stop if somebody else could have written what this job is to run.
-
-    The submission names programs and variables, and is in a folder that others may share. Raises
-    JobIsOver.
-    """
-    try:
-        # The folder first: if nobody else may write there, nobody can replace the file.
-        for path in (submission_folder.path, submission_folder.file):
-            refuse_foreign(path)
-    except BadInput as error:
-        raise JobIsOver(str(error)) from None
 
 
 def refuse_cancelled(submission: Submission, array: int) -> None:

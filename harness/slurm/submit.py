@@ -36,7 +36,7 @@ from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.files import CommonParts, read_record_if_exists
 from harness.records.settings import profile_change, run_settings
-from harness.records.store import comparison_key, lock, write_spec
+from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
@@ -303,13 +303,12 @@ def refuse_other_profile(
 
     `trial_ids` are those of the sweep. Raises BadInput.
     """
-    key = comparison_key(sweep_folder)
-    current = run_settings(sweep, profile, key)
+    current = run_settings(sweep, profile)
     for submission in earlier:
         live = queues.live_jobs([submission], queue)
         if not any(trial_id in trial_ids for trial_id in live):
             continue
-        change = profile_change(run_settings(submission.sweep, submission.profile, key), current)
+        change = profile_change(run_settings(submission.sweep, submission.profile), current)
         if change is not None:
             raise BadInput(
                 f"{sweep_folder.path}: jobs in Slurm's queue have trials of it with another profile:"

@@ -1,7 +1,6 @@
-"""Collects the files that go with a trial's run in MLflow, without secrets and of bounded size.
+"""Collects the files that go with a trial's run in MLflow, of bounded size.
 
-They are written into a temporary folder, which is then uploaded as a whole: secrets have to be
-removed from texts on the way, and the files of the trial stay as they are.
+They are written into a temporary folder, which is then uploaded as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import TrialFolder
-from harness.core.redaction import scrub
 from harness.records.files import copy_record
 from harness.records.record import Record
 from harness.serving.record import TrialExport
@@ -47,17 +45,17 @@ def collect_files(record: Record, trial_folder: TrialFolder, target: Path) -> No
     They are the record (`recall` reads it back), the environment, the end of the launcher's log, of
     rank 0's and of that of the rank that failed, and what the profiler left.
     """
-    copy_record(trial_folder.record_path, target, scrub)
+    copy_record(trial_folder.record_path, target)
     if record.environment:
         text = json.dumps(asdict(record.environment), indent=1) + "\n"
-        (target / "environment.json").write_text(scrub(text), encoding="utf-8")
+        (target / "environment.json").write_text(text, encoding="utf-8")
     logs = {trial_folder.launch_log, trial_folder.rank_log(0)}
     if record.failure and record.failure.log:
         logs.add(trial_folder.path / record.failure.log)
     folder = target / "logs"
     folder.mkdir()
     for log in filter(Path.exists, logs):
-        (folder / log.name).write_text(scrub(tail_of(log, LOG_BYTES)), encoding="utf-8")
+        (folder / log.name).write_text(tail_of(log, LOG_BYTES), encoding="utf-8")
     traces = trial_folder.trace_folder
     for trace in sorted(traces.glob("rank*")):
         _copy(trace, target / traces.name / trace.name)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from harness.core.errors import BadInput, HarnessError, StorageError, one_line
-from harness.core.redaction import REDACTED, URL_CREDENTIALS, redact_text, secret_values
 from harness.core.storage import free_space, storage_error
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ WEB_SCHEMES = ("http", "https")
 SERVERS = (*WEB_SCHEMES, "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 HOST_AND_PORT = re.compile(r"[\w.-]+:[0-9]+/?")
+# A user and a password in a URL, up to the last @ of what may be its host.
+CREDENTIALS = re.compile(r"(?<=://)[^\s\"']*@")
 SQLITE_PREFIX = "sqlite:///"
 SQLITE_DISK_ERROR = re.compile(r"database or disk is full|disk I/O error")
 SQLITE_LOCK = re.compile(r"database (table )?is locked")
@@ -114,8 +115,7 @@ def shown_uri(uri: str) -> str:
     scheme, separator, _ = uri.partition("://")
     if scheme.partition("+")[0] in DATABASES and separator:
         return _shown_database(uri, scheme)
-    address = re.split(r"[?#]", URL_CREDENTIALS.sub("", uri), maxsplit=1)[0]
-    return redact_text(address, ())
+    return re.split(r"[?#]", CREDENTIALS.sub("", uri), maxsplit=1)[0]
 
 
 def _shown_database(uri: str, scheme: str) -> str:
@@ -123,7 +123,7 @@ def _shown_database(uri: str, scheme: str) -> str:
     from sqlalchemy import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
-    unparsed = f"{scheme}://{REDACTED}"
+    unparsed = f"{scheme}://…"
     try:
         url = make_url(uri)
     except (ArgumentError, ValueError):  # ValueError: a port that is no number
@@ -195,9 +195,7 @@ def errors_in_one_line(
         # MLflow wraps a refused connection in several exceptions that speak of retries. The error of
         # the system or of urllib3 at the bottom of the chain is the reason.
         reason = str(causes[-1] if isinstance(causes[-1], (OSError, HTTPError)) else error)
-        # The URI may come from an option, so that it is not in the environment.
-        secrets = secret_values(dict(os.environ, uri=uri))
-        reason = one_line(redact_text(reason, secrets), REASON_LENGTH)
+        reason = one_line(CREDENTIALS.sub("", reason), REASON_LENGTH)
         message = f"MLflow at {shown_uri(uri)} {trouble}: {reason}"
         if not uri.startswith(SQLITE_PREFIX):
             raise error_type(message) from error

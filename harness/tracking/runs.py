@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.scalars import is_scalar, metric_name
 from harness.core.paths import SweepFolder
-from harness.core.redaction import scrub
 from harness.records.files import read_record
 from harness.serving.record import read_export
 from harness.spec.cell import WorkloadRef
@@ -257,7 +256,7 @@ class SweepRuns:
         params = []
         for name, value in contents.params.items():
             if name not in run.data.params:
-                params.append(Param(name, scrub(value)))
+                params.append(Param(name, value))
         changed = [RunTag(key, text) for key, text in tags.items() if present.get(key) != text]
         if metrics or params or changed:
             self.client.log_batch(run.info.run_id, metrics, params, changed, synchronous=True)
@@ -285,7 +284,7 @@ class SweepRuns:
         }
         if parent:
             tags[PARENT_TAG] = parent
-        return {name: scrub(value) for name, value in tags.items()}
+        return tags
 
 
 def _is_ours(metric: str) -> bool:
@@ -297,7 +296,7 @@ def _description_tags(present: Mapping[str, str], description: str | None) -> di
     """Return the tags of a run's description, none where somebody has written another one."""
     if description is None:
         return {}
-    text = scrub(description)[:VALUE_LENGTH]
+    text = description[:VALUE_LENGTH]
     written = present.get(DESCRIPTION_TAG)
     if written and text_digest(written) != present.get(OUR_NOTE_TAG):
         return {}
@@ -339,14 +338,14 @@ def datasets(workload: WorkloadRef) -> Sequence[DatasetInput]:
         axis: digest for axis, digest in workload.file_digests.items() if axis.startswith("data.")
     }
     digest = text_digest(json.dumps(files, sort_keys=True) if files else settings)
-    name = scrub(Path(str(workload.data.get("source", workload.label))).name)
+    name = Path(str(workload.data.get("source", workload.label))).name
     inputs = []
     for part, context in (("train", "training"), ("test", "evaluation")):
         dataset = Dataset(
             name=f"{name} {part}",
             digest=digest[:16],
             source_type="local",
-            source=scrub(settings),
+            source=settings,
         )
         inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
     return inputs

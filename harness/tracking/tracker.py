@@ -23,8 +23,6 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
-from harness.core.redaction import scrub
-from harness.records.seal import clean_text
 from harness.records.store import RecordedSweep, read_recorded_sweep, read_spec
 from harness.render.format import cell_names
 from harness.render.html.report import render
@@ -170,7 +168,7 @@ class Tracker:
         self, runs: SweepRuns, sweep_run: KnownRun, folder: SweepFolder, recorded: RecordedSweep
     ) -> None:
         """Store the sweep's sweep.json and its report with its run."""
-        spec = clean_text(folder.spec_path.read_text(encoding="utf-8"), scrub)
+        spec = folder.spec_path.read_text(encoding="utf-8")
         report = render(self.results, recorded)
 
         def write(aside: Path) -> None:

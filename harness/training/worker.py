@@ -34,7 +34,6 @@ from harness.core.errors import (
     one_line,
 )
 from harness.core.paths import TrialFolder
-from harness.core.redaction import scrub
 from harness.measure.stacks import write_stacks_on_signal
 from harness.records.assignment import read_assignment
 from harness.records.files import write_record
@@ -238,10 +237,9 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
     """Return the record's description of the error that ended this rank.
 
     A user's mistake keeps its message whole. A loss that is not finite names the rank that had it
-    first, whichever rank reports it. Secrets are removed, before what is too long is cut: half a
-    secret would not be recognized.
+    first, whichever rank reports it.
     """
-    trace = scrub("".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error))
     if isinstance(error, OSError):
         # An error without a file name comes from printing to the log. A number is a file that is open.
         name = error.filename2 or error.filename
@@ -254,7 +252,7 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
         kind = "CollectiveTimeout"
     elif CONNECTION_LOST.search(str(error)):
         kind = "ConnectionLost"
-    message = scrub(str(error))
+    message = str(error)
     return Failure(
         kind=kind,
         message=message if isinstance(error, HarnessError) else one_line(message),

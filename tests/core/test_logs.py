@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.logs import last_log_line, open_below, open_log, read_tail
+from harness.core.logs import last_log_line, open_log, read_tail
 
 SECRET = "of the reader's own"
 
@@ -26,11 +26,6 @@ def linked_file(folder: Path) -> None:
     (folder / "logs" / "rank0.log").symlink_to(folder.parent / "private" / "rank0.log")
 
 
-def linked_folder(folder: Path) -> None:
-    (folder / "logs").rmdir()
-    (folder / "logs").symlink_to(folder.parent / "private")
-
-
 def named_pipe(folder: Path) -> None:
     os.mkfifo(folder / "logs" / "rank0.log")
 
@@ -39,32 +34,14 @@ def nested_folder(folder: Path) -> None:
     (folder / "logs" / "rank0.log").mkdir()
 
 
-@pytest.mark.parametrize("place", [linked_file, linked_folder, named_pipe, nested_folder])
+@pytest.mark.parametrize("place", [linked_file, named_pipe, nested_folder])
 def test_what_is_no_file_of_the_trial_is_not_opened(folder: Path, place: object) -> None:
     assert callable(place)
     place(folder)
     log = folder / "logs" / "rank0.log"
-    with pytest.raises(PermissionError, match="is no"):
+    with pytest.raises(OSError, match=r"regular file|symbolic links|directory"):
         open_log(log)
-    with pytest.raises(PermissionError, match="is no"):
-        open_below(folder, "logs/rank0.log")
     assert last_log_line(log) == "none"
-
-
-@pytest.mark.parametrize(
-    "path", ["../private/rank0.log", "logs/../../private/rank0.log", "/etc/passwd"]
-)
-def test_path_that_leads_out_of_the_folder_is_not_followed(folder: Path, path: str) -> None:
-    with pytest.raises(PermissionError, match="leads out of"):
-        open_below(folder, path)
-
-
-def test_folder_itself_may_be_reached_through_a_link(folder: Path) -> None:
-    (folder / "logs" / "rank0.log").write_text("text", encoding="utf-8")
-    link = folder.parent / "scratch"
-    link.symlink_to(folder)
-    with open_below(link, "logs/rank0.log") as file:
-        assert file.read() == b"text"
 
 
 def test_only_the_end_of_a_huge_log_is_read(folder: Path) -> None:

@@ -212,15 +212,15 @@ def test_a_rank_that_ended_before_it_connected_is_reported_with_its_log(tmp_path
 def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
     tmp_path: Path,
 ) -> None:
-    arm = TrainingArm("HEAD", tmp_path / "log", secrets=["hunter2-hunter2"])
+    arm = TrainingArm("HEAD", tmp_path / "log")
     with ExitStack() as stack:
-        said = "rank 0 on n1: ValueError: the dog\x1b ate\nhunter2-hunter2"
+        said = "rank 0 on n1: ValueError: the dog\x1b ate\nit"
         rank = rank_that_sent(stack, failure=said)
         arm.connect(0, rank, stack.enter_context(rank.makefile("r", encoding="utf-8")))
         check_connected([ArmRank("a", 0)], {"a": arm})
         with pytest.raises(
             HarnessError,
-            match=r"HEAD: rank 0 on n1: ValueError: the dog ate \[redacted\]; log: ",
+            match=r"HEAD: rank 0 on n1: ValueError: the dog ate it; log: ",
         ):
             arm.receive(0, 5)
 

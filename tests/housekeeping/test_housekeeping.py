@@ -48,7 +48,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     """Return the files below a folder with their content, without the lock and the key."""
     files = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in ("lock", "comparison.key"):
+        if path.is_file() and path.name not in ("lock",):
             files[str(path.relative_to(folder))] = path.read_bytes()
     return files
 

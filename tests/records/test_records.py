@@ -315,20 +315,11 @@ def test_record_that_is_not_replaced_keeps_its_columns(
     assert len(list(path.parent.glob("*.npz"))) == 1
 
 
-def test_copy_has_no_secrets_and_all_numbers(path: Path, tmp_path: Path) -> None:
-    record = make_record(make_cell(strategy="ddp", world_size=2))
-    first, second = record.ranks
-    record = replace(record, ranks=in_memory_ranks([first, replace(second, host="hunter2")]))
-    files.write_record(path, record)
-    same, clean = tmp_path / "same", tmp_path / "clean"
-    same.mkdir()
-    clean.mkdir()
-    files.copy_record(path, same, lambda text: text)
-    files.copy_record(path, clean, lambda text: text.replace("hunter2", "[redacted]"))
-    assert sorted(file.read_bytes() for file in same.iterdir()) == sorted(
+def test_copy_has_the_record_and_its_columns(path: Path, tmp_path: Path) -> None:
+    files.write_record(path, make_record(make_cell(strategy="ddp", world_size=2)))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    files.copy_record(path, copy)
+    assert sorted(file.read_bytes() for file in copy.iterdir()) == sorted(
         file.read_bytes() for file in path.parent.iterdir()
     )
-    assert all(b"hunter2" not in file.read_bytes() for file in clean.iterdir())
-    copied = files.read_record(clean / path.name)
-    assert copied.ranks[1].host == "[redacted]"
-    assert (copied.ranks[1].loss, copied.loss) == (second.loss, record.loss)

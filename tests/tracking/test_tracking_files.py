@@ -1,4 +1,4 @@
-"""The files that are stored with runs, and the secrets that must not be."""
+"""The files that are stored with runs."""
 
 from __future__ import annotations
 
@@ -11,47 +11,14 @@ import pytest
 from harness.core.paths import Results, SweepFolder
 from harness.records.seal import sealed_text
 from harness.tracking import Tracker, artifacts
-from tests.factories import make_cell, make_record, write_sweep
+from tests.factories import make_record, write_sweep
 from tests.support.mlflow import artifact_text, by_label
 from tests.support.mlflow import stored_files as artifacts_of
-from tests.support.secrets import SECRET, SECRET_TEXTS
 
 
 @pytest.fixture
 def folder(results: Results) -> SweepFolder:
     return results.sweep_folder("demo")
-
-
-def test_no_secret_is_delivered(
-    results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = "hunter2-hunter2"
-    monkeypatch.setenv("MY_API_TOKEN", secret)
-    record = make_record(
-        make_cell(options={"mirror": f"https://me:{secret}@example.org/x", "note": secret})
-    )
-    failed = make_record(seed=1, status="failed")
-    assert failed.failure
-    failed = replace(failed, failure=replace(failed.failure, message=f"bad token {secret}"))
-    write_sweep(
-        folder, [record, failed], logs=f"token={secret} and https://you:swordfish@example.org/y\n"
-    )
-    Tracker(results).deliver(folder)
-    files = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
-    for text in (secret, "swordfish"):
-        assert [path.name for path in files if text.encode() in path.read_bytes()] == []
-
-
-def test_no_kind_of_secret_is_delivered(results: Results, folder: SweepFolder) -> None:
-    logs = "\n".join(SECRET_TEXTS.values())
-    failed = make_record(seed=1, status="failed")
-    assert failed.failure
-    message = SECRET_TEXTS["a message"]
-    failed = replace(failed, failure=replace(failed.failure, message=message, traceback=logs))
-    write_sweep(folder, [make_record(), failed], logs=logs)
-    Tracker(results).deliver(folder)
-    files = [results.database, *(path for path in results.artifacts.rglob("*") if path.is_file())]
-    assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def test_logs_are_cut_and_the_record_is_exact(

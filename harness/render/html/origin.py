@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.analysis.cells import shown_seeds
 from harness.core.import_path import ROOT
-from harness.core.logs import open_below, read_tail
+from harness.core.logs import open_log, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
 from harness.hardware.mfu import device_of
@@ -93,10 +93,10 @@ def _trouble(record: Record, folder: SweepFolder) -> Trouble:
 def _read_tail(trial_folder: TrialFolder, log: Path | str) -> str | None:
     """Return the last LOG_LINES lines of a log, None if there is no such file in the folder.
 
-    The path comes from a record, so it is followed no further than the trial's folder reaches.
+    The path comes from a record, so only its name counts.
     """
     try:
-        with open_below(trial_folder.path, log) as file:
+        with open_log(trial_folder.log_folder / Path(log).name) as file:
             lines = read_tail(file).splitlines()
     except OSError:
         return None

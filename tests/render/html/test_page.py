@@ -20,17 +20,14 @@ from harness.render.html import report as page
 from harness.render.html.report import drawing_of
 from harness.render.table import Ratio, Table
 from harness.spec.sweep import Sweep, ready_sweeps
-from tests.factories import write_trial
 from tests.support.commands import harness
 from tests.support.parity import make_parity
 from tests.support.reports import (
     HOSTILE,
-    failed,
     make_records,
     make_sweep,
     write_run,
 )
-from tests.support.secrets import SECRET, SECRET_TEXTS
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 
@@ -222,37 +219,6 @@ def test_a_failed_trial_is_shown_with_its_reason_and_log(results: Results, tmp_p
     assert f"{records[-1].trial.id} , log" in texts["failures"]
     assert "the last line of the log" in texts["failures"]
     assert "10 done, 1 failed, 1 not run" in texts["head"]
-
-
-def test_secrets_in_logs_are_removed(
-    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "s3cret<>value")
-    sweep = make_sweep(tmp_path)
-    logs = "s3cret<>value at https://me:pw@host/x"
-    write_run(results, sweep, make_records(sweep, hostile=True), logs=logs)
-    source = report(results).source
-    assert "s3cret" not in source
-    assert "me:pw" not in source
-    assert source.count("[redacted]") >= 2
-
-
-def test_no_kind_of_secret_stays_in_a_report(results: Results, tmp_path: Path) -> None:
-    """A report shows the end of a log, so no trial's log has all kinds."""
-    sweep = make_sweep(tmp_path)
-    records = make_records(sweep)
-    write_run(results, sweep, records)
-    texts = list(SECRET_TEXTS.values())
-    groups = [texts[start : start + 8] for start in range(0, len(texts), 8)]
-    for record, group in zip(records, groups, strict=False):
-        logs = "\n".join([LOG_BEGINS, *group])
-        write_trial(results.sweep_folder("demo"), failed(record), logs=logs)
-    source = report(results).source
-    assert SECRET not in source
-    _, *logs_shown = source.split(LOG_BEGINS)
-    assert len(logs_shown) == len(groups)
-    for shown, group in zip(logs_shown, groups, strict=True):
-        assert shown.count("[redacted]") >= len(group)
 
 
 @pytest.mark.usefixtures("sweep")
