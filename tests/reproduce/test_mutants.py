@@ -133,7 +133,7 @@ MUTANTS: Mapping[str, Callable[[Record], Record]] = {
     "axes.batch_size": axes(batch_size=128),
     "axes.world_size": axes(world_size=4),
     "axes.num_threads": axes(num_threads=2),
-    "axes.bucket_cap_mb": axes(ddp=DDPParameters(bucket_cap_mb=1.0)),
+    "axes.ddp.bucket_cap_mb": axes(ddp=DDPParameters(bucket_cap_mb=1.0)),
     "length": cell(length=Length(epochs=3)),
     "evaluate": cell(evaluate=Length(steps=5)),
     "warmup": cell(warmup=3),
