@@ -48,7 +48,6 @@ CHECKS: dict[str, Callable[[Probe], CheckFinding]] = {
     "optimizer": model_checks.check_optimizer,
     "one batch": model_checks.check_one_batch,
 }
-REQUIRED = ("indices", "loss")  # without a batch or a loss, the later checks cannot run
 
 
 def examine_workload(
@@ -80,8 +79,8 @@ def examine(
 ) -> WorkloadReport:
     """Run all checks on a workload.
 
-    An exception in one check is reported as a problem of the workload, and the other checks still run.
-    Only a problem with the samples or the loss ends the examination.
+    An exception in one check is reported as a problem of the workload, and the other checks still run,
+    unless there is no batch or no loss to run them with.
     """
     started = time.monotonic()
     seed_everything(seed)
@@ -95,12 +94,15 @@ def examine(
     )
     findings: list[CheckFinding] = []
     for name, check in CHECKS.items():
+        has_raised = False
         try:
             finding = check(probe)
         except Exception as error:  # of the user's code, which is examined
-            finding = problem(describe(error))
+            finding, has_raised = problem(describe(error)), True
         findings.append(replace(finding, check=name))
-        if name in REQUIRED and finding.status == "problem":
+        is_unreadable = name == "indices" and has_raised
+        has_no_loss = name == "loss" and finding.status == "problem"
+        if is_unreadable or has_no_loss:
             break
     return WorkloadReport(
         label=label,
