@@ -63,7 +63,7 @@ def test_the_order_of_a_set_is_that_of_the_next_command(
     for repeat in range(2):
         # Variables of its own make a forkserver of its own, as another command has.
         matrix = {"env.ANOTHER_COMMAND": [str(repeat)]}
-        sweep = write(tmp_path, workloads=workloads, length={"steps": 5}, matrix=matrix)
+        sweep = write(tmp_path, workloads=workloads, length={"steps": 5}, warmup=0, matrix=matrix)
         (record,) = run(sweep)
         assert record.rank0 is not None
         digests.add(record.rank0.parameter_digest)
