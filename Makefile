@@ -2,7 +2,6 @@
 # make test-nightly: the long tests that `make test` leaves out; planted hangs alone take about an hour.
 # make bench: what the harness costs and saves beside what a user would pick instead, in about half an hour; nothing
 # else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
-# make fuzz: FUZZ_CASES generated inputs of each kind, 10,000 if it is not set.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, half as many interrupted trials, and
 # KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a
@@ -23,16 +22,15 @@ unexport PYTHONDONTWRITEBYTECODE
 # Slurm's daemons lie there, and not every root has it in its path.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-FUZZ_CASES ?= 10000
 CAMPAIGN_MINUTES ?= 60
 MUTANTS ?= 200
 KILLS ?= 300
 SLURM_KILLS ?= 0
 DEVICE ?= cuda
-TESTS := not alone and not nightly
+TESTS := not nightly
 BENCH_PACKAGES := build/bench/packages
 
-.PHONY: demo test test-together test-alone test-nightly fuzz campaign mutants bench bench-scale bench-statistics bench-gate gpu setup setup-test \
+.PHONY: demo test test-together test-nightly campaign mutants bench bench-scale bench-statistics bench-gate gpu setup setup-test \
 	system-packages lint clean
 .DELETE_ON_ERROR:
 
@@ -46,7 +44,6 @@ demo: setup
 # stage measures time.
 test:
 	@$(MAKE) --no-print-directory --jobs 3 lint test-together
-	@$(MAKE) --no-print-directory test-alone
 
 # Some of these tests may take an hour, which pyproject.toml's limit for what hangs outside Python would cut short.
 test-nightly:
@@ -57,16 +54,6 @@ test-together: $(VENV)/.compiled system-packages
 	@echo "==> Tests, in four processes"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
 		-m "$(TESTS)" $(LIMIT) $(PYTEST_ARGS) || test $$? -eq 5
-
-# Next to others, these would measure the others too: one of them starts programs while another one times four ranks.
-test-alone: setup-test
-	@echo "==> Tests that measure time, with nothing else beside"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --durations 10 -m alone $(or $(PYTEST_ARGS),tests/alone) || test $$? -eq 5
-
-# One test generates all of its inputs, so it has no time limit.
-fuzz: setup-test
-	@echo "==> $(FUZZ_CASES) generated inputs of each kind"
-	@FUZZ_CASES=$(FUZZ_CASES) OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --timeout 0 tests/fuzz $(PYTEST_ARGS)
 
 campaign: setup-test
 	@echo "==> Faults for $(CAMPAIGN_MINUTES) minutes"

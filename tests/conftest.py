@@ -26,9 +26,6 @@ from harness.tracking.connect import quiet
 from tests.support import shared_server
 from workloads.importing import forget
 
-# The mark of the tests that measure time, and their folder: the second stage of `make test`, with
-# nothing beside, reads no other.
-ALONE = "alone"
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
 PID_FILE = "pid"  # of the process that all others of a run belong to
@@ -82,8 +79,6 @@ def run_folder() -> Path:
 
 def kind_rank(item: pytest.Item) -> int:
     """Return the position of a test's kind in the order of running."""
-    if item.get_closest_marker(ALONE):
-        return len(LONG_KINDS) + 2
     for rank, mark in enumerate(LONG_KINDS):
         if item.get_closest_marker(mark):
             return rank
@@ -92,13 +87,10 @@ def kind_rank(item: pytest.Item) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that measure time, before `-m` selects, and put all in the order of their kinds.
+    """Put the tests in the order of their kinds.
 
     Within a kind they stay as they were collected.
     """
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent / ALONE):
-            item.add_marker(ALONE)
     items.sort(key=kind_rank)
 
 

@@ -1,1 +1,0 @@
-"""Fuzzers and properties: inputs that hypothesis generates, for everything that is read."""
