@@ -246,7 +246,6 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
             reason="patience",
             step=steps,
             metric=TargetMetric(name="loss", higher_is_better=False),
-            restored=cell.stop.restore_best,
         )
     return Rank0Report(
         stop=stop,

@@ -161,7 +161,6 @@ def _diff_recorded(
         "harness parity quickstart",
         "harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
         "harness parity nightly.yaml --at-least fp64 --json",
-        "harness parity sweep.yaml --set reduction=tree --resume-at 2,4",
     )
 )
 def parity(
@@ -183,14 +182,6 @@ def parity(
         int, typer.Option("--max-ulp", min=0, help="How far apart elements of the rung ulp may be.")
     ] = 4,
     margin: AccuracyMarginOption = 0.01,
-    resume_at: Annotated[
-        str,
-        typer.Option(
-            "--resume-at",
-            metavar="RANKS[,…]",
-            help="Compare each cell with itself, saved and continued at these numbers of ranks.",
-        ),
-    ] = "",
     seed: Annotated[
         int | None,
         typer.Option(
@@ -214,10 +205,9 @@ def parity(
     is, again as a control, and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats
     apart; fp64, as close to the run in fp64 as the reference is; equivalent, by the target metric of
     recorded seeds; different. Cells with another batch size, learning rate, optimizer or gradient
-    limit are meant to differ, and are only compared with each other. With --resume-at 2,4, each cell is
-    compared with itself instead: saved after a third of its steps, continued at 2 ranks, saved again
-    and finished at 4. The result stays in the sweep's folder, for `harness show`, the report and
-    MLflow; that of a part of the sweep (--only, --cell), or with --resume-at, is printed only.
+    limit are meant to differ, and are only compared with each other. The result stays in the sweep's
+    folder, for `harness show`, the report and MLflow; that of a part of the sweep (--only, --cell) is
+    printed only.
 
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
@@ -228,16 +218,14 @@ def parity(
     from harness.interface.reproducing import sweep_parity
     from harness.render import parity as view
     from harness.render.console import TerminalConsole, print_json, spinner
-    from harness.reproduce.parity import plan_parity, plan_resumes
+    from harness.reproduce.parity import plan_parity
 
-    if reference and resume_at:
-        raise BadInput("--reference: found with --resume-at; allowed: one of them")
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_planned(
         sweep, settings, data, cluster, only=only, cells=cells, timed=False
     )
     check_launcher(cluster, profile, "torchrun")
-    plan = plan_parity(loaded, reference) if not resume_at else plan_resumes(loaded, resume_at)
+    plan = plan_parity(loaded, reference)
     results_folder = Results(results)
     with spinner() as on_progress:
         measured = sweep_parity(
@@ -256,7 +244,7 @@ def parity(
     else:
         view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)
-        if loaded.whole() is loaded and not resume_at and sweep_folder.recorded_ids():
+        if loaded.whole() is loaded and sweep_folder.recorded_ids():
             print_collect(results_folder, loaded.name)
     raise typer.Exit(measured.exit_code(rung))
 

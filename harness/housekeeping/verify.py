@@ -21,7 +21,7 @@ from harness.hardware import certificate, machine
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
 from harness.serving.record import check_files, read_export
-from harness.training.manifest import read_manifest
+from harness.training.best import read_best
 
 INVALID_RECORDS = TrialFolder(Path()).invalid_record_path("*").name
 
@@ -62,8 +62,9 @@ def _verify_other_files(folder: TrialFolder) -> Iterator[Verified]:
     for name in sorted(fnmatch.filter(names, INVALID_RECORDS)):
         yield verify_record(folder.path / name)
     if folder.best_checkpoints.name in names or folder.export_folder.name in names:
-        for checkpoint in sorted(folder.best_checkpoints.glob("step-*")):
-            yield _verify(checkpoint, partial(read_manifest, checkpoint, folder.path.name))
+        if folder.best_checkpoints.name in names:
+            best = folder.best_checkpoints
+            yield _verify(best, partial(read_best, best, folder.path.name))
         yield from _verify_present(folder.export_path, partial(_check_export, folder))
 
 

@@ -67,7 +67,7 @@ def sweep_parity(
         on_cell=on_cell,
     )
     parity = with_seeds(measured, recorded)
-    if sweep.whole() is sweep and not plan.resume_at:
+    if sweep.whole() is sweep:
         write_parity(results.sweep_folder(sweep.name), parity)
     return parity
 

@@ -502,9 +502,6 @@ def remove_unneeded_checkpoints(folder: TrialFolder, record: Record) -> None:
     """Remove the checkpoints that a trial has no use for once it has this record."""
     if record.status in COMPLETE:
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
-        if record.rank0 is not None and record.rank0.checkpoint is None:
-            # They were only there for the rule for stopping to restore the best.
-            shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
 
 
 def _file_size(path: Path) -> int:

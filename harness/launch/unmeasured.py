@@ -34,21 +34,16 @@ def run_unmeasured(
     timeout: float,
     parent: Path,
     prepare: Callable[[TrialFolder], None] | None = None,
-    *,
-    continues: str | None = None,
 ) -> TrialFolder:
     """Let every rank of a trial do a task, and return the folder with what they leave.
 
     It is a new folder in `parent`; `prepare` writes into it what the task needs besides the trial,
-    whose paths are relative to `base_folder`; among that may be a checkpoint of the trial with the id
-    `continues`. `timeout` is in seconds. Raises what `run_task` raises, and BadInput for a script, and
-    for a stack that ranks can't run under.
+    whose paths are relative to `base_folder`. `timeout` is in seconds. Raises what `run_task` raises, and
+    BadInput for a script, and for a stack that ranks can't run under.
     """
     trial.cell.workload.require_class()
     folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{task}-", dir=parent)))
-    assignment = Assignment(
-        trial=trial, base_folder=str(base_folder), device=profile.device, continues=continues
-    )
+    assignment = Assignment(trial=trial, base_folder=str(base_folder), device=profile.device)
     write_assignment(folder.assignment_path, assignment)
     if prepare is not None:
         prepare(folder)

@@ -37,8 +37,6 @@ class Assignment:
     base_folder: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
     saves: SavePlan | None = None  # None: no checkpoints at intervals
-    # The trial whose checkpoints it resumes from, another number of ranks for example; None: its own.
-    continues: str | None = None
     profile: Profiling | None = None  # None: no trace
     fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"

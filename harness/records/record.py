@@ -167,7 +167,6 @@ class StopOutcome:
     reason: Literal["patience", "goal", "length"]
     step: Number  # optimizer steps that were trained
     metric: TargetMetric  # that the rule looked at
-    restored: bool  # whether the parameters at the end are those of the best evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,11 +204,7 @@ class Rank0Report:
     @property
     def final_evaluation(self) -> Evaluation | None:
         """Return the evaluation of the parameters at the end, None without any."""
-        if not self.evaluations:
-            return None
-        if self.stop is not None and self.stop.restored:
-            return self.best_evaluation
-        return self.evaluations[-1]
+        return self.evaluations[-1] if self.evaluations else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

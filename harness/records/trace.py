@@ -90,7 +90,6 @@ class Recording:
     tensors: bool = True  # whether each tensor has a mark, or all tensors of a moment share one
     values: bool = False  # whether the tensors themselves are kept, of the last step
     snapshots: bool = False  # whether rank 0 keeps parameters and buffers at a few steps
-    saves: bool = False  # whether a checkpoint is left after the last step
     left_out: Sequence[str] = ()  # tensors of no mark, each as `Mark.tensor` calls it
 
     def includes(self, step: int) -> bool:

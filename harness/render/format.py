@@ -130,7 +130,7 @@ def checkpoint_notes(record: Record) -> list[str]:
 
 
 def stop_note(record: Record) -> str | None:
-    """Say after how many epochs a trial was stopped, why, and with which parameters it ended.
+    """Say after how many epochs a trial was stopped, and why.
 
     None for a trial without a rule for stopping, or that says nothing that its length does not.
     """
@@ -143,8 +143,6 @@ def stop_note(record: Record) -> str | None:
     note = f"{reason} {three_digits(epochs)} epochs (step {stop.step})"
     if stop.reason != "goal":
         note += f", best {stop.metric.name} at {three_digits(best.epoch)}"
-    if stop.restored:
-        note += ", whose parameters it ended with"
     return note
 
 

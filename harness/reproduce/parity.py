@@ -8,7 +8,6 @@ precision, and other variation does not.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
-from harness.spec.axes import RECIPE_AXES, find_conflict
+from harness.spec.axes import RECIPE_AXES
 from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
 from harness.spec.sweep import Sweep
 
@@ -58,8 +57,6 @@ class ParityPlan:
 
     groups: Sequence[ParityGroup]
     by_design: Sequence[CellParity] = ()  # cells that no reference is meant to match
-    # Numbers of ranks: cells are saved and go on at each of them. Empty: they train undisturbed.
-    resume_at: Sequence[int] = ()
 
 
 def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
@@ -90,45 +87,6 @@ def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
             f" that agree in {', '.join(RECIPE_AXES)}, options and data"
         )
     return ParityPlan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
-
-
-def plan_resumes(sweep: Sweep, text: str) -> ParityPlan:
-    """Return the comparison of every cell with itself, saved and continued at other numbers of ranks.
-
-    `text` has these numbers, as in `2,4`. Raises BadInput for one at which a cell can't train.
-    """
-    resume_at = []
-    for number in text.split(","):
-        if re.fullmatch(r"[1-9][0-9]{0,4}", number.strip()) is None:
-            raise BadInput(f"--resume-at: found {text!r}; allowed: numbers of ranks, as in 2,4")
-        resume_at.append(int(number))
-    groups = []
-    for cell in sweep.cells:
-        for ranks in resume_at:
-            _at_ranks(cell, ranks)
-        groups.append(ParityGroup(reference=cell, cells=[cell]))
-    return ParityPlan(groups=groups, resume_at=resume_at)
-
-
-def _at_ranks(cell: Cell, ranks: int) -> Cell:
-    """Return a cell at another number of ranks, with the same micro-batches.
-
-    Raises BadInput where there is none.
-    """
-    axes = cell.axes
-    micro_batches = axes.world_size * axes.grad_accum_steps
-    changed = replace(
-        axes,
-        world_size=ranks,
-        grad_accum_steps=max(1, micro_batches // ranks),
-        strategy="ddp" if axes.strategy == "single" and ranks > 1 else axes.strategy,
-    )
-    conflict = find_conflict(changed)
-    if micro_batches % ranks:
-        conflict = f"its {micro_batches} micro-batches can't be shared out evenly"
-    if conflict is not None:
-        raise BadInput(f"--resume-at: found {ranks} for {cell.label}: {conflict}")
-    return replace(cell, axes=changed)
 
 
 def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
@@ -171,7 +129,7 @@ def measure_parity(
     references: list[Reference] = []
     by_cell = {parity.cell.id: parity for parity in plan.by_design}
     for group in plan.groups:
-        ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed, max_ulp, plan.resume_at)
+        ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed, max_ulp)
         references.append(ladder.reference)
         for cell in group.cells:
             by_cell[cell.id] = ladder.measure(cell)
@@ -198,10 +156,8 @@ class _Ladder:
         cell: Cell,
         seed: int,
         max_ulp: int,
-        resume_at: Sequence[int],
     ) -> None:
         """Run the reference, its control and the one in fp64."""
-        self._resume_at = resume_at
         self._tracer = tracer
         self._base_folder = base_folder
         self._seed = seed
@@ -227,7 +183,7 @@ class _Ladder:
     def measure(self, cell: Cell) -> CellParity:
         """Return how alike a cell is to the reference."""
         try:
-            run = self._trace_resumed(cell)
+            run = self._trace("cell", cell, WITH_SNAPSHOTS)
             parity = self._compare(run)
         except HarnessError as error:
             return CellParity(cell=cell, reference=self.reference.cell.id, failure=str(error))
@@ -237,8 +193,7 @@ class _Ladder:
     def _compare(self, run: TracedRun) -> CellParity:
         """Return how alike a run is to that of the reference."""
         reference = self.reference.cell
-        # Parts of a resumed run may have had other numbers of ranks.
-        global_only = bool(self._resume_at) or _splits_differently(reference, run.cell)
+        global_only = _splits_differently(reference, run.cell)
         comparison = compare(self._run.traces, run.traces, global_only=global_only)
         difference = _first_difference(comparison)
         exact_folder = None if self._exact is None else self._exact.folder
@@ -254,33 +209,11 @@ class _Ladder:
             trajectory=worst_by_step(gaps),
         )
 
-    def _trace_resumed(self, cell: Cell) -> TracedRun:
-        """Run a cell, saved and continued as asked for, and return its last run.
-
-        Its parts are equally long. Raises HarnessError if one fails.
-        """
-        steps = max(mark.step for mark in self._run.traces[0])
-        cells = [cell, *(_at_ranks(cell, ranks) for ranks in self._resume_at)]
-        run: TracedRun | None = None
-        for number, part in enumerate(cells, start=1):
-            recording = WITH_SNAPSHOTS
-            if number < len(cells):
-                last_step = max(1, steps * number // len(cells))
-                recording = replace(WITH_SNAPSHOTS, last_step=last_step, saves=True)
-            earlier = run
-            run = self._trace("cell", part, recording, continued=earlier)
-            if earlier is not None:
-                shutil.rmtree(earlier.folder)
-        assert run is not None, "a cell has at least one part"
-        return run
-
-    def _trace(
-        self, name: str, cell: Cell, recording: Recording, *, continued: TracedRun | None = None
-    ) -> TracedRun:
+    def _trace(self, name: str, cell: Cell, recording: Recording) -> TracedRun:
         """Run a cell and return its traced run; raises HarnessError if it fails."""
         trial = Trial(cell=cell, seed=self._seed)
         traced = TracedTrial(trial=trial, base_folder=self._base_folder)
-        return self._tracer.trace(name, traced, recording, continued=continued)
+        return self._tracer.trace(name, traced, recording)
 
     def _trace_fp64(
         self, cell: Cell, *, needs_control: bool

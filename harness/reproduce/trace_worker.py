@@ -35,7 +35,5 @@ def trace_rank(
         with recorder_class(parts, state, recording, path) as recorder:
             trainer = Trainer(parts, state, recorder)
             trainer.run(min(recording.last_step, parts.total_steps))
-        if recording.saves:
-            parts.checkpointer.save(folder.resume_checkpoints, state)
         del parts, trainer, recorder  # the process group ends after them
     return replace(entered, loss=Series.pack(np.asarray(state.losses, dtype=np.float32)))

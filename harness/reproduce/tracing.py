@@ -8,21 +8,12 @@ another name, two more runs leave these out, so that all other tensors are compa
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
-from harness.records.trace import (
-    Mark,
-    Recording,
-    read_traces,
-    trace_path,
-    values_path,
-    write_recording,
-)
+from harness.records.trace import Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Cell, Trial
@@ -89,13 +80,8 @@ class Tracer:
         name: str,
         traced: TracedTrial,
         recording: Recording,
-        *,
-        continued: TracedRun | None = None,
     ) -> TracedRun:
         """Run a trial; return its run with the traces of its ranks.
-
-        It goes on from the checkpoint that the run `continued` has left, and so do rank 0's trace and
-        snapshots. That run may have had another number of ranks.
 
         Raises HarnessError with a rank's own message if one fails; the log that it names stays.
         """
@@ -108,23 +94,10 @@ class Tracer:
             self._profile,
             self._timeout,
             self._folder,
-            lambda folder: _prepare(folder, recording, continued),
-            continues=None if continued is None else continued.trial.id,
+            lambda folder: write_recording(folder.path, recording),
         )
         traces = read_traces(folder.path, cell.axes.world_size)
         return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)
-
-
-def _prepare(folder: TrialFolder, recording: Recording, continued: TracedRun | None) -> None:
-    """Write what a traced trial needs into its folder."""
-    write_recording(folder.path, recording)
-    if continued is None:
-        return
-    earlier = TrialFolder(continued.folder)
-    shutil.copytree(earlier.resume_checkpoints, folder.resume_checkpoints)
-    rank_0_files = [trace_path(earlier.path, 0), *earlier.path.glob("*.safetensors")]
-    for path in rank_0_files:
-        shutil.copy(path, folder.path)
 
 
 def diff_traced(

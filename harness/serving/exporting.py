@@ -32,7 +32,7 @@ from harness.serving.record import (
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-from harness.training.manifest import WEIGHTS_FILE, CheckpointManifest, read_manifest
+from harness.training.best import WEIGHTS_FILE, BestSeal, read_best
 
 TIMEOUT = 3600.0  # seconds for one process
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -49,12 +49,12 @@ class TrialCheckpoint:
     record: Record
     folder: TrialFolder
     path: Path  # of the checkpoint
-    manifest: CheckpointManifest
+    seal: BestSeal
 
     @property
     def weights(self) -> str:
         """Return the SHA-256 of the file with the parameters."""
-        return self.manifest.files[WEIGHTS_FILE].sha256
+        return self.seal.files[WEIGHTS_FILE]
 
 
 def check_formats(names: Sequence[str]) -> list[FormatName]:
@@ -87,8 +87,8 @@ def find_checkpoint(record: Record, folder: Path) -> TrialCheckpoint:
             " harness run SWEEP --set checkpoint=best --force, which trains it again"
         )
     path = folder / relative_path
-    manifest = read_manifest(path, record.trial.id)
-    return TrialCheckpoint(record, TrialFolder(folder), path, manifest)
+    seal = read_best(path, record.trial.id)
+    return TrialCheckpoint(record, TrialFolder(folder), path, seal)
 
 
 def export_trial(
@@ -121,7 +121,7 @@ def export_trial(
     export = TrialExport(
         trial=record.trial.id,
         at=time.time(),
-        step=checkpoint.manifest.step,
+        step=checkpoint.seal.step,
         weights=checkpoint.weights,
         target=record.rank0.target.name,
         device=answer.device,

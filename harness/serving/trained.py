@@ -9,7 +9,7 @@ from torch import nn
 
 from harness.spec.cell import Cell
 from harness.spec.custom import active_axes
-from harness.training.checkpoint import open_checkpoint
+from harness.training.best import load_best
 from harness.training.model import build_model
 from harness.training.precision import apply_matmul_precision
 from workloads.base import Workload
@@ -27,13 +27,7 @@ def load_trained(
     model = build_model(workload, cell.axes, device)
     for axis in active_axes(cell.workload, base_folder).values():
         axis.change_model(model)
-    parts = open_checkpoint(checkpoint)
-    content = parts.content(0)
-    for name, parameter in model.named_parameters():
-        parameter.data.copy_(parts.whole(name))
-    # Buffers that are in no state dict count too.
-    for name, buffer in model.named_buffers():
-        buffer.copy_(content["buffers"][name])
-    if content["workload"]:
-        workload.load_state_dict(parts.with_values(content["workload"]))
+    state = load_best(checkpoint, model)
+    if state:
+        workload.load_state_dict(state)
     return model.eval()

@@ -116,7 +116,6 @@ class StopRule:
     patience: Count | None = None  # evaluations in a row without an improvement
     min_delta: Annotated[float, Between(0)] = 0.0  # an improvement is greater than this
     goal: float | None = None  # a value of the metric that is good enough
-    restore_best: bool = False  # whether the trial ends with the parameters of the best evaluation
 
     def __post_init__(self) -> None:
         """Raise ValueError for a rule that would end no trial."""
@@ -131,8 +130,6 @@ class StopRule:
             conditions.append(f"min delta {self.min_delta:g}")
         if self.goal is not None:
             conditions.append(f"goal {self.goal:g}")
-        if self.restore_best:
-            conditions.append("the best restored")
         return f"{self.metric}: {', '.join(conditions)}"
 
 

@@ -28,12 +28,12 @@ from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Cell, Length
 from harness.training.checkpoint import Checkpointer
+from harness.training.conditions import describe_conditions
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler, uses_cuda_graphs
 from harness.training.loader import Fetched, epoch_order, make_loader
 from harness.training.loss_weights import weights_of
-from harness.training.manifest import describe_origin
 from harness.training.mesh import ParallelMesh
 from harness.training.model import (
     build_model,
@@ -50,6 +50,7 @@ from harness.training.step import TrainStep, TreeStep
 from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
+from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState
 from workloads.base import Samples, Splits, TensorSamples, Workload
 from workloads.datasets import load_splits
@@ -147,21 +148,20 @@ def build_trial(
         built = build_step(cell, seed, workload, splits, mesh, compiler, memory, total_steps)
         model = built.model
         loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
-        # All objects that a checkpoint restores.
-        restored: list[object] = [built.training_module, built.optimizer, built.schedule]
-        restored += [*model.modules(), *model.parameters(), *model.buffers()]
-        workload_state = WorkloadState(workload, restored)
+        workload_state = WorkloadState(workload)
         checkpointer = Checkpointer(
-            origin=describe_origin(assignment.trial.id),
-            resumes_from=describe_origin(assignment.continues or assignment.trial.id),
             folder=folder,
             mesh=mesh,
             strategy=built.strategy,
             model=model,
-            optimizers=[built.optimizer],
-            schedules=[built.schedule],
+            optimizer=built.optimizer,
+            schedule=built.schedule,
             scaler=built.scaler,
             workload_state=workload_state,
+            unsaved_state=UnsavedState(
+                workload, splits.train, model, built.optimizer, uses_workers=axes.num_workers > 0
+            ),
+            conditions=describe_conditions(assignment.trial.id, assignment.packages, mesh.device),
         )
     parts = TrialParts(
         **vars(built),

@@ -1,541 +1,472 @@
 """Checkpoints, from which a trial resumes to the same bits as if it had never stopped.
 
-A checkpoint is a folder `step-N` with a file of each rank (see `harness.training.shards`), and
-`manifest.json`, which seals them. That of the best evaluation also has `model.safetensors`, the
-unsharded weights, for whoever wants to use the model.
+A checkpoint is a folder `step-N` with a file of each rank, `rank<R>.pt`: what `torch.save` makes of
+the rank's own tensors and plain values. Next to it, a seal says how large it is, its SHA-256 and the
+conditions it was written under. The seal is written last, so a checkpoint is whole when all ranks have
+theirs. Each rank reads and checks its own file, and the ranks agree on the newest step that all hold.
 
-A checkpoint is whole or not there at all: it is written aside and renamed. The one before it stays,
-in case it is damaged later. Nothing in it depends on how parameters were sharded.
+Nothing in a file is code: it is loaded with `weights_only=True`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import BadCheckpoint, BadFile, StorageError
-from harness.core.paths import TrialFolder, fsync_folder
+from harness.core.errors import BadCheckpoint, BadFile, FileUnavailable, StorageError, one_line
+from harness.core.paths import TrialFolder, fsync_folder, write_atomically
 from harness.core.storage import writing
-from harness.records.decode import decode_file
+from harness.records.decode import FileFormat, decode_file
 from harness.records.record import Interruption
-from harness.training.manifest import (
-    MANIFEST_FILE,
-    MANIFEST_FORMAT,
-    WEIGHTS_FILE,
-    CheckpointManifest,
-    CheckpointOrigin,
-    SealedFile,
-    checkpoint_name,
-    describe_file,
-    find_fault,
-    part_name,
-    write_manifest,
-)
+from harness.records.seal import sealed_text
+from harness.training.conditions import find_mismatch
 from harness.training.mesh import ParallelMesh
 from harness.training.precision import Scaler
-from harness.training.shards import (
-    CheckpointPart,
-    Offsets,
-    SavedParts,
-    SharedTensor,
-    Staging,
-    block_of,
-    pack,
-    write_part,
-)
-from harness.training.state import TrainingState, join_states
+from harness.training.series import SeriesFile
+from harness.training.state import TrainingState
 from harness.training.strategies.base import Strategy
+from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState
 
-# Returns values of a parameter: its name, where the block begins, and its shape.
-ReadBlock = Callable[[str, Offsets, Sequence[int]], Tensor]
+SEAL_SCHEMA = "4.0"
+SEAL_FORMAT = FileFormat(name="checkpoint's seal", schema=SEAL_SCHEMA, is_sealed=True)
 KEPT = 2  # checkpoints of a folder, where nothing else is said
+SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
+PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
+SHOWN_DIGITS = 12  # of a digest, in errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCopy:
-    """A model and its workload's own state in memory, as one rank has them."""
+class RankSeal:
+    """The content of `rank<R>.seal`."""
 
-    blocks: Mapping[str, Tensor]  # of the parameters
-    buffers: Mapping[str, Tensor]
-    modes: Mapping[str, bool]
-    workload: dict[str, Any]
+    schema: str = SEAL_SCHEMA
+    step: int  # optimizer steps done
+    ranks: int  # that have a file each
+    attempt: int  # random, the same at all ranks: what two attempts have written is not mixed
+    size: int  # bytes of the rank's file
+    sha256: str
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    # Why no attempt can resume from it although it is whole; None if one can.
+    unsaved: str | None = None
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of a checkpoint's folder; names sort as steps do."""
+    return f"step-{step:09d}"
 
 
 @dataclass(kw_only=True)
 class Checkpointer:
     """Saves and restores everything that a resumed trial depends on; every rank must call both."""
 
-    folder: TrialFolder  # where checkpoints are looked for
+    folder: TrialFolder
     mesh: ParallelMesh
-    strategy: Strategy  # which knows what ranks must agree on
+    strategy: Strategy
     model: nn.Module  # without the strategy's wrapper
-    optimizers: Sequence[Optimizer]  # of each turn of a step, in their order
-    schedules: Sequence[LRScheduler | None]  # of each optimizer; None for a constant learning rate
+    optimizer: Optimizer
+    schedule: LRScheduler | None  # None for a constant learning rate
     scaler: Scaler  # whose loss scale is saved too
     workload_state: WorkloadState
-    origin: CheckpointOrigin  # of what this process saves
-    resumes_from: CheckpointOrigin  # and no other: its own, if not another trial's
-    # Of the best model, where the disk did not take it. An attempt that resumes from a later step
-    # would do without it, so nothing is saved meanwhile.
-    best_copy: ModelCopy | None = None
+    unsaved_state: UnsavedState  # what training changes and no checkpoint has
+    conditions: Mapping[str, str]  # that must be the same for a trial to resume
+    series: SeriesFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Agree on the attempt's number, by which its files know each other."""
+        drawn = int.from_bytes(os.urandom(7), "little")
+        self._attempt = self.mesh.broadcast_from_rank_0(drawn)
+        self._unsaved: str | None = None
+        self._has_looked = False
+        self.series = SeriesFile(self.folder.resume_checkpoints / f"rank{self._rank}.series")
+
+    @property
+    def _rank(self) -> int:
+        """Return this rank's number."""
+        return self.mesh.ranks.rank
 
     # Saving
 
     def save(
-        self,
-        folder: Path,
-        state: TrainingState,
-        *,
-        interrupted_by: str | None = None,
-        with_weights: bool = False,
-        keep: int = KEPT,
+        self, state: TrainingState, *, interrupted_by: str | None = None, keep: int = KEPT
     ) -> None:
-        """Write `folder/step-N`, and remove all but the newest `keep`.
+        """Write a checkpoint of now and wait for it; remove all but the newest `keep`.
 
-        `interrupted_by` is the name of the signal that asked for it, None for one taken in passing.
-        `with_weights` writes the whole weights too. Raises StorageError at every rank if it
-        can't be written at one of them.
+        `interrupted_by` is the name of the signal that asked for it. Raises StorageError at every
+        rank if one of them can't write its part.
         """
-        weights = self.strategy.full_weights(self.model) if with_weights else None
-        not_resumable = self.workload_state.missing_from_checkpoints()
-        part = Staging(self.mesh.device).copy(self.capture(state, interrupted_by, with_weights))
-        aside = folder_aside(folder, state.step)
-        outcome: dict[str, Any] | str
-        try:
-            outcome = asdict(self.write(aside, part))
-            if weights is not None and self.mesh.ranks.is_rank_0:
-                with writing(aside / WEIGHTS_FILE):
-                    save_file(weights, aside / WEIGHTS_FILE)
-        except (StorageError, OSError) as error:  # OSError: a folder that may not be written to
-            outcome = str(error)
-        outcomes = self.mesh.gather(outcome)
         problem: str | None = None
-        if self.mesh.ranks.is_rank_0:
-            try:
-                self.commit(folder, state.step, outcomes, keep=keep, not_resumable=not_resumable)
-            except (StorageError, OSError) as error:
-                problem = str(error)
-        # All ranks raise it, or the others would only report a lost connection to rank 0.
-        problem = self.mesh.broadcast_from_rank_0(problem)
-        if problem is not None:
-            raise StorageError(problem)
+        try:
+            self.write(self.capture(state, interrupted_by))
+        except (StorageError, OSError) as error:  # OSError: a folder that may not be written to
+            problem = str(error)
+        (all_written,) = self.mesh.all_reduce_min(problem is None)
+        if not all_written:
+            raise StorageError(problem or "another rank could not write its part")
+        self.remove_old(state.step, keep)
 
-    def capture(
-        self, state: TrainingState, interrupted_by: str | None = None, with_weights: bool = False
-    ) -> CheckpointPart:
-        """Return this rank's part of a checkpoint of now, whose tensors training goes on to change.
+    def capture(self, state: TrainingState, interrupted_by: str | None = None) -> dict[str, Any]:
+        """Return a copy on the CPU of all that this rank saves of now.
 
-        It has no parameters `with_weights`, as another file has them then.
+        Where ranks have replicas, only rank 0 saves the model and its optimizers. Every rank must call
+        this.
         """
-        parameters = {}
-        if not with_weights:
-            names = {name for name, _ in self.model.named_parameters()}
-            values = self.model.state_dict()
-            for name, value in values.items():
-                if name in names:
-                    parameters[name] = SharedTensor(name, value)
-        optimizers = []
-        for number, optimizer in enumerate(self.optimizers):
-            content = self.strategy.optimizer_state(self.model, optimizer)
-            content["state"] = _share(content["state"], f"optimizer {number}")
-            optimizers.append(content)
-        schedules: list[dict[str, Any] | None] = []
-        for schedule in self.schedules:
-            if schedule is None:
-                schedules.append(None)
-                continue
-            kept = {}
-            for name, value in schedule.state_dict().items():
-                if not callable(value):  # functions are those that the schedule is made with again
-                    kept[name] = value
-            schedules.append(kept)
+        self._find_unsaved()
+        has_own_part = self.strategy.shards_parameters or self._rank == 0
+        model = self.model.state_dict() if has_own_part else {}
+        optimizer = self.optimizer.state_dict() if has_own_part else {}
         content = {
             "step": state.step,
-            "parameters": parameters,
-            "optimizers": optimizers,
-            "schedules": schedules,
-            **self._rank_content(state, interrupted_by),
-        }
-        return pack(content, self.mesh)
-
-    def _rank_content(self, state: TrainingState, interrupted_by: str | None) -> dict[str, Any]:
-        """Return the part of a checkpoint that differs between ranks: plain values and tensors."""
-        # A workload may thaw a part of its model while it trains.
-        modes = {name: module.training for name, module in self.model.named_modules()}
-        requires_grad = {
-            name: parameter.requires_grad for name, parameter in self.model.named_parameters()
-        }
-        return {
-            "state": state.to_dict(),
-            "scaler": self.scaler.state(),
-            "workload": self.workload_state.capture(),
             "at": time.time(),
             "by": interrupted_by,
-            "random": _random_state(),
+            "state": state.to_dict(),
+            "model": model,
+            # Those that are in no state dict count too, and each rank may have its own.
             "buffers": dict(self.model.named_buffers()),
-            "modes": modes,
-            "requires_grad": requires_grad,
+            "modes": {name: module.training for name, module in self.model.named_modules()},
+            "requires_grad": {
+                name: parameter.requires_grad for name, parameter in self.model.named_parameters()
+            },
+            "optimizer": optimizer,
+            "schedule": _schedule_state(self.schedule),
+            "scaler": self.scaler.state(),
+            "workload": self.workload_state.save(),
+            "random": _random_state(),
         }
+        copied: dict[str, Any] = _copied(content)
+        if self.mesh.device.type == "cuda":
+            torch.cuda.synchronize()
+        copied["rows"] = self.series.rows_since_last(state)
+        return copied
 
-    def write(
-        self, aside: Path, part: CheckpointPart, is_cancelled: Callable[[], bool] = lambda: False
-    ) -> SealedFile:
-        """Write this rank's part to a folder aside, and return its size and digest.
+    def write(self, content: dict[str, Any]) -> int:
+        """Write what `capture` returned and seal it; return its size in bytes.
 
-        Raises StorageError and SavingCancelled.
+        A thread may call it. Raises StorageError and OSError.
         """
-        path = aside / part_name(self.mesh.ranks.rank)
+        step = content["step"]
+        folder = self.folder.resume_checkpoints / checkpoint_name(step)
+        path, seal_path = folder / f"rank{self._rank}.pt", folder / f"rank{self._rank}.seal"
         with writing(path):
-            aside.mkdir(parents=True, exist_ok=True)
-        return write_part(path, part, is_cancelled)
+            folder.mkdir(parents=True, exist_ok=True)
+            seal_path.unlink(missing_ok=True)  # of another attempt
+            self.series.append(content["rows"])
+            saved = {name: value for name, value in content.items() if name != "rows"}
+            with path.open("wb") as file:
+                torch.save(saved, file)
+                file.flush()
+                os.fsync(file.fileno())
+            size, digest = describe_file(path)
+            seal = RankSeal(
+                step=step,
+                ranks=self.mesh.ranks.world_size,
+                attempt=self._attempt,
+                size=size,
+                sha256=digest,
+                conditions=self.conditions,
+                unsaved=self._unsaved,
+            )
+            write_atomically(seal_path, sealed_text(asdict(seal)))
+            fsync_folder(folder.parent)
+        return size
 
-    def commit(
-        self,
-        folder: Path,
-        step: int,
-        outcomes: Sequence[Mapping[str, Any] | str],
-        *,
-        keep: int,
-        not_resumable: str | None,
-    ) -> None:
-        """Seal the parts of all ranks and rename them into place, then remove all but `keep`.
+    def remove_old(self, step: int, keep: int) -> None:
+        """Remove all checkpoints but that of `step`, which all ranks have written, and those before it.
 
-        `outcomes` are what `write` returned at each rank, as mappings, or why it failed. Raises
-        StorageError for the first of these. `not_resumable` is why no attempt can resume from it, if
-        none can. For rank 0 alone.
-
-        Everything is flushed to the disk before that, or a loss of power could leave the new name
-        without its content. The new name is flushed before others are removed: otherwise neither
-        might be left.
+        Later ones were passed over when the trial resumed.
         """
-        path, aside = folder / checkpoint_name(step), folder_aside(folder, step)
-        try:
-            files = {}
-            for rank, outcome in enumerate(outcomes):
-                if isinstance(outcome, str):
-                    raise StorageError(outcome)
-                files[part_name(rank)] = SealedFile(**outcome)
-            with writing(path):
-                if (aside / WEIGHTS_FILE).exists():
-                    files[WEIGHTS_FILE] = describe_file(aside / WEIGHTS_FILE)
-                manifest = CheckpointManifest(
-                    step=step,
-                    ranks=len(outcomes),
-                    origin=self.origin,
-                    files=files,
-                    not_resumable=not_resumable,
-                )
-                write_manifest(aside, manifest)
-                for written in aside.iterdir():
-                    _flush(written)
-                fsync_folder(aside)
-                _replace_folder(aside, path)
-                fsync_folder(folder)
-        except (StorageError, OSError):
-            shutil.rmtree(aside, ignore_errors=True)  # what the disk has taken is of no use
-            raise
-        _keep_newest(folder, path, keep)
+        if self._rank != 0:
+            return
+        checkpoints = _newest_first(self.folder.resume_checkpoints)
+        kept = [path for path in checkpoints if path.name <= checkpoint_name(step)][:keep]
+        for path in checkpoints:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def unsaved(self) -> str | None:
+        """Return why a trial can't resume from a checkpoint of now, None if it can."""
+        self._find_unsaved()
+        return self._unsaved
+
+    def _find_unsaved(self) -> None:
+        """Find once what training has changed and no checkpoint has, and say so in the log."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        self._unsaved = self.unsaved_state.find()
+        if self._unsaved is not None:
+            print(
+                f"an attempt that is stopped starts again from step 0: {self._unsaved}", flush=True
+            )
 
     # Resuming
 
     def resume(self, state: TrainingState, rehearse_step: Callable[[], None]) -> None:
-        """Restore the trial's newest checkpoint that is sound, if it has one.
+        """Restore the trial's newest checkpoint that all ranks hold, if it has one.
 
         It goes into `state` and into all that this object was made with. `state` also gets the
-        interruption that this puts an end to, and at rank 0 the checkpoints that were passed over.
+        interruption that this puts an end to, and the checkpoints that were passed over.
         `rehearse_step()` computes a forward and a backward, and drops the gradients:
         `Strategy.arranging_steps` says what for. Raises BadCheckpoint.
         """
-        path: Path | None = None
         faults: list[str] = []
-        if self.mesh.ranks.is_rank_0:
-            folders = self.folder.best_checkpoints, self.folder.resume_checkpoints
-            for folder in folders:
-                # What an attempt that was killed had not finished to write.
-                for aside in folder.glob(".*step-*"):
-                    shutil.rmtree(aside, ignore_errors=True)
-            path, faults = find_sound(self.resumes_from, *folders)
-        # Ranks on other nodes may see another state of a shared file system, so rank 0 decides.
-        name = self.mesh.broadcast_from_rank_0(None if path is None else str(path))
+        step = self._newest_common_step(faults)
         for fault in faults:
-            print(f"not resumed from {fault}")
-        if name is None:
+            print(f"not resumed from {fault}", flush=True)
+        if step is None:
             state.refused_checkpoints = faults
+            self.series.truncate(0)
             return
-        rank_content = self._restore(Path(name), rehearse_step)
-        state.resume_from(rank_content["state"])
+        content = self._restore(step, rehearse_step)
+        state.resume_from(content["state"], self.series.read(step))
         for fault in faults:
             if fault not in state.refused_checkpoints:
                 state.refused_checkpoints.append(fault)
-        saved_at = rank_content["at"]
         interruption = Interruption(
-            step=state.step,
-            at=saved_at,
-            signal=rank_content["by"],
-            lost_seconds=max(0.0, time.time() - saved_at),
+            step=step,
+            at=content["at"],
+            signal=content["by"],
+            lost_seconds=max(0.0, time.time() - content["at"]),
         )
         state.interruptions.append(interruption)
 
-    def restore_model(self, folder: Path, step: int) -> None:
-        """Restore the model and the workload's own state as `save` wrote them at `step`.
+    def _newest_common_step(self, faults: list[str]) -> int | None:
+        """Return the newest step whose files all ranks hold, None if there is none.
 
-        The optimizer and the random numbers stay as they are, so do not train after it.
-        Raises BadCheckpoint at every rank if the checkpoint is missing or damaged.
+        `faults` gets why this rank has passed over newer ones, a line each.
         """
-        path = folder / checkpoint_name(step)
-        fault: str | None = None
-        if self.mesh.ranks.is_rank_0:
-            fault = find_fault(path, self.origin)
-        fault = self.mesh.broadcast_from_rank_0(fault)
-        if fault is not None:
-            raise BadCheckpoint(f"the best parameters can't be restored: {fault}")
-        parts = open_checkpoint(path)
-        self._load_model(parts, parts.content(self.mesh.ranks.rank))
+        checkpoints = _newest_first(self.folder.resume_checkpoints)
+        if self._rank != 0:  # what one rank says is enough
+            faults = []
+        while True:
+            seal = self._newest_sound(checkpoints, faults)
+            (step,) = self.mesh.all_reduce_min(-1 if seal is None else seal.step)
+            if step < 0:
+                return None
+            path = self.folder.resume_checkpoints / checkpoint_name(step)
+            if seal is None or seal.step != step:
+                seal = self._newest_sound([path], faults)
+            attempt = -1 if seal is None else seal.attempt
+            lowest, negated_highest = self.mesh.all_reduce_min(attempt, -attempt)
+            if lowest >= 0 and lowest == -negated_highest:
+                return step
+            faults.append(f"{path}: found files that do not belong together or are not whole")
+            checkpoints = [other for other in checkpoints if other.name < path.name]
 
-    def copy_model(self) -> ModelCopy:
-        """Return a copy of what `restore_model` restores, for where no disk takes it."""
-        blocks = {name: block.clone() for name, block, _ in self._parameter_blocks()}
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        modes = {name: module.training for name, module in self.model.named_modules()}
-        workload = self.workload_state.save()
-        return ModelCopy(blocks=blocks, buffers=buffers, modes=modes, workload=workload)
+    def _newest_sound(self, checkpoints: Sequence[Path], faults: list[str]) -> RankSeal | None:
+        """Return this rank's seal of the first of some checkpoints that is sound, None if none is."""
+        for path in checkpoints:
+            try:
+                seal = decode_file(RankSeal, path / f"rank{self._rank}.seal", SEAL_FORMAT)
+            except FileUnavailable as error:
+                faults.append(str(error))
+                continue
+            except BadFile as error:
+                if (path / f"rank{self._rank}.seal").exists():  # else it was never finished
+                    faults.append(str(error))
+                continue
+            fault = self._find_fault(path, seal)
+            if fault is None:
+                return seal
+            faults.append(f"{path}: {fault}")
+        return None
 
-    def restore_copy(self, copy: ModelCopy) -> None:
-        """Restore what `copy_model` has returned; do not train after it."""
-        self._fill_model(lambda name, *_: copy.blocks[name], copy.buffers, copy.modes)
-        self.workload_state.load(copy.workload)
-
-    def _load_model(self, parts: SavedParts, content: Mapping[str, Any]) -> None:
-        """Restore parameters, buffers, the modules' modes and the workload's own state.
-
-        `content` is what this rank has saved.
-        """
-        self._fill_model(parts.block, content["buffers"], content["modes"])
-        self.workload_state.load(parts.with_values(content["workload"]))
-
-    @torch.no_grad()
-    def _fill_model(
-        self, block_by: ReadBlock, buffers: Mapping[str, Tensor], modes: Mapping[str, bool]
-    ) -> None:
-        """Restore parameters, buffers and the modules' modes; `block_by` returns values of a block."""
-        for name, block, offsets in self._parameter_blocks():
-            block.copy_(block_by(name, offsets, block.shape))
-        # Buffers that are in no state dict count too, and each rank may have its own.
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(buffers[name])
-        for name, module in self.model.named_modules():
-            module.training = modes[name]
-
-    def _parameter_blocks(self) -> Iterator[tuple[str, Tensor, Offsets]]:
-        """Yield each parameter's name, the block of it that this rank has, and where that begins."""
-        names = {name for name, _ in self.model.named_parameters()}
-        for name, value in self.model.state_dict().items():  # as ranks shard them
-            if name in names:
-                yield name, *block_of(value)
-
-    def _content(self, parts: SavedParts) -> dict[str, Any]:
-        """Return what this rank has saved, or its share of what another number of ranks have.
-
-        Raises BadCheckpoint for a strategy with a state that can't be shared out in another way.
-        """
-        rank, saved_ranks = self.mesh.ranks.rank, parts.ranks
-        if saved_ranks == self.mesh.ranks.world_size:
-            return parts.content(rank)
-        contents = [parts.content(saved_rank) for saved_rank in range(saved_ranks)]
-        if any(content["strategy"] for content in contents):
-            raise BadCheckpoint(
-                f"{parts.folder}: ranks: found {saved_ranks}; allowed: {self.mesh.ranks.world_size}:"
-                " the strategy has a state of each rank"
+    def _find_fault(self, folder: Path, seal: RankSeal) -> str | None:
+        """Return why this rank can't resume from its own file of a checkpoint, None if it can."""
+        if seal.unsaved is not None:
+            return seal.unsaved
+        if seal.ranks != self.mesh.ranks.world_size:
+            return f"ranks: found {seal.ranks}; allowed: {self.mesh.ranks.world_size}"
+        mismatch = find_mismatch(seal.conditions, self.conditions)
+        if mismatch is not None:
+            return mismatch
+        path = folder / f"rank{self._rank}.pt"
+        try:
+            size, digest = describe_file(path)
+        except OSError as error:
+            return f"{path.name}: can't be read: {error.strerror}"
+        if size != seal.size:
+            return f"{path.name}: found {size} bytes; allowed: {seal.size}"
+        if digest != seal.sha256:
+            return (
+                f"{path.name}: found SHA-256 {digest[:SHOWN_DIGITS]}; allowed:"
+                f" {seal.sha256[:SHOWN_DIGITS]}: it is damaged"
             )
-        # What a rank keeps for itself is rank 0's then, as a forward of DDP has all ranks take it.
-        shared = contents[0]
-        shared["state"] = join_states([content["state"] for content in contents], rank)
-        shared["random"] = contents[rank % saved_ranks]["random"]
-        return shared
+        if self.series.rows() < seal.step:
+            return (
+                f"{self.series.path.name}: found {self.series.rows()} steps; allowed: {seal.step}"
+            )
+        return None
 
-    def _restore(self, path: Path, rehearse_step: Callable[[], None]) -> dict[str, Any]:
+    def _restore(self, step: int, rehearse_step: Callable[[], None]) -> dict[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
-        parts = open_checkpoint(path)
-        content = self._content(parts)
+        folder = self.folder.resume_checkpoints / checkpoint_name(step)
+        content = _load(folder / f"rank{self._rank}.pt")
+        shared = content
+        if not self.strategy.shards_parameters and self._rank != 0:
+            shared = _load(folder / "rank0.pt")
         # A trial that had done fewer steps was still arranging itself.
-        for _ in range(min(content["step"], self.strategy.arranging_steps)):
+        for _ in range(min(step, self.strategy.arranging_steps)):
             rehearse_step()
-        self._load_model(parts, content)
-        parameters = dict(self.model.named_parameters())
-        for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
-            if saved["state"]:
-                _check_parameters(path, parameters, optimizer, saved)
-            for name, values in saved["state"].items():
-                parameters[name].requires_grad_(True)  # or torch would drop its state
-                for key, value in values.items():
-                    if isinstance(value, SharedTensor):
-                        values[key] = _read_like(parameters[name], parts, value.name)
-            self.strategy.load_optimizer_state(self.model, optimizer, saved)
-        for name, requires_grad in content["requires_grad"].items():
-            parameters[name].requires_grad_(requires_grad)
-        for schedule, schedule_state in zip(self.schedules, content["schedules"], strict=True):
-            if schedule:
-                schedule.load_state_dict(schedule_state)
+        self._load_model(shared["model"], content["buffers"])
+        for name, module in self.model.named_modules():
+            module.training = content["modes"][name]
+        self.optimizer.load_state_dict(_placed(self.optimizer, shared["optimizer"]))
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(content["requires_grad"][name])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(content["schedule"])
         self.scaler.restore(content["scaler"])
+        self.workload_state.load(content["workload"])
         _restore_random_state(content["random"])
         return content
 
-
-def _check_parameters(
-    path: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer, saved: Mapping[str, Any]
-) -> None:
-    """Raise BadCheckpoint if an optimizer has parameters that the saved one did not have."""
-    trained = {part for group in optimizer.param_groups for part in group["params"]}
-    names = {name for name, parameter in parameters.items() if parameter in trained}
-    saved_names = {name for group in saved["param_groups"] for name in group["params"]}
-    missing = sorted(names - saved_names)
-    if missing:
-        raise BadCheckpoint(
-            f"{path}: found an optimizer without {missing[0]}; needed: all that train"
-        )
-
-
-def _share(state: Mapping[Any, Any], prefix: str) -> dict[Any, Any]:
-    """Return an optimizer's state with its tensors as those that all ranks share, by their names."""
-    shared: dict[Any, Any] = {}
-    for name, values in state.items():
-        shared[name] = {}
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                value = SharedTensor(f"{prefix}: {name} ({key})", value)
-            shared[name][key] = value
-    return shared
+    @torch.no_grad()
+    def _load_model(self, saved: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:
+        """Restore the model's whole state, and the buffers that this rank had."""
+        make_buffers(self.model, buffers, saved)
+        present = self.model.state_dict()
+        state: OrderedDict[str, Any] = OrderedDict()
+        for name, value in saved.items():
+            state[name] = _sharded_like(present.get(name), value)
+        state._metadata = getattr(saved, "_metadata", {})  # type: ignore[attr-defined]
+        self.model.load_state_dict(state)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
 
 
-def _read_like(parameter: Tensor, parts: SavedParts, name: str) -> Tensor:
-    """Return a tensor of an optimizer's state, on the CPU unless it is sharded.
+def make_buffers(model: nn.Module, buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
+    """Give a model the buffers that training has made or has changed in their shape.
 
-    If it has its parameter's shape, it is sharded as that is, and has its memory format: fused
-    optimizers pair elements by their addresses.
+    `saved` is the model's state, by which they are persistent or not.
     """
-    if parts.shape(name) != tuple(parameter.shape):
-        return parts.whole(name)
-    block, offsets = block_of(parameter)
-    values = parts.block(name, offsets, block.shape)
-    local = torch.empty_like(block, dtype=values.dtype, device="cpu").copy_(values)
-    if not hasattr(parameter, "to_local"):
-        return local
+    present = dict(model.named_buffers())
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    for path, buffer in buffers.items():
+        if path in present and present[path].shape == buffer.shape:
+            continue
+        parent, _, name = path.rpartition(".")
+        made = buffer.to(device, copy=True)
+        model.get_submodule(parent).register_buffer(name, made, persistent=path in saved)
+
+
+def describe_file(path: Path) -> tuple[int, str]:
+    """Return the size and the SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, those with the most steps first."""
+    return sorted(folder.glob("step-*"), key=lambda path: path.name, reverse=True)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Return what a rank has written; raises BadCheckpoint.
+
+    The values are copied into memory of torch's own, which is aligned as all other tensors are.
+    """
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zip files or the disk
+        raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
+    return content
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a state on the CPU, of what `torch.load` reads without running any code.
+
+    Of a sharded tensor it is this rank's part. Functions and other objects are left out: `UnsavedState`
+    says what that means for the trial.
+    """
+    if isinstance(value, Tensor):
+        if hasattr(value, "to_local"):
+            return {SHARD: _copied(value.to_local())}
+        value = value.detach()
+        if not value.is_cuda:
+            return value.clone()
+        copy = torch.empty_like(value, device="cpu", pin_memory=True)
+        return copy.copy_(value, non_blocking=True)
+    if isinstance(value, dict):
+        copied: OrderedDict[Any, Any] = OrderedDict()
+        for key, item in value.items():
+            copied[key] = _copied(item)
+        if hasattr(value, "_metadata"):
+            copied._metadata = value._metadata  # type: ignore[attr-defined]
+        return copied
+    if isinstance(value, list | tuple):
+        items = [_copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, PLAIN_TYPES) else None
+
+
+def _sharded_like(tensor: Any, saved: Any) -> Any:
+    """Return a saved value as it was: a rank's part of a sharded tensor as a DTensor like `tensor`."""
+    if not (isinstance(saved, dict) and set(saved) == {SHARD}):
+        return saved
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
-        local.to(block.device),
-        parameter.device_mesh,  # type: ignore[attr-defined]
-        parameter.placements,  # type: ignore[attr-defined]
+        saved[SHARD].to(tensor.to_local().device),
+        tensor.device_mesh,
+        tensor.placements,
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=tensor.shape,
+        stride=tensor.stride(),
     )
 
 
-def open_checkpoint(path: Path) -> SavedParts:
-    """Return the parts of a checkpoint that was found sound; raises BadCheckpoint."""
-    try:
-        manifest = decode_file(CheckpointManifest, path / MANIFEST_FILE, MANIFEST_FORMAT)
-    except BadFile as error:
-        raise BadCheckpoint(str(error)) from error
-    whole = path / WEIGHTS_FILE if WEIGHTS_FILE in manifest.files else None
-    return SavedParts([path / part_name(rank) for rank in range(manifest.ranks)], whole)
+def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved state of an optimizer with its tensors sharded and placed as the optimizer's are."""
+    parameters = [part for group in optimizer.param_groups for part in group["params"]]
+    states = {}
+    for number, values in saved["state"].items():
+        states[number] = {
+            key: _sharded_like(parameters[number], value) for key, value in values.items()
+        }
+    groups = []
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        placed = dict(saved_group)
+        for key, value in group.items():
+            if isinstance(value, Tensor) and isinstance(placed.get(key), Tensor):
+                placed[key] = placed[key].to(value.device)
+        groups.append(placed)
+    return {**saved, "state": states, "param_groups": groups}
 
 
-def folder_aside(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is written before it is whole."""
-    return folder / f".{checkpoint_name(step)}"
-
-
-def find_sound(origin: CheckpointOrigin, *folders: Path) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint with the most steps that `origin` can resume from, None if there is none.
-
-    Also returns why those with more steps were passed over, a line for each.
-    """
-    faults: list[str] = []
-    for path in _newest_first(*folders):
-        fault = find_fault(path, origin)
-        if fault is None:
-            return path, faults
-        faults.append(fault)
-    return None, faults
-
-
-def keep_only(folder: Path, step: int) -> Path | None:
-    """Remove all checkpoints of a folder but that of `step`; return it, None if it is not there."""
-    path = folder / checkpoint_name(step)
-    if not path.is_dir():
+def _schedule_state(schedule: LRScheduler | None) -> dict[str, Any] | None:
+    """Return the state of a schedule without its functions, with which it is made again."""
+    if schedule is None:
         return None
-    _keep([path], folder)
-    return path
-
-
-def _keep_newest(folder: Path, path: Path, keep: int) -> None:
-    """Remove all checkpoints of a folder but `path`, which is new, and those just before it.
-
-    Those after it were passed over when the trial resumed.
-    """
-    earlier = [other for other in _newest_first(folder) if other.name <= path.name]
-    _keep(earlier[:keep], folder)
-
-
-def _keep(paths: Sequence[Path], folder: Path) -> None:
-    """Remove all checkpoints of a folder but some, and half-written ones."""
-    for path in folder.glob("*step-*"):
-        if path not in paths:
-            shutil.rmtree(path)
-
-
-def _newest_first(*folders: Path) -> list[Path]:
-    """Return the checkpoints of all folders, those with the most steps first."""
-    paths: list[Path] = []
-    for folder in folders:
-        paths += folder.glob("step-*")
-    return sorted(paths, key=lambda path: path.name, reverse=True)
-
-
-def _replace_folder(new: Path, path: Path) -> None:
-    """Rename a folder to `path`, where a checkpoint may be that was passed over as damaged."""
-    if path.exists():
-        old = path.with_name(f".old-{path.name}")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    new.rename(path)
-
-
-def _flush(path: Path) -> None:
-    """Flush a file's content to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return {name: value for name, value in schedule.state_dict().items() if not callable(value)}
 
 
 def _random_state() -> dict[str, Any]:
     """Return the states of all generators of this process, as values that torch may load."""
     algorithm, keys, *position = np.random.get_state()
-    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return {
         "python": random.getstate(),
         # A NumPy array would need pickle, which `weights_only=True` refuses.
         "numpy": [algorithm, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *position],
         "torch": torch.get_rng_state(),
-        "cuda": cuda_state,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
 
 

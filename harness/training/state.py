@@ -1,18 +1,17 @@
 """The state of a trial at one rank: its measurements so far, and how far it has come.
 
-A checkpoint contains the whole of it, so a resumed trial's record tells of all its attempts. A
+A checkpoint contains the whole of it, but for the numbers of each step, which are in a file next to it
+(`harness.training.series`). So a resumed trial's record tells of all its attempts. A
 failed trial's record has what was in it when the trial failed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from harness.records.record import (
     Compiled,
@@ -23,7 +22,14 @@ from harness.records.record import (
 )
 from harness.training.order import OrderDigest
 
-SERIES = ("losses", "step_seconds", "step_phases")  # as long as a trial has steps
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The numbers of each step, as long as a trial has steps."""
+
+    losses: list[float]
+    step_seconds: list[float]
+    step_phases: dict[str, list[float]]
 
 
 @dataclass
@@ -60,14 +66,14 @@ class TrainingState:
     in_step: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values; the lists of numbers of each step are not copied."""
-        series = {name: getattr(self, name) for name in SERIES}
+        """Return the state as plain values, without the numbers of each step."""
         content = asdict(replace(self, losses=[], step_seconds=[], step_phases={}))
-        del content["resumed_at"], content["in_step"]
-        return {**content, **series}
+        for name in ("losses", "step_seconds", "step_phases", "resumed_at", "in_step"):
+            del content[name]
+        return content
 
-    def resume_from(self, content: Mapping[str, Any]) -> None:
-        """Take over the state that `to_dict` returned in an earlier attempt.
+    def resume_from(self, content: Mapping[str, Any], series: Series) -> None:
+        """Take over the state that `to_dict` returned in an earlier attempt, and the numbers of its steps.
 
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.
@@ -75,6 +81,8 @@ class TrainingState:
         phases_of_this_attempt = self.phases
         for name, value in content.items():
             setattr(self, name, value)
+        self.losses, self.step_seconds = series.losses, series.step_seconds
+        self.step_phases = series.step_phases
         self.evaluations = [Evaluation(**entry) for entry in content["evaluations"]]
         self.interruptions = [Interruption(**entry) for entry in content["interruptions"]]
         self.fingerprints = [StepFingerprint(**entry) for entry in content["fingerprints"]]
@@ -110,17 +118,3 @@ class TrainingState:
 
         yield elapsed
         self.add_seconds(phase, elapsed())
-
-
-def join_states(saved: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
-    """Return the state of a rank that continues what another number of ranks have saved.
-
-    It has rank 0's measurements, the mean of the ranks' losses and, at rank 0, the order of all
-    samples: the digest of all ranks together stays what it was.
-    """
-    losses = np.mean([content["losses"] for content in saved], axis=0).tolist()
-    sums = (0, 0)
-    if rank == 0:
-        low, high = zip(*(content["order_digest"]["sums"] for content in saved), strict=True)
-        sums = (sum(low) % 2**64, sum(high) % 2**64)
-    return {**saved[0], "losses": losses, "order_digest": {"sums": sums}}

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError, one_line
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
+from harness.training.best import gather_state, write_best
 from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
 from harness.training.epoch import Indices, InOrder
@@ -117,7 +118,6 @@ class Trainer:
         self.stop_rule = parts.assignment.trial.cell.stop
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)
-        self.is_restored = False  # whether the parameters are those of the best evaluation again
         self.progress = ProgressFile(
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
@@ -151,10 +151,8 @@ class Trainer:
         with self.parts.strategy.naming_errors():
             while self.state.step < last_step and self.stop_reason is None:
                 self._train_epoch(last_step)
-        if self.is_finished:
-            if self.saver is not None:
-                self.saver.stop()
-            self._restore_best()
+        if self.is_finished and self.saver is not None:
+            self.saver.stop()
 
     @property
     def stop_reason(self) -> Literal["patience", "goal"] | None:
@@ -385,25 +383,25 @@ class Trainer:
             started_at=started_at,
         )
         state.evaluations.append(evaluation)
-        if self._keeps_best() and self.selection.best(state.evaluations) == evaluation:
+        keeps_best = parts.assignment.checkpoint == "best"
+        if keeps_best and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
                 self._save_best()
 
     def _save_best(self) -> None:
-        """Save the model as the best so far; what can't be written costs a line and no trial.
-
-        Where the trial ends with this model, it is kept in memory then.
-        """
-        checkpointer = self.parts.checkpointer
-        checkpointer.best_copy = None
+        """Save the weights as the best so far; what can't be written costs a line and no trial."""
+        parts, state = self.parts, self.state
+        weights = gather_state(parts.model, keeps=parts.mesh.ranks.is_rank_0)
+        workload = parts.workload_state.save()
+        if not parts.mesh.ranks.is_rank_0:
+            return
+        trial, folder = parts.assignment.trial.id, parts.folder.best_checkpoints
         try:
-            checkpointer.save(self.parts.folder.best_checkpoints, self.state, with_weights=True)
-        except StorageError as error:
-            self.state.note_unsaved(
-                f"the best model, step {self.state.step}, was not saved: {error}"
+            write_best(folder, trial, state.step, weights, parts.model, workload)
+        except Exception as error:  # of the disk, or a tensor that safetensors does not know
+            state.note_unsaved(
+                f"the best model, step {state.step}, was not saved: {one_line(error)}"
             )
-            if self.stop_rule is not None and self.stop_rule.restore_best:
-                checkpointer.best_copy = checkpointer.copy_model()
 
     def _scores_of(self, samples: Samples, name: str) -> Mapping[str, float]:
         """Return the scores over samples; `name` is for errors.
@@ -430,34 +428,6 @@ class Trainer:
                 )
         return scores
 
-    # The best parameters
-
-    def _keeps_best(self) -> bool:
-        """Return whether the parameters of the best evaluation are saved, for users or for the end.
-
-        Raises NotApplied if they could not be restored, before time is spent on further epochs.
-        """
-        if self.stop_rule is not None and self.stop_rule.restore_best:
-            lost = self.parts.workload_state.missing_from_checkpoints()
-            if lost is not None:
-                raise NotApplied(f"stop.restore_best is unavailable: {lost}")
-            return True
-        return self.parts.assignment.checkpoint == "best"
-
-    def _restore_best(self) -> None:
-        """Restore the parameters of the best evaluation, if the rule for stopping says so."""
-        parts, state = self.parts, self.state
-        best = self.selection.best(state.evaluations)
-        if self.stop_rule is None or not self.stop_rule.restore_best or best is None:
-            return
-        if best.step != state.step:
-            with state.timed("checkpoint"):
-                if parts.checkpointer.best_copy is not None:
-                    parts.checkpointer.restore_copy(parts.checkpointer.best_copy)
-                else:
-                    parts.checkpointer.restore_model(parts.folder.best_checkpoints, best.step)
-        self.is_restored = True
-
     @property
     def stop_outcome(self) -> StopOutcome | None:
         """Return how the rule for stopping has ended the trial, None without a rule."""
@@ -467,7 +437,6 @@ class Trainer:
             reason=self.stop_reason or "length",
             step=self.state.step,
             metric=self.selection,
-            restored=self.is_restored,
         )
 
     # Interruption
@@ -483,23 +452,17 @@ class Trainer:
         self.progress.report("interrupted", state.step)
         if self.saver is not None:
             self.saver.stop()
-            # Rank 0 may have been sealing a checkpoint, after which it removes what is half-written.
-            parts.mesh.barrier()
-        unsaved = ""
-        if parts.checkpointer.best_copy is not None:
-            unsaved = f"; step {state.step} was not saved: the best model is in memory only"
-        elif state.step > state.resumed_at:
+        problem = ""
+        if state.step > state.resumed_at:
             keep = KEPT if parts.assignment.saves is None else parts.assignment.saves.keep
             try:
-                parts.checkpointer.save(
-                    parts.folder.resume_checkpoints, state, interrupted_by=SIGNAL.name, keep=keep
-                )
+                parts.checkpointer.save(state, interrupted_by=SIGNAL.name, keep=keep)
             except StorageError as error:
-                unsaved = f"; step {state.step} was not saved: {error}"
+                problem = f"; step {state.step} was not saved: {error}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         parts.mesh.barrier()
-        message = f"stopped after step {state.step} of {parts.total_steps}{unsaved}"
-        lost = parts.workload_state.missing_from_checkpoints()
+        message = f"stopped after step {state.step} of {parts.total_steps}{problem}"
+        lost = parts.checkpointer.unsaved()
         if lost is not None and state.step:
             message += f"; the next attempt starts from step 0: {lost}"
         raise Interrupted(message)

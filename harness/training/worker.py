@@ -44,7 +44,7 @@ from harness.records.record import (
     RankResult,
 )
 from harness.spec.files import check_files
-from harness.training import checkpoint
+from harness.training.best import best_step
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload, with_batch_size_of
 from harness.training.outcome import environment_of, pack_series
@@ -211,9 +211,9 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
     best = trainer.selection.best(trainer.state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder
     if best is not None and parts.assignment.checkpoint == "best":
-        kept = checkpoint.keep_only(parts.folder.best_checkpoints, best.step)
-        if kept is not None:
-            checkpoint_path = str(kept.relative_to(parts.folder.path))
+        folder = parts.folder.best_checkpoints
+        if best_step(folder) == best.step:  # else they could not be written
+            checkpoint_path = str(folder.relative_to(parts.folder.path))
     tokens = parts.workload.tokens_per_sample()
     assert trainer.state.training_began_at is not None
     return Rank0Report(

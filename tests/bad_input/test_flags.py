@@ -104,10 +104,6 @@ def test_flag(flags: list[str], begins: str) -> None:
         (["check", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
         (["diff", "quickstart", "--seed", "99999999999"], "Invalid value for '--seed'"),
         (["parity", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
-        (
-            ["parity", "quickstart", "--reference", "strategy=single", "--resume-at", "2"],
-            "--reference: found with --resume-at; allowed: one of them",
-        ),
         (["status", "mine", "--watch", "--all"], "found --all with --watch; allowed: one of them"),
         (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),

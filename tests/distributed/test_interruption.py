@@ -52,9 +52,9 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, **options: Any) 
             **options,
         },
         "axes": axes,
-        # At the second evaluation, with the parameters of the first.
+        # At the second evaluation.
         "uses": LINE.replace("LineFit", "Unlearning"),
-        "stop": {"metric": "target", "patience": 1, "restore_best": True},
+        "stop": {"metric": "target", "patience": 1},
     }
     path = line_sweep(folder, {"line": entry}, length={"steps": STEPS}, evaluate={"steps": 12})
     (record,) = run(path, slots=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 import yaml
 
 from harness.records.record import Record
-from tests.support.commands import harness
-from tests.support.running import LINE, line_sweep, local_profile, run
+from tests.support.running import LINE, run
 
 pytestmark = pytest.mark.distributed
 
@@ -101,44 +99,3 @@ def test_the_backends_order_computes_other_bits_at_each_number_of_ranks(tmp_path
     workloads = {"mlp": WORKLOADS["mlp"] | {"options": {"dropout": 0.0}}}
     records = run(sweep_of(tmp_path, "backend", workloads, steps=12), slots=4)
     assert len(digests(records)["mlp"]) > 1
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_trial_that_continues_at_other_numbers_of_ranks_ends_with_the_same_bits(
-    tmp_path: Path, workload: str
-) -> None:
-    """Saved at 4 ranks, continued at 2, saved again, and finished at 4: with DDP and with FSDP2."""
-    content = {
-        "name": "resumed",
-        "workloads": {workload: WORKLOADS[workload]},
-        "length": {"steps": 6},
-        "evaluate": {
-            "steps": 6
-        },  # other ranks evaluate other shares, whose sums have other last bits
-        "warmup": 1,
-        "axes": {"reduction": "tree", "batch_size": 32, "world_size": 4},
-        "matrix": {"strategy": ["ddp", "fsdp2"]},
-    }
-    path = tmp_path / "resumed.yaml"
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    flags = ["--cluster", str(local_profile(tmp_path)), "--at-least", "bitwise", "--json"]
-    ended = harness("parity", str(path), "--resume-at", "2,4", *flags)
-    assert ended.code == 0, ended.out + ended.err
-    cells = json.loads(ended.out)["cells"]
-    assert [cell["rung"] for cell in cells] == ["bitwise", "bitwise"]
-    assert all(cell["compared"] for cell in cells)
-
-
-def test_the_backends_order_does_not_survive_another_number_of_ranks(tmp_path: Path) -> None:
-    """The check can fail. From two ranks to one, whose sums have another order."""
-    entry = {"options": {"dropout": 0.2}, "axes": {"strategy": "ddp", "world_size": 2}}
-    path = line_sweep(tmp_path, {"line": entry}, length={"steps": 4})
-    flags = ["--cluster", str(local_profile(tmp_path)), "--json"]
-    ended = harness("parity", str(path), "--resume-at", "1", *flags)
-    (cell,) = json.loads(ended.out)["cells"]
-    assert cell["failure"] is None
-    assert cell["first_difference"]["step"] == 3  # the first one of one rank
-    assert "--resume-at: found '0'" in harness("parity", str(path), "--resume-at", "0").err
-    refused = harness("parity", str(path), "--resume-at", "3").err
-    assert "its 2 micro-batches can't be shared out evenly" in refused

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder
@@ -27,14 +28,7 @@ from harness.serving.record import (
     digest_files,
     write_export,
 )
-from harness.training.manifest import (
-    WEIGHTS_FILE,
-    CheckpointManifest,
-    CheckpointOrigin,
-    describe_file,
-    part_name,
-    write_manifest,
-)
+from harness.training.best import write_best
 from tests.factories import make_machine, make_record, write_sweep
 from tests.support.parity import make_parity
 
@@ -93,14 +87,9 @@ def write_files_beside(folder: SweepFolder) -> None:
     record = make_record(seed=0)
     trial_folder = folder.trial_folder(record.trial.id)
     shutil.copyfile(trial_folder.record_path, trial_folder.invalid_record_path(1))
-    checkpoint = trial_folder.best_checkpoints / "step-000000012"
-    checkpoint.mkdir(parents=True)
-    files = {}
-    for name in (WEIGHTS_FILE, part_name(0)):
-        (checkpoint / name).write_text("1", encoding="utf-8")
-        files[name] = describe_file(checkpoint / name)
-    origin = CheckpointOrigin(trial=record.trial.id, code="", software={})
-    write_manifest(checkpoint, CheckpointManifest(step=12, ranks=1, origin=origin, files=files))
+    model = torch.nn.Linear(1, 1)
+    weights = {"weight": torch.zeros(1, 1)}
+    write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, model, {})
     model_folder = trial_folder.exported_model("onnx")
     model_folder.mkdir(parents=True)
     (model_folder / "model.onnx").write_text("1", encoding="utf-8")
@@ -139,8 +128,8 @@ def make_export(record: Record, files: Mapping[str, str]) -> TrialExport:
 
 BESIDE = (
     ("runs/demo/*-s0-r0/invalid-1.json", '"steps"', '"Steps"'),
-    ("runs/demo/*-s0-r0/best/*/manifest.json", "12", "13"),
-    ("runs/demo/*-s0-r0/best/*/model.safetensors", "1", "2"),
+    ("runs/demo/*-s0-r0/best/seal.json", "12", "13"),
+    ("runs/demo/*-s0-r0/best/model.safetensors", "weight", "height"),
     ("runs/demo/*-s0-r0/export/export.json", "1e-06", "1e-09"),
     ("runs/demo/*-s0-r0/export/onnx/model.onnx", "1", "2"),
     ("runs/demo/environments/*.txt", "2.13", "2.14"),

@@ -303,7 +303,7 @@ def test_length() -> None:
 
 def test_a_rule_for_stopping_is_part_of_the_id() -> None:
     cell = make()
-    rules = [StopRule(patience=2), StopRule(patience=3), StopRule(patience=2, restore_best=True)]
+    rules = [StopRule(patience=2), StopRule(patience=3), StopRule(goal=0.5)]
     stopping = [replace(cell, stop=rule).id for rule in rules]
     assert len({cell.id, *stopping}) == 4
     assert replace(cell, stop=StopRule(patience=2, min_delta=0.0)).id == stopping[0]

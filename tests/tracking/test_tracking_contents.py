@@ -187,22 +187,19 @@ def test_interruptions_are_described_and_counted() -> None:
 
 
 def test_a_trial_that_stopped_says_when_and_why() -> None:
-    cell = replace(make_cell(steps=60), stop=StopRule(patience=2, restore_best=True))
+    cell = replace(make_cell(steps=60), stop=StopRule(patience=2))
     record = make_record(cell)
     contents = trial_contents(record, repeats=1)
-    note = (
-        "stopped: no better loss after 3 epochs (step 30), best loss at 3, whose parameters it ended"
-        " with"
-    )
+    note = "stopped: no better loss after 3 epochs (step 30), best loss at 3"
     assert contents.tags["harness.stop"] == note
     assert record.rank0 is not None
     assert record.rank0.stop is not None
-    whole = replace(record.rank0.stop, reason="length", restored=False)
+    whole = replace(record.rank0.stop, reason="length")
     assert (
         stop_note(replace(record, rank0=replace(record.rank0, stop=whole)))
         == "trained for its whole length, 3 epochs (step 30), best loss at 3"
     )
-    assert contents.params["stop"] == "loss: patience 2, the best restored"
+    assert contents.params["stop"] == "loss: patience 2"
     numbers = scalars(record)
     assert (numbers["epochs"], numbers["epochs_to_best"]) == (3, 3)
     assert "epochs_to_goal" not in numbers

@@ -7,40 +7,37 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import state_dict
 
 from harness.core import storage
-from harness.core.errors import BadCheckpoint, Interrupted, NotApplied
+from harness.core.errors import BadFile, Interrupted
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
+from harness.records.decode import decode_file
 from harness.records.files import read_rank_result, write_record
 from harness.records.record import Failure, LossScale, RankResult, Record, StopOutcome, TargetMetric
+from harness.records.seal import sealed_text
 from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules
-from harness.training import checkpoint, evaluate, shards, train, worker
-from harness.training.manifest import (
-    MANIFEST_FILE,
-    describe_origin,
-    find_fault,
-    part_name,
-)
+from harness.training import checkpoint, evaluate, train, worker
+from harness.training.checkpoint import SEAL_FORMAT, RankSeal, describe_file
+from harness.training.conditions import find_mismatch
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler
+from harness.training.series import ROW_BYTES
 from harness.training.state import TrainingState
 from harness.training.workload_state import WorkloadState
 from tests.support.running import LINE, line_sweep
@@ -82,9 +79,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 STOPPED: dict[str, Any] = {
     "uses": f"{LINE.rpartition(':')[0]}:Unlearning",
     "options": {"dropout": 0.3, "validation": 40, "memory": True, "average": 0.9},
-    "stop": {"metric": "target", "patience": 2, "restore_best": True},
+    "stop": {"metric": "target", "patience": 2},
 }
 STOPPED_AT = 3 * STEPS_BETWEEN_EVALUATIONS
+PART, SEAL, SERIES = "rank0.pt", "rank0.seal", "rank0.series"  # files of rank 0
 NEVER = 1 << 30  # more forward passes than any evaluation has
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -120,10 +118,16 @@ def load_assignment(folder: Path, entry: Mapping[str, Any], checkpoint: str) -> 
     )
 
 
-def find_sound(folder: TrialFolder, assignment: Assignment) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that the trial would go on from, and why it would not from others."""
-    origin = describe_origin(assignment.trial.id)
-    return checkpoint.find_sound(origin, folder.best_checkpoints, folder.resume_checkpoints)
+def newest_whole(folder: TrialFolder) -> Path | None:
+    """Return the checkpoint with the most steps whose file of rank 0 is as it was sealed."""
+    for path in sorted(folder.resume_checkpoints.glob("step-*"), reverse=True):
+        try:
+            seal = decode_file(RankSeal, path / SEAL, SEAL_FORMAT)
+            if describe_file(path / PART) == (seal.size, seal.sha256) and seal.unsaved is None:
+                return path
+        except (BadFile, OSError):
+            continue
+    return None
 
 
 def attempt(
@@ -137,7 +141,7 @@ def attempt(
     The ranks ask for it once at the start and once after each step; with `passes_between_checks`,
     an evaluation asks for it too.
     """
-    newest, _ = find_sound(folder, assignment)
+    newest = newest_whole(folder)
     steps_done = int(newest.name.removeprefix("step-")) if newest else 0
     checks = itertools.count(steps_done)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -234,7 +238,7 @@ def test_an_attempt_without_a_step_leaves_no_checkpoint_and_counts_as_none(tmp_p
         [0, 0, 3, 3],
         between=lambda folder: checkpoints.append(names_in(folder.resume_checkpoints)),
     )
-    assert checkpoints == [[], [], ["step-000000003"], ["step-000000003"]]
+    assert checkpoints == [[], [], [SERIES, "step-000000003"], [SERIES, "step-000000003"]]
     assert interruptions == [(3, "SIGUSR2")]
 
 
@@ -255,28 +259,7 @@ def test_a_stopped_trial_that_was_interrupted_ends_with_the_same_bits(tmp_path: 
         reason="patience",
         step=STOPPED_AT,
         metric=TargetMetric(name="error", higher_is_better=True),
-        restored=True,
     )
-    best_only, _ = run_trial(tmp_path / "best", STOPPED | {"length": {"steps": 5}})
-    assert whole.parameter_digest == best_only.parameter_digest
-
-
-def test_a_best_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
-    def remove_best(folder: TrialFolder) -> None:
-        shutil.rmtree(folder.best_checkpoints)
-
-    with pytest.raises(
-        BadCheckpoint, match=r"the best parameters can't be restored: .*/step-00000"
-    ):
-        run_trial(tmp_path / "trial", STOPPED, [7], between=remove_best)
-
-
-def test_what_no_checkpoint_has_is_never_restored_without(tmp_path: Path) -> None:
-    entry = STOPPED | {"uses": f"{LINE.rpartition(':')[0]}:ForgetfulFit"}
-    with pytest.raises(
-        NotApplied, match=r"stop\.restore_best is unavailable: training has changed"
-    ):
-        run_trial(tmp_path / "trial", entry)
 
 
 # What a checkpoint must have
@@ -288,13 +271,17 @@ def do_nothing(*arguments: Any, **keywords: Any) -> None: ...
 # A part of the state, and what to replace so that it gets lost: an attribute and its new value.
 WAYS_TO_FORGET: dict[str, tuple[Any, str, Any]] = {
     "random numbers": (checkpoint, "_restore_random_state", do_nothing),
-    "optimizer": (state_dict, "set_optimizer_state_dict", do_nothing),
-    "weights": (checkpoint, "block_of", lambda value: (value.detach().clone(), (0,) * value.dim())),
+    "optimizer": (torch.optim.Optimizer, "load_state_dict", do_nothing),
+    "weights": (torch.nn.Module, "load_state_dict", do_nothing),
     "lr_schedule": (torch.optim.lr_scheduler.LambdaLR, "load_state_dict", do_nothing),
     "scaler": (Scaler, "restore", do_nothing),
     "position in the order": (BatchOrder, "skip", property(lambda order: 0, do_nothing)),
     "workload": (WorkloadState, "load", do_nothing),
-    "buffers": (torch.nn.Module, "named_buffers", lambda module, **keywords: iter(())),
+    "buffers": (
+        checkpoint.Checkpointer,
+        "_load_model",
+        lambda self, saved, buffers: self.model.load_state_dict(saved),
+    ),
 }
 
 
@@ -335,16 +322,16 @@ def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
     folder.mkdir()
     assignment = load_assignment(folder, entry, "none")
     trial_folder = TrialFolder(folder / "trial")
-    reason = "training has changed began, step of ForgetfulFit, which no checkpoint has; needed: "
+    reason = (
+        "training has changed ForgetfulFit.began, ForgetfulFit.step, which no checkpoint has; n"
+    )
     with pytest.raises(Interrupted, match=f"; the next attempt starts from step 0: {reason}"):
         attempt(trial_folder, assignment, 6)
-    newest, faults = find_sound(trial_folder, assignment)
-    assert newest is None
-    assert faults[0].startswith(f"{trial_folder.resume_checkpoints}/step-000000006: {reason}")
     result = attempt(trial_folder, assignment, None)
     assert outcome_of(result) == whole
     assert list(result.interruptions) == []
-    assert list(result.refused_checkpoints) == faults
+    (refused,) = result.refused_checkpoints
+    assert refused.startswith(f"{trial_folder.resume_checkpoints}/step-000000006: {reason}")
 
 
 # Checkpoints that are damaged, or not the trial's
@@ -373,12 +360,11 @@ def lose_a_page(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        (part_name(0), flip_a_bit),
-        (part_name(0), Path.unlink),
-        (part_name(0), truncate),
-        (part_name(0), lose_a_page),
-        (MANIFEST_FILE, flip_a_bit),
-        (MANIFEST_FILE, Path.unlink),
+        (PART, flip_a_bit),
+        (PART, Path.unlink),
+        (PART, truncate),
+        (PART, lose_a_page),
+        (SEAL, flip_a_bit),
     ],
 )
 def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
@@ -392,23 +378,24 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
     for stop in (3, 6):
         with pytest.raises(Interrupted):
             attempt(trial_folder, assignment, stop)
-    earlier, newest = sorted(trial_folder.resume_checkpoints.iterdir())
+    earlier, newest = sorted(trial_folder.resume_checkpoints.glob("step-*"))
     damage(newest / name)
-    path, faults = find_sound(trial_folder, assignment)
-    assert path == earlier
-    assert [fault.startswith(str(newest)) for fault in faults] == [True]
+    assert newest_whole(trial_folder) == earlier
     with pytest.raises(Interrupted):
         attempt(trial_folder, assignment, 6)
-    assert find_sound(trial_folder, assignment) == (newest, [])
-    assert names_in(trial_folder.resume_checkpoints) == [earlier.name, newest.name]
+    assert newest_whole(trial_folder) == newest
+    assert names_in(trial_folder.resume_checkpoints) == [SERIES, earlier.name, newest.name]
+    result = attempt(trial_folder, assignment, None)
+    (refused,) = result.refused_checkpoints
+    assert refused.startswith(str(newest))
 
 
 def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Path) -> None:
     kept = []
 
     def look(folder: TrialFolder) -> None:
-        kept.append(names_in(folder.resume_checkpoints))
-        (folder.resume_checkpoints / ".step-000000014").mkdir()
+        kept.append(sorted(path.name for path in folder.resume_checkpoints.glob("step-*")))
+        (folder.resume_checkpoints / "step-000000014").mkdir()  # which was never finished
 
     run_trial(tmp_path / "resumed", PLAIN, [2, 3, 5], between=look)
     two, three, five = "step-000000002", "step-000000003", "step-000000005"
@@ -416,34 +403,32 @@ def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"trial": "line-0123456789-s0-r0"}, "trial: found .*; allowed: line-0123456789-s0-r0$"),
-        ({"code": "00" * 32}, "code: found .*; allowed: 000000000000: the code of the training"),
-        ({"software": {"torch": "1.0"}}, r"numpy: found \d.*; allowed: None$"),
-        (
-            {"limits": {"cpu_capability": "none"}},
-            r"OMP_\w+: .*|cpu_capability: found .*; allowed: none$",
-        ),
-    ],
-    ids=["trial", "code", "software", "limits"],
+    "name", ["trial", "code", "torch", "package numpy", "cpu", "cpu_capability", "gpu"]
 )
-def test_a_checkpoint_of_something_else_is_refused_by_name(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_checkpoint_of_other_conditions_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Such as another CPU or GPU, whose kernels compute other bits."""
     assignment = load_assignment(tmp_path, PLAIN, "none")
     trial_folder = TrialFolder(tmp_path / "trial")
     with pytest.raises(Interrupted):
         attempt(trial_folder, assignment, 3)
-    origin = describe_origin(assignment.trial.id)
-    (path,) = trial_folder.resume_checkpoints.iterdir()
-    assert find_fault(path, origin) is None
-    fault = find_fault(path, replace(origin, **change))
-    assert fault is not None
-    assert re.search(f"^{path}: {message}", fault)
+    (path,) = trial_folder.resume_checkpoints.glob("step-*")
+    seal = decode_file(RankSeal, path / SEAL, SEAL_FORMAT)
+    conditions = {**seal.conditions, name: "another"}
+    content = asdict(replace(seal, conditions=conditions))
+    (path / SEAL).write_text(sealed_text(content), encoding="utf-8")
+    result = attempt(trial_folder, assignment, None)
+    assert list(result.interruptions) == []
+    (refused,) = result.refused_checkpoints
+    assert refused.startswith(f"{path}: {name}: found another; allowed: ")
 
 
-@pytest.mark.parametrize("part", ["write_part", "write_manifest", "_flush"])
+def test_only_packages_that_both_have_loaded_are_compared() -> None:
+    """An upgrade of one that a trial has no use for refuses no checkpoint."""
+    assert find_mismatch({"package a": "1", "torch": "2"}, {"torch": "2"}) is None
+    assert find_mismatch({"package a": "1"}, {"package a": "2"}) is not None
+
+
+@pytest.mark.parametrize("part", ["torch.save", "write_atomically"])
 def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -455,17 +440,31 @@ def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     def refuse(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    name = "step-000000006"
-    if part == "write_part":
-        monkeypatch.setattr(shards, "_bytes_of", refuse)
-        name = f".{name}/rank0.safetensors"
-    else:
-        monkeypatch.setattr(checkpoint, part, refuse)
-    path = trial_folder.resume_checkpoints / name
+    owner, name = (torch, "save") if part == "torch.save" else (checkpoint, part)
+    path = trial_folder.resume_checkpoints / "step-000000006" / PART
     message = rf"^stopped after step 6 of 20; step 6 was not saved: {path}: No space left on device"
-    with pytest.raises(Interrupted, match=message):
-        attempt(trial_folder, assignment, 6)
-    assert names_in(trial_folder.resume_checkpoints) == ["step-000000003"]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, refuse)
+        with pytest.raises(Interrupted, match=message):
+            attempt(trial_folder, assignment, 6)
+    result = attempt(trial_folder, assignment, None)
+    assert [interruption.step for interruption in result.interruptions] == [3]
+    assert list(result.refused_checkpoints) == []
+
+
+def test_a_save_does_not_grow_with_the_steps(tmp_path: Path) -> None:
+    """The numbers of each step are appended to a file of their own."""
+    folder = TrialFolder(tmp_path / "trial")
+    sizes = []
+    for stop in (3, 18):
+        with pytest.raises(Interrupted):
+            attempt(folder, load_assignment(tmp_path, PLAIN, "none"), stop)
+        content = torch.load(
+            folder.resume_checkpoints / f"step-{stop:09d}" / PART, weights_only=True
+        )
+        assert not any("loss" in name or "seconds" in name for name in content["state"])
+        sizes.append((folder.resume_checkpoints / SERIES).stat().st_size)
+    assert sizes == [3 * ROW_BYTES, 18 * ROW_BYTES]
 
 
 # The signal

@@ -13,7 +13,7 @@ from harness.core.errors import BadInput
 from harness.records.record import Evaluation, TargetMetric
 from harness.spec.cell import StopRule
 from harness.training.stopping import find_stop_reason
-from tests.support.line import LineFit, Options, Unlearning
+from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
 from workloads.options import Settings
 
@@ -64,18 +64,6 @@ def test_a_rule_stops_at_the_first_evaluation_that_meets_it(
     ]
     stopped_after = reasons.index(True) + 1 if True in reasons else None
     assert stopped_after == stops_after
-
-
-def test_the_restored_parameters_are_those_of_the_best_evaluation(tmp_path: Path) -> None:
-    rule = StopRule(metric="target", patience=1, restore_best=True)
-    trainer = stopping_trainer(tmp_path, Unlearning(Options(validation=40), Settings()), rule)
-    trainer.run()
-    assert [evaluation.step for evaluation in trainer.state.evaluations] == [4, 8]
-    best, last = trainer.state.evaluations
-    trainer.evaluate()
-    again = trainer.state.evaluations[-1]
-    assert (again.metrics, again.validation) == (best.metrics, best.validation)
-    assert again.metrics != last.metrics
 
 
 def test_a_rule_without_a_validation_set_is_refused_before_the_first_step(tmp_path: Path) -> None:

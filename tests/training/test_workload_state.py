@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, Optimizer
 
 from harness.core.errors import NotApplied
-from harness.training.workload_state import AttributeWatch, WorkloadState, join_state_digests
+from harness.training.unsaved import UnsavedState
+from harness.training.workload_state import WorkloadState, join_state_digests
 from tests.support.line import LineFit, Options
-from workloads.base import Workload
+from workloads.base import TensorSamples, Workload
 from workloads.options import Settings
 
 Fit: Any = type("Fit", (LineFit,), {"state_dict": Workload.state_dict})
@@ -74,21 +76,29 @@ def make_workload() -> Any:
     return workload
 
 
+def watch(workload: Any, model: nn.Module, optimizer: Optimizer | None = None) -> UnsavedState:
+    samples = TensorSamples((torch.ones(2),))
+    optimizer = optimizer or SGD(model.parameters(), lr=0.1)
+    return UnsavedState(workload, samples, model, optimizer, uses_workers=False)
+
+
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_an_attribute_that_changes_is_noticed(name: str) -> None:
     workload = make_workload()
-    watch = AttributeWatch(workload, [])
-    assert watch.changed() == []
+    unsaved = watch(workload, workload.model)
+    assert unsaved.find() is None
     change(workload, name)
-    assert watch.changed() == [name]
+    found = unsaved.find()
+    assert found is not None
+    assert found.startswith(f"training has changed Fit.{name}, which no checkpoint has; needed: ")
 
 
 def test_an_attribute_that_is_new_or_gone_is_noticed() -> None:
     workload = make_workload()
-    watch = AttributeWatch(workload, [])
+    unsaved = watch(workload, workload.model)
     workload.late = 1
     del workload.count
-    assert watch.changed() == ["count", "late"]
+    assert "changed Fit.count, Fit.late, which" in str(unsaved.find())
 
 
 def test_what_checkpoints_restore_may_change() -> None:
@@ -96,12 +106,11 @@ def test_what_checkpoints_restore_may_change() -> None:
     model: nn.Module = workload.model
     optimizer = workload.optimizer(model)
     workload.optimizers = [optimizer]
-    restored = [*model.modules(), *model.parameters(), *model.buffers(), optimizer]
-    watch = AttributeWatch(workload, restored)
+    unsaved = watch(workload, model, optimizer)
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    assert watch.changed() == []
+    assert unsaved.find() is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,7 @@ def test_a_state_that_no_checkpoint_can_have_is_refused_before_training(
     own: Any = type("Own", (Fit,), {"state_dict": lambda self: state})
     own.load_state_dict = Workload.load_state_dict
     with pytest.raises(NotApplied, match=message):
-        WorkloadState(own(Options(), Settings()), [])
+        WorkloadState(own(Options(), Settings()))
 
 
 def test_the_digest_is_of_types_and_values() -> None:
@@ -130,7 +139,7 @@ def test_the_digest_is_of_types_and_values() -> None:
     for state in states:
         workload = own(Options(), Settings())
         workload.own = state
-        digests.append(WorkloadState(workload, []).digest())
+        digests.append(WorkloadState(workload).digest())
     assert len({*digests}) == len(states)
     assert None not in digests
 

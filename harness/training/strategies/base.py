@@ -16,13 +16,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.spec.axes import Axes
 from harness.training.execution import Compiler
-from harness.training.fingerprint import full_tensor
 from harness.training.mesh import ParallelMesh
 from harness.training.tree_reduction import TreeCollective, local_part
 from workloads.base import Workload
@@ -134,46 +132,6 @@ class Strategy(ABC):
         and their gradients dropped.
         """
         return 0
-
-    def full_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return copies of the unsharded parameters and persistent buffers on the CPU, by name."""
-        weights = {}
-        for name, value in model.state_dict().items():
-            weights[name] = full_tensor(value).contiguous().clone()
-        return weights
-
-    def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state by the names of parameters, as ranks shard it; no copies."""
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-        if not optimizer.state:
-            # Torch would take a step to create some state, and an Adam would count that step.
-            return optimizer.state_dict()
-        return get_optimizer_state_dict(model, optimizer)
-
-    def load_optimizer_state(
-        self, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]
-    ) -> None:
-        """Load the state that `optimizer_state` returned."""
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            set_optimizer_state_dict,
-        )
-
-        if state["state"]:
-            # Not strict, as a parameter that never had a gradient has no state. Groups without
-            # parameters are put back afterwards, as torch mixes them up with others.
-            options = StateDictOptions(strict=False)
-            optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
-            groups = [group for group in state["param_groups"] if group["params"]]
-            filled = {**state, "param_groups": groups}
-            set_optimizer_state_dict(model, optimizer, filled, options=options)
-            loaded = iter(optimizer.param_groups)
-            optimizer.param_groups = [
-                next(loaded) if group["params"] else group for group in state["param_groups"]
-            ]
-        else:
-            optimizer.load_state_dict(state)
 
     # Evaluation
 
