@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import BadCheckpoint, BadFile, FileUnavailable, StorageError, one_line
+from harness.core.errors import BadCheckpoint, BadInput, StorageError, one_line
 from harness.core.paths import TrialFolder, fsync_folder, write_atomically
 from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
@@ -270,14 +270,13 @@ class Checkpointer:
     def _newest_sound(self, checkpoints: Sequence[Path], faults: list[str]) -> RankSeal | None:
         """Return this rank's seal of the first of some checkpoints that is sound, None if none is."""
         for path in checkpoints:
-            try:
-                seal = decode_file(RankSeal, path / f"rank{self._rank}.seal", SEAL_FORMAT)
-            except FileUnavailable as error:
-                faults.append(str(error))
+            seal_path = path / f"rank{self._rank}.seal"
+            if not seal_path.exists():  # the save was never finished
                 continue
-            except BadFile as error:
-                if (path / f"rank{self._rank}.seal").exists():  # else it was never finished
-                    faults.append(str(error))
+            try:
+                seal = decode_file(RankSeal, seal_path, SEAL_FORMAT)
+            except BadInput as error:
+                faults.append(str(error))
                 continue
             fault = self._find_fault(path, seal)
             if fault is None:

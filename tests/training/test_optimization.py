@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +23,7 @@ from torch.optim.lr_scheduler import (
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
 from harness.training.optimization import make_optimizer, make_schedule
-from harness.training.strategies.base import Single
 from tests.support.line import LineFit, Options
-from tests.support.training import SINGLE_MESH
 from workloads.options import Settings
 
 
@@ -187,40 +184,6 @@ def test_a_schedule_of_the_optimizers_rates_is_what_the_workload_makes_of_them(
             for group in (*optimizer.param_groups, *expected.param_groups)
         ]
         assert settings[:2] == settings[2:], "simulating it leaves nothing behind"
-
-
-def test_a_group_without_parameters_stays_where_it_is() -> None:
-    """A schedule has a rate for it, and those of other groups are found by their numbers."""
-
-    class NoDecay(Recipe):
-        def optimizer(self, model: nn.Module) -> Optimizer:
-            groups: list[dict[str, Any]] = [
-                {"params": []},
-                {"params": model.parameters()},
-                {"params": []},
-            ]
-            return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
-
-        def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
-            return LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5**step, lambda step: 0.1])
-
-    workload = NoDecay(Options(), Settings())
-    strategy = Single(Axes(batch_size=32), SINGLE_MESH)
-    saved: dict[str, Any] = {}
-    for _ in range(2):
-        model = workload.build_model()
-        optimizer = make_optimizer(workload, model, Axes(batch_size=32))
-        schedule = make_schedule(workload, optimizer, Axes(batch_size=32), 9)
-        assert schedule is not None
-        if saved:
-            strategy.load_optimizer_state(model, optimizer, saved)
-        else:
-            model(torch.ones(1, 8)).sum().backward()
-            optimizer.step()
-            schedule.step()
-            saved = copy.deepcopy(strategy.optimizer_state(model, optimizer))
-        assert [len(group["params"]) for group in optimizer.param_groups] == [0, 4, 0]
-        assert learning_rates(optimizer) == [1e-2, 5e-3, 1e-3]
 
 
 def cosine_rates(lr: float | torch.Tensor, **axes: Any) -> list[float]:

@@ -122,8 +122,6 @@ class Strategy(ABC):
 
         return stop
 
-    # Checkpoints. Every rank must call these methods, as they may communicate.
-
     @property
     def arranging_steps(self) -> int:
         """Return in how many steps the strategy arranges itself, in a way that results depend on.

@@ -68,11 +68,6 @@ PARTS = (
         arguments=["-m", "tests.programs.perf.launcher"],
         quick=["--cells", "4", "--runs", "1", "--scripts", "1"],
     ),
-    Part(
-        title="How long training stands still for a save",
-        arguments=["-m", "tests.programs.perf.saves"],
-        quick=["--size", "tiny", "--rounds", "1"],
-    ),
 )
 
 
