@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.launch.unmeasured import run_unmeasured
-from harness.records.trace import Recording, read_traces, values_path, write_recording
+from harness.records.trace import Mark, Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
 from harness.spec.cell import Cell, Trial
