@@ -248,15 +248,10 @@ class SweepRuns:
         stale = [name for name in run.data.metrics if _is_ours(name) and name not in names]
         if stale:
             tags[STALE_TAG] = " ".join(sorted(stale))[:VALUE_LENGTH]
-        metrics = [
-            metric
-            for metric in contents.metrics
-            if run.data.metrics.get(metric.key) != metric.value
-        ]
-        params = []
-        for name, value in contents.params.items():
-            if name not in run.data.params:
-                params.append(Param(name, value))
+        logged = run.data.metrics
+        metrics = [metric for metric in contents.metrics if logged.get(metric.key) != metric.value]
+        lacking = contents.params.keys() - run.data.params.keys()
+        params = [Param(name, contents.params[name]) for name in sorted(lacking)]
         changed = [RunTag(key, text) for key, text in tags.items() if present.get(key) != text]
         if metrics or params or changed:
             self.client.log_batch(run.info.run_id, metrics, params, changed, synchronous=True)
@@ -264,6 +259,10 @@ class SweepRuns:
             self.client.delete_tag(run.info.run_id, name)
         if run.info.run_name != contents.name:
             self.client.update_run(run.info.run_id, name=contents.name)
+        self._set_status(run, contents)
+
+    def _set_status(self, run: Run, contents: RunContents) -> None:
+        """Give a run its status and end, unless it has them."""
         if contents.status == "RUNNING":
             if run.info.status != "RUNNING":
                 self.client.update_run(run.info.run_id, status="RUNNING")

@@ -91,7 +91,7 @@ class UnsavedState:
             yield f"{name}.{attribute}", self._describe(value, DEEPEST)
 
     def _describe(self, value: Any, depth: int) -> Any:
-        """Return what a value is like, None for a kind of object that is no state."""
+        """Return what a value is like, which says nothing for a kind of object that is no state."""
         if id(value) in self._restored or depth == 0:
             return None
         if isinstance(value, PLAIN_TYPES):
@@ -102,18 +102,11 @@ class UnsavedState:
             return value.shape, zlib.crc32(repr(value.reshape(-1)[:LONGEST].tolist()).encode())
         if isinstance(value, GENERATORS):
             return _state_of(value)
-        if isinstance(value, Mapping):
-            items = list(value.items())[:LONGEST]
-            return len(value), [(repr(key), self._describe(item, depth - 1)) for key, item in items]
         if isinstance(value, list | tuple | set | frozenset):
             entries = list(value)[:LONGEST]
             return len(value), [self._describe(entry, depth - 1) for entry in entries]
-        if isinstance(value, nn.Module):  # such as a copy whose weights are an average
-            tensors = value.state_dict().items()
-            return [(name, self._describe(tensor, depth - 1)) for name, tensor in tensors]
-        if callable(value) or not hasattr(value, "__dict__"):
-            return None
-        return [(name, self._describe(item, depth - 1)) for name, item in vars(value).items()]
+        items = list(_items_of(value))[:LONGEST]
+        return [(repr(key), self._describe(item, depth - 1)) for key, item in items]
 
     def _generators_of_samples(self) -> list[Any]:
         """Return the generators that a data set has for itself, in any object that it is made of."""
@@ -150,6 +143,17 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(
         value, bool | int | float | str | bytes | Tensor | np.generic
     )
+
+
+def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the named values of which an object is made, none for a function."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, nn.Module):  # such as a copy whose weights are an average
+        return value.state_dict().items()
+    if callable(value) or not hasattr(value, "__dict__"):
+        return ()
+    return vars(value).items()
 
 
 def _describe_tensor(tensor: Tensor) -> Any:

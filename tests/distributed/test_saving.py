@@ -58,9 +58,9 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, checkpoint: Any)
     ],
 )
 def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
-    """Killed before its first checkpoint, after one, in the step after that, and interrupted once."""
+    """Killed before its first checkpoint, after one, after the next, and interrupted once."""
     whole = run_trial(tmp_path / "whole", VARIANTS[variant], "", "none")
-    moments = "kill-2 kill-13 kill-14 4"
+    moments = "kill-2 kill-13 kill-6 4"  # each counts the steps of its attempt
     resumed = run_trial(tmp_path / "resumed", VARIANTS[variant], moments, {"every": "3 steps"})
     assert (whole.status, resumed.status) == ("done", "done"), (whole.failure, resumed.failure)
     kinds = [failure.kind for failure in resumed.previous_failures]
