@@ -145,15 +145,14 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the named values of which an object is made, none for a function."""
+def _items_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the named values of which an object is made, none of a function."""
     if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, nn.Module):  # such as a copy whose weights are an average
-        return value.state_dict().items()
-    if callable(value) or not hasattr(value, "__dict__"):
-        return ()
-    return vars(value).items()
+        yield from value.items()
+    elif isinstance(value, nn.Module):  # such as a copy whose weights are an average
+        yield from value.state_dict().items()
+    elif hasattr(value, "__dict__") and not callable(value):
+        yield from vars(value).items()
 
 
 def _describe_tensor(tensor: Tensor) -> Any:
