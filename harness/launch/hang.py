@@ -22,6 +22,7 @@ class RankEvidence:
     """All that is known of a rank of a trial that makes no progress."""
 
     heartbeat: Heartbeat  # its last one
+    age: float = 0.0  # of that, seconds
     state: str = ""  # of its process, as psutil calls it; empty where it can't be seen
     stack: str = ""  # of its main thread, as a traceback without the code; empty where unknown
 
@@ -37,7 +38,7 @@ class RankEvidence:
         if self.state in ENDED:
             return f"{name} has ended {step}"
         if self.state in STOPPED:
-            return f"{name} is stopped (SIGSTOP); at its last heartbeat it was in {beat.position} {step}"
+            return f"{name} is stopped (SIGSTOP); {self.age:.0f} s ago it was in {beat.position} {step}"
         return f"{name} is in {site_of(self.stack) or beat.position} {step}"
 
 
@@ -47,7 +48,7 @@ class Hang:
 
     sentence: str
     culprit: RankEvidence | None = None  # None where no rank can be told from the others
-    is_silent: bool = False  # whether the culprit has no heartbeat any more
+    silent_rank: int | None = None  # that has no heartbeat, or none any more
 
     def __str__(self) -> str:
         return self.sentence
@@ -56,19 +57,19 @@ class Hang:
 def name_hang(evidence: Sequence[RankEvidence], world_size: int) -> Hang | None:
     """Return why the ranks make no progress, None where nothing is known of any.
 
-    That is, in this order: a rank that has not started; the one whose heartbeat stopped first; the one
+    That is, in this order: the ranks that have not started; the one whose heartbeat stopped first; the one
     that is furthest behind; the only one that does not wait for others.
     """
     if not evidence:
         return None
     missing = set(range(world_size)) - {rank.rank for rank in evidence}
     if missing:
-        return Hang(sentence=f"{_named(missing)} has not started")
+        return Hang(sentence=f"{_named(missing)} has not started", silent_rank=min(missing))
     oldest = min(evidence, key=lambda rank: rank.heartbeat.at)
     lag = max(rank.heartbeat.at for rank in evidence) - oldest.heartbeat.at
     if lag > MISSED_BEATS * heartbeat_seconds(world_size):
         reason = f"and has given no sign of life for {lag:.0f} s longer than the others"
-        return Hang(sentence=f"{oldest}, {reason}", culprit=oldest, is_silent=True)
+        return Hang(sentence=f"{oldest}, {reason}", culprit=oldest, silent_rank=oldest.rank)
     behind = min(evidence, key=lambda rank: rank.heartbeat.step)
     furthest = max(rank.heartbeat.step for rank in evidence)
     if behind.heartbeat.step < furthest:

@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import (
     Callable,
-    Collection,
     Generator,
     Iterator,
     Mapping,
@@ -27,12 +26,7 @@ from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
 from harness.launch.launcher import GRACE_SECONDS, Launcher, describe_end
 from harness.launch.provenance import Provenance, describe_launch, write_once
-from harness.launch.retries import (
-    RETRIED_FAILURES,
-    count_without_save,
-    last_saved_at,
-    retried_kinds,
-)
+from harness.launch.retries import failures_of, runs_again
 from harness.launch.stack import ReadyStack
 from harness.launch.watchdog import Watchdog
 from harness.records.assignment import Assignment, read_assignment, write_assignment
@@ -124,9 +118,6 @@ class Runner:
     # An empty folder in which ranks share decoded data sets, for as long as this object is used.
     shared_data: Path | None = None
     poll_seconds: float = POLL
-    # How often a trial runs again that failed by one of `retried_failures`.
-    retries: int = 0
-    retried_failures: Collection[str] = frozenset(RETRIED_FAILURES)
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
@@ -200,23 +191,9 @@ class Runner:
                 life.close()
 
     def runs_again(self, record: Record, first_attempt: int) -> bool:
-        """Return whether a trial runs again, its attempts counted from `first_attempt` on.
-
-        An invalid one does as often as the profile's `validity.reruns` says. One that failed does
-        if the failure says nothing about the trial itself, `retries` times. So does one that saves at
-        intervals and was killed; each time if it has saved since its last start.
-        """
-        earlier = record.previous_failures[first_attempt - 1 :]
-        if record.status == "invalid":
-            invalid = sum(failure.kind == "Invalid" for failure in earlier)
-            return invalid < self.profile.validity.reruns
-        kinds = retried_kinds(record, self.retried_failures)
-        if record.failure is None or record.failure.kind not in kinds:
-            return False
-        saved_at = last_saved_at(record, self.folder.trial_folder(record.trial.id))
-        if saved_at > record.started:
-            return self.retries > 0
-        return count_without_save(earlier, kinds, saved_at) < self.retries
+        """Return whether a trial runs again, its attempts counted from `first_attempt` on."""
+        trial_folder = self.folder.trial_folder(record.trial.id)
+        return runs_again(record, trial_folder, first_attempt, self.profile.validity.reruns)
 
     def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
         """Record the last attempt as interrupted if it ended together with the process that ran it.
@@ -553,13 +530,16 @@ def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
 def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
     """Return why all attempts so far failed; copy the record of the last one if it is invalid."""
     record = read_record(folder.record_path)
-    failures = list(record.previous_failures)
-    if record.failure is not None:
-        failures.append(replace(record.failure, began_at=record.started))
+    failures = failures_of(record)
     if record.status == "invalid":
-        message = "; ".join(record.violations)
         failures.append(
-            Failure(kind="Invalid", message=message, at=record.ended, began_at=record.started)
+            Failure(
+                kind="Invalid",
+                message="; ".join(record.violations),
+                at=record.ended,
+                began_at=record.started,
+                attempt=record.attempt,
+            )
         )
         shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
         # It finished, so there is nothing to resume, unless a later attempt has left no record.

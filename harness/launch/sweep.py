@@ -16,7 +16,6 @@ from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
-from harness.launch.retries import RETRIES
 from harness.launch.runner import (
     Runner,
     StopRequest,
@@ -202,9 +201,6 @@ def run(
             listener=listener,
             peaks=machine.read_all(folder.results.peaks),
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),
-            retries=RETRIES,
-            # On one machine, only the workload can be the cause of what ranks report of each other.
-            retried_failures={"Lost"},
             stop_reason=stop.reason,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
@@ -39,6 +38,9 @@ LOOK_SECONDS = 2.0  # between two looks
 LAUNCHER_SECONDS = 60.0
 STALE_SECONDS = 30.0  # without a report of training, after which heartbeats are looked at
 SILENCE_SECONDS = 300.0  # without a heartbeat, after which a rank counts as lost
+START_SECONDS = (
+    900.0  # that all ranks may take to their first heartbeat: a node may fetch a container
+)
 # Without progress in training, after which the ranks are asked: this long, and this many times the
 # longest segment of the attempt. A segment takes 2 s, or as long as one step if that is more.
 MIN_STANDSTILL_SECONDS = 60.0
@@ -82,7 +84,9 @@ class Watchdog:
         self._world_size = world_size
         self._clock = clock
         self._looked_at = clock()
+        self._silent_since = self._looked_at  # ranks that have had no heartbeat yet
         self._ends_at = self._looked_at + timeout
+        self._has_begun = False  # whether a rank has had a heartbeat
         self._first_result_at: float | None = None
         self._progress_changed: tuple[int, float] = (0, self._looked_at)
         self._sound_results: set[str] = set()  # names of results that report no error
@@ -102,6 +106,7 @@ class Watchdog:
             # This process was stopped, perhaps together with the ranks: nothing is known of them.
             self._first_result_at = None
             self._progress_changed = (0, now)
+            self._silent_since = now
             self._heartbeats.clear()
         return self._hanging_launcher(now) or self._hang(now)
 
@@ -174,9 +179,8 @@ class Watchdog:
         """Return which rank has had no heartbeat for too long, if there is one.
 
         Times are those at which this process has seen a new heartbeat, because the clocks of nodes
-        differ. A rank that never had a heartbeat is still starting.
+        differ. A rank that never had one may take as long once another has, and START_SECONDS before.
         """
-        results = self._result_names()  # a rank's has the same name as its heartbeat
         # A folder that is not there yet has none.
         with suppress(FileNotFoundError), os.scandir(self._folder.heartbeat_folder) as entries:
             for entry in entries:
@@ -189,9 +193,16 @@ class Watchdog:
                 if modified != last_modified:
                     seen_at = now
                 self._heartbeats[name] = (modified, seen_at)
-                if name not in results and now > seen_at + SILENCE_SECONDS:
-                    rank = Path(name).stem.removeprefix("rank")
-                    return f"rank {rank} has given no sign of life for {now - seen_at:.0f} s"
+        if self._heartbeats and not self._has_begun:
+            self._has_begun = True
+            self._silent_since = now
+        limit = SILENCE_SECONDS if self._has_begun else START_SECONDS
+        results = self._result_names()  # a rank's has the same name as its heartbeat
+        for rank in range(self._world_size):
+            name = self._folder.heartbeat_path(rank).name
+            _, seen_at = self._heartbeats.get(name, (0, self._silent_since))
+            if name not in results and now > seen_at + limit:
+                return f"rank {rank} has given no sign of life for {now - seen_at:.0f} s"
         return None
 
     def _standstill(self, now: float) -> str | None:
@@ -261,14 +272,15 @@ class Watchdog:
         self._folder.stacks_request.unlink(missing_ok=True)
         hang = name_hang(read_evidence(self._folder), self._world_size)
         message = question.reason if hang is None else f"{hang}; {question.reason}"
-        kind, log = question.kind, self._folder.rank_log(0)
+        kind = question.kind
         rank, host, stack = None, None, None
         if hang is not None and hang.culprit is not None:
             beat, stack = hang.culprit.heartbeat, hang.culprit.stack or None
             rank, host = beat.rank, beat.host
-            log = self._folder.rank_log(beat.rank)
-            if hang.is_silent and kind == "Hang":
-                kind = "Unresponsive"
+        if hang is not None and hang.silent_rank is not None:
+            rank = hang.silent_rank
+            kind = "Unresponsive" if kind == "Hang" else kind
+        log = self._folder.rank_log(rank or 0)
         failure = Failure(
             kind=kind,
             message=message,
@@ -297,5 +309,6 @@ def read_evidence(folder: TrialFolder) -> list[RankEvidence]:
     for beat in read_heartbeats(folder.heartbeat_folder):
         state = process_state(beat.pid, beat.created)
         stack = last_stack(folder.rank_log(beat.rank))
-        evidence.append(RankEvidence(heartbeat=beat, state=state, stack=stack))
+        age = time.time() - beat.at
+        evidence.append(RankEvidence(heartbeat=beat, age=age, state=state, stack=stack))
     return evidence

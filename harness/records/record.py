@@ -81,8 +81,9 @@ class Failure:
     log: str | None = None  # the log to look into; path relative to the trial's folder
     traceback: str | None = None  # the end of Python's, if it is long
     at: Moment = 0.0  # when it happened, seconds since the epoch
-    # When its attempt was launched; None of a trial's last attempt.
+    # When its attempt was launched, and the attempt's number; None of a trial's last attempt.
     began_at: Moment | None = None
+    attempt: Ordinal | None = None
 
     @property
     def bad_node(self) -> str | None:

@@ -40,7 +40,6 @@ from harness.hardware import machine
 from harness.launch import controller
 from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
-from harness.launch.retries import RETRIES
 from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
@@ -327,7 +326,6 @@ def runner_of(
             job_trials,
         ),
         poll_seconds=POLL_SECONDS,
-        retries=RETRIES,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
         stop_reason=stop.reason,
     )

@@ -18,9 +18,8 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.core.text import counted
 from harness.launch import controller
-from harness.launch.retries import RETRIED_FAILURES, retried_kinds
+from harness.launch.retries import runs_again
 from harness.records.files import read_record_if_exists
-from harness.records.record import Record
 from harness.slurm.submission import Submission, read_all
 
 ANSWER_SECONDS = 30.0  # that the controller has to answer
@@ -275,18 +274,14 @@ def _count_open_trials(sweep_folder: SweepFolder, submission: Submission) -> int
     count = 0
     for job in submission.jobs():
         for trial_id in job.trial_ids:
-            record = read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
+            folder = sweep_folder.trial_folder(trial_id)
+            record = read_record_if_exists(folder.record_path)
+            reruns = submission.profile.validity.reruns
             if (
                 record is None
+                or record.status == "interrupted"
                 or submission.is_preceded_by(trial_id, record.attempt, record.started)
-                or _runs_again(record)
+                or runs_again(record, folder, submission.first_attempts[trial_id], reruns)
             ):
                 count += 1
     return count
-
-
-def _runs_again(record: Record) -> bool:
-    """Return whether a job may run a trial again that has this record."""
-    if record.status == "failed" and record.failure is not None:
-        return record.failure.kind in retried_kinds(record, RETRIED_FAILURES)
-    return record.status != "done"

@@ -9,11 +9,11 @@ them counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.launch.retries import RETRIED_FAILURES, RETRIES, count_without_save
+from harness.launch.retries import is_retried
 from harness.records.goodput import Goodput
 from harness.records.record import Failure, Status
 
@@ -42,25 +42,19 @@ class RecordHeader:
     started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0  # that the attempt took
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
-    retried_kinds: Collection[str] = frozenset(RETRIED_FAILURES)  # of failures, where it failed
     goodput: Goodput | None = None  # None unless the trial has come to its end
-    # When it was last saved at an interval, since the epoch, where it failed; 0 if never.
-    saved_at: float = 0.0
+    saves: bool = False  # at intervals
+    saved_at: float = 0.0  # when it was last, since the epoch, where it failed; 0 if never
 
     def is_retried(self, first_attempt: int) -> bool:
         """Return whether the job that has the trial runs it again.
 
-        It does so after failures that are not the trial's own, such as the loss of a node, up to
-        RETRIES times; after others too, and each time, where it saves at intervals and has.
         `first_attempt` is the first that belongs to the job's submission; failures before it do not
         count.
         """
-        if self.status != "failed":
-            return False
-        failures = self.failures[first_attempt - 1 :]
-        if not failures or failures[-1].kind not in self.retried_kinds:
-            return False
-        return count_without_save(failures, self.retried_kinds, self.saved_at) <= RETRIES
+        return self.status == "failed" and is_retried(
+            self.failures, first_attempt, saves=self.saves, saved_at=self.saved_at
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,12 +24,13 @@ from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
-from harness.launch.retries import RETRIED_FAILURES, last_saved_at, retried_kinds
+from harness.launch.retries import failures_of, last_saved_at
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, CommonParts, read_record
 from harness.records.goodput import Goodput, goodput, total, whole_seconds
 from harness.records.record import Record
 from harness.records.running import read_heartbeats, read_progress_file
+from harness.records.settings import saves_at_intervals
 from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
@@ -495,27 +496,21 @@ def _read_header(path: Path, stat: os.stat_result, common: CommonParts | None) -
 
 def _summary(record: Record, path: Path) -> RecordHeader:
     """Return what counts of the record at `path` for the status of its trial."""
-    failures = list(record.previous_failures)
     detail = "; ".join(record.violations)
     if record.failure is not None:
-        failures.append(replace(record.failure, began_at=record.started))
         detail = str(record.failure)
     header = RecordHeader(
         status=record.status,
         attempt=record.attempt,
         started=record.started,
         detail=one_line(detail),
-        failures=failures,
+        failures=failures_of(record),
         seconds=whole_seconds(record),
         goodput=goodput(record),
     )
-    if record.status != "failed":
+    if record.status != "failed" or not saves_at_intervals(record):
         return header
-    return replace(
-        header,
-        retried_kinds=retried_kinds(record, RETRIED_FAILURES),
-        saved_at=last_saved_at(record, TrialFolder(path.parent)),
-    )
+    return replace(header, saves=True, saved_at=last_saved_at(TrialFolder(path.parent)))
 
 
 def _modified_at(path: Path) -> float:

@@ -32,10 +32,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failure_after(folder: Path, way: str) -> Failure:
-    """Run a trial of two ranks that hangs early in one way, and return its failure."""
+    """Run a trial of two ranks that hangs early in one way, and return its second failure."""
     folder.mkdir()
     sweep = hang_sweep(folder, way, world_size=2, strategy="ddp", at=6, timeout=120)
     (record,) = run(sweep)
+    assert [failure.kind for failure in record.previous_failures] == ["Hang"]
     return failure_of(record)
 
 

@@ -18,7 +18,7 @@ BEAT = Heartbeat(
 STACK = '  File "/home/me/train.py", line 99, in loss\n  File "/usr/lib/python3.11/re.py", line 5, in match'
 
 
-def sentence(rank1: dict[str, Any] | None, **seen: str) -> str:
+def sentence(rank1: dict[str, Any] | None, **seen: Any) -> str:
     """Return the sentence on three ranks, of which rank 1 differs from the others."""
     evidence = [RankEvidence(heartbeat=replace(BEAT, rank=rank)) for rank in (0, 2)]
     if rank1 is not None:
@@ -45,10 +45,8 @@ def test_the_rank_that_differs_is_named(rank1: dict[str, Any] | None, end: str) 
 def test_a_rank_is_named_with_the_users_own_line_and_what_happened_to_its_process() -> None:
     line = {"position": "train.loss:98"}
     assert sentence(line, stack=STACK).startswith("rank 1 on n1 is in train.py:99 after step 5, ")
-    stopped = (
-        "rank 1 on n1 is stopped (SIGSTOP); at its last heartbeat it was in train.loss:98 after"
-    )
-    assert sentence(line, state="stopped", stack=STACK).startswith(stopped)
+    stopped = "rank 1 on n1 is stopped (SIGSTOP); 310 s ago it was in train.loss:98 after"
+    assert sentence(line, state="stopped", stack=STACK, age=310.0).startswith(stopped)
     assert sentence(line, state="zombie").startswith("rank 1 on n1 has ended after step 5, ")
 
 

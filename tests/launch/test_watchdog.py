@@ -104,8 +104,22 @@ class TestARankThatIsSilent:
         assert "rank 1 has given no sign of life for 30" in verdict.failure.message
         assert verdict.failure.log == "logs/rank1.log"
 
+    def test_is_named_if_it_never_gave_one(self, watched: Watched) -> None:
+        verdict = watched.wait(watchdog.SILENCE_SECONDS + 100, 0)
+        assert verdict is not None
+        assert verdict.failure is not None
+        assert (verdict.failure.kind, verdict.failure.rank) == ("Unresponsive", 1)
+        assert verdict.failure.message.startswith("rank 1 has not started; ")
+
+    def test_is_given_longer_while_nobody_has_started(self, watched: Watched) -> None:
+        """A node may fetch a container first, and another one take longer for it."""
+        assert watched.wait(watchdog.START_SECONDS - 10) is None
+        assert watched.wait(watchdog.SILENCE_SECONDS - 10, 0) is None
+        assert watched.wait(watchdog.SILENCE_SECONDS, 0) is not None
+
     def test_is_not_what_a_rank_left_that_was_killed_while_it_wrote(self, watched: Watched) -> None:
         watched.beat(0)
+        watched.beat(1)
         (watched.folder.heartbeat_folder / ".rank0.json.x1").write_text(json.dumps(asdict(BEAT)))
         assert watched.wait(1000, 0, 1) is None
 

@@ -84,7 +84,7 @@ def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
 
 def fail_again(runner: Runner, record: Record, failure: Failure) -> Record:
     """Leave the record of one more attempt of a trial, after one that has failed."""
-    failures = (*record.previous_failures, failure)
+    failures = (*record.previous_failures, replace(failure, attempt=record.attempt))
     record = replace(record, attempt=record.attempt + 1, previous_failures=failures)
     write_trial(runner.folder, record)
     return record
@@ -122,7 +122,7 @@ class TestPendingTrials:
         self, runner: Runner
     ) -> None:
         record = leave_record(runner, 0, status="failed", failure=NODE_LOST)
-        for _ in range(RETRIES):
+        for _ in range(RETRIES["NodeFailure"]):
             assert 0 in pending_seeds(runner)
             record = fail_again(runner, record, NODE_LOST)
         assert 0 not in pending_seeds(runner)
@@ -475,7 +475,7 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
     slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
     runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
 
-    (record,) = replace(runner, poll_seconds=0.01, retries=0).run([trial])
+    record = next(replace(runner, poll_seconds=0.01).run([trial]))
     assert str(record.failure) == "rank 1 on n2: Killed: ended by SIGABRT"
     assert [result.failure for result in record.ranks] == [CONNECTION_LOST]
     assert slurm.calls("scancel") == ["--signal=KILL 71.3"]
@@ -504,7 +504,7 @@ def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
     (trial,) = sweep.trials()
     runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
 
-    (record,) = replace(runner, poll_seconds=0.01, retries=0).run([trial])
+    record = next(replace(runner, poll_seconds=0.01).run([trial]))
     assert record.failure is not None
     assert (record.failure.kind, record.failure.host) == ("NodeFailure", "n2")
 
@@ -594,13 +594,3 @@ class TestCallsOfScontrol:
         (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 99)
         completed = controller.call(["scontrol", "requeue", "71"], patience=0.1)
         assert completed.returncode == 1
-
-
-def test_job_runs_nothing_that_somebody_else_could_have_written(tmp_path: Path) -> None:
-    """It would start the programs that the submission names."""
-    folder = submission.folder_of(SweepFolder(tmp_path), "7")
-    folder.path.mkdir(parents=True)
-    folder.file.write_text("{}", encoding="utf-8")
-    folder.file.chmod(0o660)
-    with pytest.raises(JobIsOver, match="found mode 0660, so that others may write it"):
-        leader.lead(str(tmp_path), "7", 0, 0)

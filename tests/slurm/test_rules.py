@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import pytest
 
-from harness.launch.retries import RETRIES
-from harness.records.record import Failure
 from harness.slurm.rules import RULES, JobState, RecordHeader, State, TrialFacts, conclude
 
-NODE_LOST = Failure(kind="NodeFailure", message="n2 died", host="n2")
-OWN_FAULT = Failure(kind="ValueError", message="no")
 RecordStatus = Literal["done", "failed", "invalid", "interrupted"]
 
 
@@ -140,33 +135,3 @@ def test_some_rule_applies_to_any_facts(
     ):
         state, _ = conclude(facts)
         assert state in get_args(State)
-
-
-class TestRetries:
-    def test_of_a_trial_that_was_lost_with_its_node_are_limited(self) -> None:
-        for count in range(1, RETRIES + 3):
-            record = RecordHeader(
-                status="failed", attempt=count, detail="", failures=[NODE_LOST] * count
-            )
-            assert record.is_retried(1) is (count <= RETRIES)
-
-    def test_are_not_for_a_failure_of_its_own(self) -> None:
-        record = RecordHeader(
-            status="failed", attempt=2, detail="", failures=[NODE_LOST, OWN_FAULT]
-        )
-        assert not record.is_retried(1)
-
-    def test_count_from_the_first_attempt_of_the_submission(self) -> None:
-        failures = [NODE_LOST] * (RETRIES + 1)
-        record = RecordHeader(status="failed", attempt=RETRIES + 1, detail="", failures=failures)
-        assert not record.is_retried(1)
-        assert record.is_retried(2)
-
-    def test_begin_anew_with_each_save(self) -> None:
-        """Two losses before a save leave all retries to those after it, in another job too."""
-        failures = [replace(NODE_LOST, began_at=at) for at in (10.0, 20.0, 40.0)]
-        record = RecordHeader(
-            status="failed", attempt=3, detail="", failures=failures, saved_at=30.0
-        )
-        assert record.is_retried(1)
-        assert not replace(record, saved_at=5.0).is_retried(1)

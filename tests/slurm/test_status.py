@@ -65,7 +65,7 @@ def submission(tmp_path: Path) -> Submission:
     array = JobArray(
         nodes=2,
         ranks_per_node=1,
-        trial_ids=[[trial.id] for trial in trials] * len(trials),
+        trial_ids=[[trial.id] for trial in trials],
     )
     arrays = [array]
     first_attempts = {trial.id: 1 for trial in trials}
@@ -224,7 +224,10 @@ class TestOfSubmittedTrials:
         failure = Failure(kind="NodeFailure", message="n2 died", host="n2")
         for count, state in ((1, "queued"), (2, "queued"), (3, "failed")):
             header = RecordHeader(
-                status="failed", attempt=count, detail=str(failure), failures=[failure] * count
+                status="failed",
+                attempt=count,
+                detail=str(failure),
+                failures=[replace(failure, attempt=1)] * count,
             )
             files = {2: TrialFiles(record=header)}
             row = states_by(submission, files)[2]

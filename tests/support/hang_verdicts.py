@@ -17,7 +17,7 @@ ALONE = {
     "python": ("Hang", r"^rank 1 on \S+ is in hangs.py:\d+ after step \d+, and"),
     "pipe": ("Hang", r"^rank 1 on \S+ is in hangs.py:\d+ after step"),
     "native": ("Unresponsive", r"^rank 1 on \S+ is in hangs.py:\d+ after step \d+, and has given no sign"),
-    "stop": ("Unresponsive", r"^rank 1 on \S+ is stopped \(SIGSTOP\); at its last heartbeat it was in"),
+    "stop": ("Unresponsive", r"^rank 1 on \S+ is stopped \(SIGSTOP\); \d+ s ago it was in"),
     "loader": ("Hang", r"^rank 1 on \S+ is in \S+:\d+ after step"),
     # torch has another sentence where it finds out in another place.
     "killed": ("RuntimeError", r"DataLoader worker \(pid.* (is killed by signal: Killed|exited unexpectedly)"),
@@ -36,7 +36,7 @@ def hang_sweep(
         axes.update({"num_workers": 1, "loader.persistent_workers": way == "loader"})
     options = {"way": way, "at": 6 if way == "killed" else at, "rank": 1, "step_seconds": 0.1}
     variant = {"uses": HANGS, "options": options, "axes": axes}
-    # Trials that save at intervals, as all do under Slurm, would be tried again.
+    # Trials that save at intervals, as all do under Slurm, would run again more often than once.
     keys = {"checkpoint": {"every": "never"}, **keys}
     return line_sweep(folder, {way: variant}, length={"steps": at + 20}, **keys)
 
