@@ -121,8 +121,7 @@ class Runner:
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
-    # Returns why the running trial is to save its state and stop, and why no other one begins.
-    stop_reason: Callable[[], str | None]
+    stop: StopRequest  # why running trials are to save their state, and why no other one begins
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -145,7 +144,8 @@ class Runner:
         A trial whose measurement is invalid runs again at the end of its block, as often as the
         profile says, and then gives another record. One whose ranks were interrupted resumes at
         once. `fresh` removes what earlier attempts left. Whoever stops to iterate ends all trials
-        that still run, and those leave no record.
+        that still run, and those leave no record. Raises HarnessError where a trial can't be run or
+        recorded, once the trials in other lanes have saved their state.
         """
         first_attempts = dict(self.first_attempts)
         for group in self.arrange(pending):
@@ -162,19 +162,28 @@ class Runner:
         free_lanes = list(group.lanes)
         occupancy = Occupancy()
         running: list[tuple[Trial, Lane, Life]] = []
+        error: HarnessError | None = None
         try:
             while True:
-                while queue and free_lanes and not self.stop_reason():
+                while queue and free_lanes and not self.stop.reason():
                     trial = queue.pop(0)
                     lane = free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in first_attempts
                     life = self._run_with_resumes(trial, lane, occupancy, fresh=is_fresh)
                     running.append((trial, lane, life))
+                if error is not None and not running:
+                    raise error
                 if not running:
                     return
                 for trial, lane, life in list(running):
-                    record = _advance(life)
+                    try:
+                        record = _advance(life)
+                    except HarnessError as failure:
+                        running.remove((trial, lane, life))
+                        error = error or failure
+                        self.stop.note(f"{trial.id}: {failure}")
+                        continue
                     if record is None:
                         continue
                     running.remove((trial, lane, life))
@@ -211,7 +220,7 @@ class Runner:
         started = folder.assignment_path.stat().st_mtime
         # It ended with the last sign of life: a job may wait for long before it goes on.
         died = max([started, *(beat.at for beat in read_heartbeats(folder.heartbeat_folder))])
-        previous_failures = _prepare_folder(folder, fresh=False)
+        previous_failures = _prepare_folder(folder)
         ended_by = Failure(kind="Interrupted", message=reason, host=host, at=died)
         interrupted = self._assemble(
             folder,
@@ -231,7 +240,7 @@ class Runner:
         """
         record = yield from self._run(trial, lane, occupancy, fresh=fresh)
         for _ in range(self.resumes):
-            if record.status != "interrupted" or self.stop_reason():
+            if record.status != "interrupted" or self.stop.reason():
                 break
             record = yield from self._run(trial, lane, occupancy, fresh=False)
         return record
@@ -243,8 +252,12 @@ class Runner:
         if another job has begun the same trial.
         """
         folder = self.folder.trial_folder(trial.id)
-        previous_failures = _prepare_folder(folder, fresh=fresh)
-        assignment = self._assignment(trial, attempt=len(previous_failures) + 1, lane=lane)
+        assignment = self._assignment(trial, attempt=next_attempt(folder), lane=lane)
+        if fresh:
+            # Killed at any moment from here on, this attempt is one that has left no record.
+            write_assignment(folder.assignment_path, assignment)
+            remove_earlier_attempts(folder)
+        previous_failures = _prepare_folder(folder)
         write_assignment(folder.assignment_path, assignment)
         cell = trial.cell
         launcher = self.launcher
@@ -291,7 +304,7 @@ class Runner:
 
         Ranks know only that a signal came, not why it was sent.
         """
-        reason = self.stop_reason()
+        reason = self.stop.reason()
         if record.status != "interrupted" or record.failure is None or not reason:
             return record
         failure = replace(record.failure, message=f"{reason}: {record.failure.message}")
@@ -400,7 +413,7 @@ class Runner:
                 self.listener.on_trial_progress(trial, read_progress_file(folder.progress_path))
                 yield
             now = time.monotonic()
-            reason = self.stop_reason()
+            reason = self.stop.reason()
             # The signal is repeated because a launcher that has just been started may miss it.
             if reason and (next_signal is None or now > next_signal):
                 next_signal = now + SIGNAL_INTERVAL
@@ -502,25 +515,40 @@ def _launcher_output(folder: TrialFolder, start: int) -> str:
         return ""
 
 
-def _prepare_folder(folder: TrialFolder, *, fresh: bool) -> list[Failure]:
+def next_attempt(folder: TrialFolder) -> int:
+    """Return the number of a trial's next attempt, which none before it has had."""
+    attempts = [0]
+    with suppress(BadInput):  # of a file that is damaged, and is going to be replaced
+        attempts.append(_last_attempt(folder) or 0)
+    with suppress(BadInput):
+        record = read_record_if_exists(folder.record_path)
+        attempts.append(record.attempt if record is not None else 0)
+    return max(attempts) + 1
+
+
+def remove_earlier_attempts(folder: TrialFolder) -> None:
+    """Remove what the attempts at a trial have left, the record first."""
+    folder.record_path.unlink(missing_ok=True)
+    for path in folder.path.glob(folder.invalid_record_path("*").name):
+        path.unlink()
+    for stale in (
+        folder.best_checkpoints,
+        folder.resume_checkpoints,
+        folder.log_folder,
+        folder.fingerprint_folder,
+        folder.export_folder,
+    ):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def _prepare_folder(folder: TrialFolder) -> list[Failure]:
     """Make way for another attempt and return why the earlier ones failed.
 
-    A checkpoint stays, unless `fresh`. The record of the last attempt stays until the next one
-    replaces it; that of an invalid attempt is copied next to it.
+    A checkpoint stays. The record of the last attempt stays until the next one replaces it; that of
+    an invalid attempt is copied next to it.
     """
     previous_failures: list[Failure] = []
-    if fresh:
-        for path in folder.path.glob(folder.invalid_record_path("*").name):
-            path.unlink()
-        for stale in (
-            folder.best_checkpoints,
-            folder.resume_checkpoints,
-            folder.log_folder,
-            folder.fingerprint_folder,
-            folder.export_folder,
-        ):
-            shutil.rmtree(stale, ignore_errors=True)
-    elif folder.record_path.exists():
+    if folder.record_path.exists():
         previous_failures = _set_last_attempt_aside(folder)
     shutil.rmtree(folder.trace_folder, ignore_errors=True)
     remove_leftovers(folder)

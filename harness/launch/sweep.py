@@ -201,7 +201,7 @@ def run(
             listener=listener,
             peaks=machine.read_all(folder.results.peaks),
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),
-            stop_reason=stop.reason,
+            stop=stop,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.launch.interrupt import deferred_interrupts
-from harness.launch.runner import COMPLETE, Runner, TrialListener
+from harness.launch.runner import COMPLETE, Runner, StopRequest, TrialListener
 from harness.launch.stack import ReadyStack, ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.records.code import Code, describe_code
@@ -292,7 +292,7 @@ def _run_group(
             listener=listener,
             peaks={},
             rank_code=code_of_ranks(leader.original, leader.sources),
-            stop_reason=stop_reason,
+            stop=StopRequest(stop_reason),
             stacks={entry.stack.name: entry.stack for entry in group if entry.stack is not None},
         )
         for record in runner.run(trials):

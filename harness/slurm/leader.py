@@ -219,7 +219,7 @@ def _run_until_interrupted(
             controller.call(
                 ["scontrol", "show", "job", "--oneliner", own_job_id()],
                 on_wait=log,
-                is_wanted=lambda: runner.stop_reason() is None,
+                is_wanted=lambda: stop.reason() is None,
             )
         else:
             restarts.note_progress()
@@ -327,7 +327,7 @@ def runner_of(
         ),
         poll_seconds=POLL_SECONDS,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
-        stop_reason=stop.reason,
+        stop=stop,
     )
 
 

@@ -32,9 +32,10 @@ from harness.core.slurm_environment import (
 )
 from harness.core.text import counted
 from harness.launch import controller
+from harness.launch.runner import next_attempt
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
-from harness.records.files import CommonParts, read_record_if_exists
+from harness.records.files import CommonParts
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
@@ -223,11 +224,9 @@ def prepare(
             blocks.append(trials)
     arrays = pack(blocks, profile.slurm, profile.parallel)
     # Attempts are counted on from those of earlier submissions and of local runs.
-    first_attempts = dict.fromkeys(new_ids, 1)
+    first_attempts = {}
     for trial_id in new_ids:
-        record = read_record_if_exists(sweep_folder.trial_folder(trial_id).record_path)
-        if record is not None:
-            first_attempts[trial_id] = record.attempt + 1
+        first_attempts[trial_id] = next_attempt(sweep_folder.trial_folder(trial_id))
     remarks: list[str] = []
     live_trials = [trial for trial in todo.pending if trial.id in live]
     failed = failed_in_live_jobs(live_trials, sweep_folder, earlier, queue)

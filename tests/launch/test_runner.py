@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.core.paths import TrialFolder
-from harness.launch.runner import _prepare_folder
+from harness.core.errors import StorageError
+from harness.core.paths import SweepFolder, TrialFolder
+from harness.launch.lanes import Group
+from harness.launch.runner import (
+    Life,
+    Runner,
+    StopRequest,
+    TrialListener,
+    _prepare_folder,
+    next_attempt,
+)
+from harness.launch.sweep import plan
+from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
+from harness.records.company import Lane
 from harness.records.files import write_record
-from tests.factories import make_record
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
+from tests.factories import make_record, write_trial
+from tests.support.sweeps import load
+
+
+def make_runner(folder: Path, seeds: int, **settings: Any) -> Runner:
+    """Return the runner of a sweep of one cell with so many seeds."""
+    return Runner(
+        sweep=load(folder, seeds=list(range(seeds))),
+        profile=Profile(),
+        folder=SweepFolder(folder / "results" / "runs" / "sweep"),
+        launcher=Torchrun(environment={}),
+        listener=TrialListener(),
+        peaks={},
+        stop=StopRequest(lambda: None),
+        **settings,
+    )
 
 
 @pytest.mark.parametrize(("begun", "stays"), [(1, False), (2, True)])
@@ -23,5 +54,46 @@ def test_the_best_model_of_a_lost_attempt_stays(tmp_path: Path, begun: int, stay
     assignment = Assignment(trial=record.trial, base_folder=".", attempt=begun)
     write_assignment(folder.assignment_path, assignment)
     (folder.best_checkpoints / "step-000000004").mkdir(parents=True)
-    assert [failure.kind for failure in _prepare_folder(folder, fresh=False)] == ["Invalid"]
+    assert [failure.kind for failure in _prepare_folder(folder)] == ["Invalid"]
     assert folder.best_checkpoints.exists() is stays
+
+
+def test_a_trial_that_runs_again_from_the_start_first_loses_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it has begun, it would count as done, with nothing of what its record names."""
+    runner = make_runner(tmp_path, 1)
+    (trial,) = runner.sweep.trials()
+    write_trial(runner.folder, make_record(trial.cell, attempt=3))
+    assert plan(runner.sweep, runner.folder, "missing").pending == []
+
+    def end(path: Path, **options: bool) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr("harness.launch.runner.shutil.rmtree", end)
+    with pytest.raises(SystemExit):
+        list(runner.run([trial], fresh=True))
+    assert plan(runner.sweep, runner.folder, "missing").pending == [trial]
+    assert next_attempt(runner.folder.trial_folder(trial.id)) == 5
+
+
+def test_an_error_of_one_trial_has_those_beside_it_save_their_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arrange(trials: Sequence[Trial]) -> list[Group]:
+        return [Group(lanes=[Lane(number=number, count=2) for number in range(2)], trials=trials)]
+
+    def live(self: Runner, trial: Trial, *_: object, **options: bool) -> Life:
+        yield
+        if trial.seed == 0:
+            raise StorageError("rank0.log: No space left on device")
+        while not self.stop.reason():
+            yield
+        return make_record(trial.cell, seed=trial.seed, status="interrupted")
+
+    monkeypatch.setattr(Runner, "_run_with_resumes", live)
+    runner = make_runner(tmp_path, 3, arrange=arrange)
+    records = runner.run(runner.sweep.trials())
+    assert next(records).trial.seed == 1
+    with pytest.raises(StorageError):
+        next(records)
