@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,28 +132,17 @@ def _victim(name: str) -> psutil.Process:
     return {"agent": agent, "forkserver": server}[name]
 
 
-# `harness` without the process that delivers, which a command that is killed loads MLflow in for nothing.
-WITHOUT_DELIVERIES = """
-from harness.cli.main import main
-from harness.tracking import DeliveryProcess
-DeliveryProcess.start = lambda process: None
-main()
-"""
-
-
 def heed_interrupts() -> None:
     """Let Ctrl-C interrupt, which a shell has what it starts in the background ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
-def running(
-    sweep: Path, trial: TrialFolder, command: Sequence[str] = ("-m", "harness.cli")
-) -> Iterator[subprocess.Popen[str]]:
-    """Run `harness run` and yield it in the middle of a trial; `command` is what Python runs."""
+def running(sweep: Path, trial: TrialFolder) -> Iterator[subprocess.Popen[str]]:
+    """Run `harness run` and yield it in the middle of a trial."""
     began = time.time()
     process = subprocess.Popen(
-        [sys.executable, *command, *arguments(sweep)],
+        [sys.executable, "-m", "harness.cli", *arguments(sweep)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment(),
@@ -189,7 +178,7 @@ def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) ->
     sweep = held_sweep(tmp_path, hold, checkpoint={"every": "5 steps"})
     (folder,) = trial_folders(sweep)
     began = time.time()
-    with running(sweep, folder, ("-c", WITHOUT_DELIVERIES)) as command:
+    with running(sweep, folder) as command:
         wait_until(lambda: any(folder.resume_checkpoints.glob("step-*")))
         command.kill()
         command.wait()
@@ -250,37 +239,6 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 4
     assert sorted(trials_in_mlflow(sweep)) == sorted(record.trial.id for record in records)
     assert processes_below(tmp_path) == []
-
-
-def test_a_trial_resumed_from_its_best_checkpoint_equals_an_uninterrupted_one(
-    tmp_path: Path,
-) -> None:
-    keys: dict[str, Any] = {
-        "length": {"steps": 60},
-        "evaluate": {"steps": 10},
-        "checkpoint": "best",
-    }
-    hold = tmp_path / "hold"
-    options = {"dropout": 0.3, "hold_at": 35, "hold": str(hold)}
-    whole_folder, cut_folder = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole_folder, cut_folder):
-        folder.mkdir()
-    (whole,) = run(line_sweep(whole_folder, {"line": {"options": options, "axes": TWO}}, **keys))
-    path = line_sweep(cut_folder, {"line": {"options": options, "axes": TWO}}, **keys)
-    hold.touch()
-    (resumed,) = run(path, listener=Killer("agent", step=30, hold=hold))
-    assert [failure.kind for failure in resumed.previous_failures] == ["Lost"]
-    (taken_up,) = resumed.ranks[0].interruptions
-    assert taken_up.signal is None
-    assert taken_up.step in (10, 20, 30)
-    assert whole.rank0 is not None
-    assert resumed.rank0 is not None
-    assert resumed.rank0.parameter_digest == whole.rank0.parameter_digest
-    assert resumed.order_digest == whole.order_digest
-    assert resumed.loss == whole.loss
-    metrics = [evaluation.metrics for evaluation in resumed.rank0.evaluations]
-    assert metrics == [evaluation.metrics for evaluation in whole.rank0.evaluations]
-    assert resumed.rank0.checkpoint == whole.rank0.checkpoint
 
 
 class Mover(RecordCollector):
