@@ -14,7 +14,6 @@ from harness.analysis.rungs import (
     FACTOR,
     FACTOR_OF_FEW,
     FEW_NUMBERS,
-    MAX_ULP,
     Rung,
     fp64_excess,
     fp64_repeats,
@@ -41,7 +40,6 @@ class TensorDistance:
     dtype: str  # of the trial's tensor, as torch calls it without `torch.`
     shape: Sequence[Number]
     differing: Number  # elements whose bits differ from the reference's
-    largest_ulp: Number | None  # None for what is no float, or of another type or shape
     # Root mean squares, None for what is no float and without a run in fp64. An error that is not
     # finite is None too, with `is_finite` false.
     error: Amount | None = None  # of the trial against fp64
@@ -85,12 +83,6 @@ class TensorDistance:
             rounding=epsilon * self.scale,
         )
 
-    def is_within_ulp(self, max_ulp: int) -> bool:
-        """Return whether no element is more than `max_ulp` floats from the reference's."""
-        if self.differing == 0:
-            return True
-        return self.largest_ulp is not None and self.largest_ulp <= max_ulp
-
     @property
     def is_within_fp64_rule(self) -> bool:
         """Return whether the error is allowed. What is no float must be the same."""
@@ -112,28 +104,24 @@ class TensorDistance:
         return fp64_repeats(self.error, self.scale)
 
 
-def tensor_rung(
-    *, same_bits: bool, distances: Sequence[TensorDistance], max_ulp: int = MAX_ULP
-) -> Rung | None:
+def tensor_rung(*, same_bits: bool, distances: Sequence[TensorDistance]) -> Rung | None:
     """Return the highest rung that tensors reach, None where they reach none: seeds decide then.
 
     `same_bits` is whether all digests that were compared are the same. `distances` are those of all
-    tensors that were kept along the trajectory, each of which has to meet a rung's rule; without any,
-    neither `ulp` nor `fp64` can be shown.
+    tensors that were kept along the trajectory, each of which has to meet the rule; without any,
+    `rounding` can't be shown.
     """
     if same_bits and all(distance.differing == 0 for distance in distances):
         return "bitwise"
-    if distances and all(distance.is_within_ulp(max_ulp) for distance in distances):
-        return "ulp"
     if distances and all(distance.is_within_fp64_rule for distance in distances):
-        return "fp64"
+        return "rounding"
     return None
 
 
 def worst_distance(distances: Sequence[TensorDistance]) -> TensorDistance | None:
     """Return the tensor that decides the rung: the one farthest beyond what the fp64 rule allows.
 
-    Without a run in fp64, it is the one that is the most floats apart. None where none differs.
+    Without a run in fp64, it is the one of which the largest share differs. None where none differs.
     """
     differing = [distance for distance in distances if distance.differing]
     if not differing:
@@ -145,4 +133,4 @@ def _severity(distance: TensorDistance) -> tuple[float, float]:
     """Return what distances are ordered by; what is no float may not differ at all."""
     if distance.dtype not in EPSILONS:
         return math.inf, math.inf
-    return distance.excess or 0.0, distance.largest_ulp or 0.0
+    return distance.excess or 0.0, distance.differing / math.prod(distance.shape)

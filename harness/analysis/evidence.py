@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from harness.analysis.rungs import (
     FP32_EPSILON,
-    MAX_ULP,
     Rung,
     first_difference,
     fp64_repeats,
-    largest_ulp,
     lowest,
     meets_fp64_rule,
     root_mean_square,
@@ -28,8 +26,6 @@ from harness.analysis.rungs import (
 from harness.records.record import Evaluation, RankFingerprints, RankResult, Record
 from harness.records.series import Numbers
 from harness.records.trace import PHASES
-
-N = TypeVar("N", int, float)
 
 ORDER = "order of the samples"
 PARAMETERS = "parameters at the end"
@@ -90,8 +86,8 @@ class Agreement:
     differing: Sequence[str]  # the compared subjects that differ
     has_series: bool  # whether numbers were compared
     first_difference: RerunDifference | None = None
-    max_ulp: int | None = None  # the largest distance of two numbers; None without numbers
-    # The same as a share of the larger number; None too where one is infinite or NaN.
+    # The largest distance of two numbers as a share of the larger one; None without numbers, and where
+    # one is infinite or NaN.
     max_relative: float | None = None
     fp64_problem: Fp64Problem | None = None  # None too where nothing ran in double precision
 
@@ -176,16 +172,13 @@ def compare_evidence(
     unequal = [key for key in common if recorded.digests[key] != again.digests[key]]
     rows = [name for name in recorded.rows if name in again.rows]
     unequal_rows = []
-    ulps: list[int | None] = []
     gaps: list[float | None] = []  # as a share of the larger number
     for name in rows:
         numbers, again_numbers = recorded.rows[name].numbers, again.rows[name].numbers
         has_same_steps = list(recorded.rows[name].steps) == list(again.rows[name].steps)
         if not has_same_steps or not same_bytes(numbers, again_numbers):
             unequal_rows.append(name)
-        ulp = largest_ulp(numbers, again_numbers) if has_same_steps else None
-        ulps.append(ulp)
-        gaps.append(None if ulp is None else _largest_relative_gap(numbers, again_numbers))
+        gaps.append(_largest_relative_gap(numbers, again_numbers) if has_same_steps else None)
     rung = _rung(
         recorded,
         again,
@@ -204,7 +197,6 @@ def compare_evidence(
         differing=_subjects(unequal, unequal_rows),
         has_series=bool(rows),
         first_difference=_earliest_difference(recorded, again, unequal, unequal_rows),
-        max_ulp=_largest(ulps),
         max_relative=_largest(gaps),
         fp64_problem=fp64_problem,
     )
@@ -253,10 +245,7 @@ def _subjects(digests: Sequence[tuple[Moment, str]], rows: Sequence[str]) -> lis
 
 
 def _largest_relative_gap(a: Numbers, b: Numbers) -> float | None:
-    """Return the largest distance as a share of the larger number, None if it is not finite.
-
-    Both have the same type and shape.
-    """
+    """Return the largest distance as a share of the larger number, None if it is not finite."""
     scales = np.maximum(np.abs(a), np.abs(b)).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinities, whose distance is not a number
         gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))
@@ -265,7 +254,7 @@ def _largest_relative_gap(a: Numbers, b: Numbers) -> float | None:
     return largest if np.isfinite(largest) else None
 
 
-def _largest(values: Sequence[N | None]) -> N | None:
+def _largest(values: Sequence[float | None]) -> float | None:
     """Return the largest value, None if one is unknown or there are none."""
     available = [value for value in values if value is not None]
     if len(available) < len(values) or not values:
@@ -344,14 +333,11 @@ def _exact_numbers(exact: Evidence, name: str, count: int) -> Numbers | None:
 def _rung_of_row(
     recorded: Numbers, again: Numbers, exact: Numbers | None, relative_rounding: float
 ) -> Rung | None:
-    """Return the rung of one row, None where it is lower than `fp64`."""
+    """Return the rung of one row, None where it is lower than `rounding`."""
     if same_bytes(recorded, again):
         return "bitwise"
-    distance = largest_ulp(recorded, again)
-    if distance is not None and distance <= MAX_ULP:
-        return "ulp"
     if exact is not None and meets_fp64_rule(recorded, again, exact, relative_rounding):
-        return "fp64"
+        return "rounding"
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from harness.analysis.distance import TensorDistance, worst_distance
 from harness.analysis.questions import ACCURACY_MARGIN, metric_difference
 from harness.analysis.result import CellResult
-from harness.analysis.rungs import MAX_ULP, Rung, at_least
+from harness.analysis.rungs import Rung, at_least
 from harness.core.paths import SweepFolder, write_atomically
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
@@ -76,7 +76,6 @@ class CellParity:
     first_difference: FirstDifference | None = None  # None: the same bits at all of them
     differing: Sequence[str] = ()  # axes in which it differs from the reference
     tensor_rung: Rung | None = None  # reached by the tensors; None: seeds decide
-    largest_ulp: Number | None = None  # of all tensors; None where one can't be counted so
     # For each step with kept tensors that differ, the one that is farthest by the fp64 rule.
     trajectory: Sequence[TensorDistance] = ()
     seeds: SeedEvidence | None = None  # None if it is not needed, or nothing is recorded
@@ -108,7 +107,6 @@ class SweepParity:
     sweep: str
     seed: Number  # of all runs
     measured: Moment  # seconds since the epoch
-    max_ulp: Number = MAX_ULP  # of the rung `ulp`
     margin: Amount = ACCURACY_MARGIN  # of the rung `equivalent`, in the target metric's unit
     references: Sequence[Reference]
     cells: Sequence[CellParity]  # all but the references, in the sweep's order
@@ -147,11 +145,11 @@ class SweepParity:
             return False
         reference = self.reference_of(parity)
         is_fp64_known = reference is not None and reference.fp64_problem is None
-        if parity.rung == "equivalent" and lowest == "fp64" and not is_fp64_known:
+        if parity.rung == "equivalent" and lowest == "rounding" and not is_fp64_known:
             return None  # it may be on the rung above
         if parity.rung is not None:
             return at_least(parity.rung, lowest)
-        if lowest in ("bitwise", "ulp") or (lowest == "fp64" and is_fp64_known):
+        if lowest == "bitwise" or (lowest == "rounding" and is_fp64_known):
             return False
         return None
 
@@ -164,21 +162,6 @@ def worst_by_step(distances: Sequence[TensorDistance]) -> list[TensorDistance]:
         if at_step is not None:
             worst.append(at_step)
     return worst
-
-
-def largest_ulp(distances: Sequence[TensorDistance]) -> int | None:
-    """Return the most floats between two elements of any tensor.
-
-    None without tensors, and if one that differs has no floats to count.
-    """
-    if not distances:
-        return None
-    largest = 0
-    for distance in distances:
-        if distance.differing and distance.largest_ulp is None:
-            return None
-        largest = max(largest, distance.largest_ulp or 0)
-    return largest
 
 
 def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParity:

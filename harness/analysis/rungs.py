@@ -4,13 +4,12 @@ A rung holds for two trials if it holds for everything that both have recorded, 
 of each series of losses and of the evaluations, and takes the lowest answer.
 
 1. bitwise: the same bytes.
-2. ulp: corresponding numbers are at most a few floats apart.
-3. fp64: both are about as far from a run in double precision, so that rounding errors explain
+2. rounding: both are about as far from a run in double precision, so that rounding errors explain
    their difference. The factors are those that torch allows a compiled model
    (`torch._dynamo.utils.same`).
-4. equivalent: the target metric over seeds differs by less than a margin (TOST), which
+3. equivalent: the target metric over seeds differs by less than a margin (TOST), which
    `harness.statistics.verdict` tests.
-5. different: none of them.
+4. different: none of them.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ import numpy as np
 from harness.core.errors import BadInput, did_you_mean
 from harness.records.series import Numbers
 
-Rung = Literal["bitwise", "ulp", "fp64", "equivalent", "different"]
-RUNGS: Sequence[Rung] = ("bitwise", "ulp", "fp64", "equivalent", "different")  # most alike first
-MAX_ULP = 4  # floats between two numbers that the rung `ulp` allows
+Rung = Literal["bitwise", "rounding", "equivalent", "different"]
+RUNGS: Sequence[Rung] = ("bitwise", "rounding", "equivalent", "different")  # most alike first
 # The factors of `torch._dynamo.utils.same` on the smaller error: noise weighs more in few numbers.
 FEW_NUMBERS = 1000
 FACTOR = 2.0
@@ -34,7 +32,6 @@ FACTOR_OF_FEW = 3.0
 # The distance from 1.0 to the next float32, the coarsest type that losses and metrics are recorded
 # in. Two runs in double precision with a larger relative distance are not exact enough.
 FP32_EPSILON = 2.0**-23
-INCOMPARABLE = 2**63  # the distance of a NaN from a number, more than any two floats have
 # The unsigned type with as many bits as a float.
 UNSIGNED: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -77,24 +74,6 @@ def first_difference(a: Numbers, b: Numbers) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def ulp_distances(a: Numbers, b: Numbers) -> Numbers:
-    """Return how many floats corresponding numbers are apart, as uint64.
-
-    NaN and NaN are the same; NaN and a number are INCOMPARABLE.
-
-    Raises ValueError for rows of other lengths or types.
-    """
-    if a.dtype != b.dtype or a.shape != b.shape:
-        raise ValueError(f"found {a.dtype} {a.shape} and {b.dtype} {b.shape}; allowed: the same")
-    unsigned = UNSIGNED[a.dtype.itemsize]
-    bits_a, bits_b = np.ascontiguousarray(a).view(unsigned), np.ascontiguousarray(b).view(unsigned)
-    distances = floats_apart(bits_a, bits_b)
-    nan_a, nan_b = np.isnan(a), np.isnan(b)
-    distances[nan_a & nan_b] = 0
-    distances[nan_a != nan_b] = INCOMPARABLE
-    return distances
-
-
 def floats_apart(bits_a: Numbers, bits_b: Numbers) -> Numbers:
     """Return how many floats are between those with the given bits, which are unsigned, as uint64.
 
@@ -114,13 +93,6 @@ def _ordered_bits(bits: Numbers) -> Numbers:
     is_negative = (bits & sign) != 0
     ordered: Numbers = np.where(is_negative, sign - (bits ^ sign), bits + sign)
     return ordered
-
-
-def largest_ulp(a: Numbers, b: Numbers) -> int | None:
-    """Return the largest distance in ULP; None for rows that do not correspond to each other."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return None
-    return int(ulp_distances(a, b).max(initial=0))
 
 
 def fp64_excess(error_a: float, error_b: float, *, factor: float, rounding: float) -> float:

@@ -160,7 +160,7 @@ def _diff_recorded(
     epilog=examples(
         "harness parity quickstart",
         "harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
-        "harness parity nightly.yaml --at-least fp64 --json",
+        "harness parity nightly.yaml --at-least rounding --json",
     )
 )
 def parity(
@@ -178,9 +178,6 @@ def parity(
         str,
         typer.Option("--at-least", metavar="RUNG", help="The lowest rung that is no failure."),
     ] = "equivalent",
-    max_ulp: Annotated[
-        int, typer.Option("--max-ulp", min=0, help="How far apart elements of the rung ulp may be.")
-    ] = 4,
     margin: AccuracyMarginOption = 0.01,
     seed: Annotated[
         int | None,
@@ -202,10 +199,10 @@ def parity(
     """Show how alike the cells of a sweep compute.
 
     Runs each cell once, unmeasured, and compares it with a reference, which runs three times: as it
-    is, again as a control, and in fp64. Rungs are, from the highest: bitwise; ulp, a few floats
-    apart; fp64, as close to the run in fp64 as the reference is; equivalent, by the target metric of
-    recorded seeds; different. Cells with another batch size, learning rate, optimizer or gradient
-    limit are meant to differ, and are only compared with each other. The result stays in the sweep's
+    is, again as a control, and in fp64. Rungs are, from the highest: bitwise; rounding, as close to the
+    run in fp64 as the reference is; equivalent, by the target metric of recorded seeds; different.
+    Cells with another batch size, learning rate, optimizer or gradient limit are meant to differ, and
+    are only compared with each other. The result stays in the sweep's
     folder, for `harness show`, the report and MLflow; that of a part of the sweep (--only, --cell) is
     printed only.
 
@@ -234,7 +231,6 @@ def parity(
             profile,
             plan,
             seed=loaded.seeds[0] if seed is None else seed,
-            max_ulp=max_ulp,
             margin=margin,
             on_progress=on_progress,
             on_cell=lambda cell: view.show_cell(TerminalConsole(stderr=True), cell),
@@ -281,9 +277,9 @@ def reproduce(
         typer.Option(
             "--at-least",
             metavar="RUNG",
-            help="What must be reached: bitwise, ulp or fp64.",
+            help="What must be reached: bitwise or rounding.",
         ),
-    ] = "fp64",
+    ] = "rounding",
     seed: Annotated[
         list[int], typer.Option("--seed", help="Of several trials, those of this seed. Repeatable.")
     ] = [],  # noqa: B006 - typer copies it
@@ -311,9 +307,9 @@ def reproduce(
 
     Runs the recorded commit where the code here is another one, in another checkout, with your rights:
     reproduce records of people whose code you would run. Uncommitted changes that a record keeps run
-    only with --code recorded. No sweep file is needed. The verdict is bitwise equal, within a few
-    ULP, within the fp64 rule, or different, with the first difference and its likeliest cause, and
-    every condition that differs. The new records and the verdict are left in a folder.
+    only with --code recorded. No sweep file is needed. The verdict is bitwise equal, within
+    rounding errors, or different, with the first difference and its likeliest cause, and every condition
+    that differs. The new records and the verdict are left in a folder.
 
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told.
     """
@@ -327,7 +323,7 @@ def reproduce(
 
     # All that can be refused is refused before the first file is written.
     whose_code = choose("--code", code, get_args(Choice)) if code else None
-    demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("fp64") + 1])
+    demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("rounding") + 1])
     options = Options(code=whose_code, data=data, base=base)
     originals = select_originals(Results(results), run, tracking_uri, seed, cell)
     name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)

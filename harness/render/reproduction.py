@@ -35,8 +35,7 @@ LOOKS: Mapping[Outcome, Look] = {
 }
 RUNG_TEXTS: Mapping[Rung | None, str] = {
     "bitwise": "bitwise equal",
-    "ulp": "within a few ULP",
-    "fp64": "within the fp64 rule",
+    "rounding": "within rounding errors",
     "different": "different",
     None: "beyond rounding errors",
 }
@@ -75,10 +74,8 @@ def _rung_text(trial: TrialVerdict) -> str:
     """Return the rung of a trial, with how far its numbers are apart."""
     agreement = trial.agreement
     assert agreement is not None
-    if not agreement.max_ulp and trial.rung != "bitwise":
+    if trial.rung != "bitwise" and not (agreement.has_series and agreement.max_relative != 0):
         return "digests differ, and no recorded number does"
-    if trial.rung == "ulp":
-        return f"within {agreement.max_ulp} ULP"
     text = RUNG_TEXTS[trial.rung]
     if trial.rung != "bitwise" and agreement.max_relative:
         text += f" (up to {agreement.max_relative:.2g} relative)"
@@ -121,7 +118,7 @@ def _short(value: str) -> str:
 def _cause_text(trial: TrialVerdict) -> str:
     """Return what most likely explains a difference, such as `numpy (2.2.0, recorded 2.1.0)`."""
     cause = trial.cause
-    if trial.rung in ("ulp", "fp64") and not trial.differences:
+    if trial.rung == "rounding" and not trial.differences:
         return "nothing that chooses kernels differs, so these are no rounding errors"
     if cause is not None:
         here, recorded = shown(cause.b), shown(cause.a)

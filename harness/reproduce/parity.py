@@ -22,7 +22,6 @@ from harness.analysis.parity import (
     FirstDifference,
     Reference,
     SweepParity,
-    largest_ulp,
     worst_by_step,
 )
 from harness.analysis.rungs import Rung
@@ -117,7 +116,6 @@ def measure_parity(
     tracer: Tracer,
     *,
     seed: int,
-    max_ulp: int,
     margin: float,
     on_cell: Callable[[CellParity], None],
 ) -> SweepParity:
@@ -129,7 +127,7 @@ def measure_parity(
     references: list[Reference] = []
     by_cell = {parity.cell.id: parity for parity in plan.by_design}
     for group in plan.groups:
-        ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed, max_ulp)
+        ladder = _Ladder(tracer, sweep.base_folder, group.reference, seed)
         references.append(ladder.reference)
         for cell in group.cells:
             by_cell[cell.id] = ladder.measure(cell)
@@ -139,7 +137,6 @@ def measure_parity(
         sweep=sweep.name,
         seed=seed,
         measured=time.time(),
-        max_ulp=max_ulp,
         margin=margin,
         references=references,
         cells=[by_cell[cell.id] for cell in sweep.cells if cell.id in by_cell],
@@ -155,13 +152,11 @@ class _Ladder:
         base_folder: Path,
         cell: Cell,
         seed: int,
-        max_ulp: int,
     ) -> None:
         """Run the reference, its control and the one in fp64."""
         self._tracer = tracer
         self._base_folder = base_folder
         self._seed = seed
-        self._max_ulp = max_ulp
         self._run = self._trace("reference", cell, WITH_SNAPSHOTS)
         control = self._trace("control", cell, WITHOUT_SNAPSHOTS)
         difference = _first_difference(compare(self._run.traces, control.traces))
@@ -204,8 +199,7 @@ class _Ladder:
             compared=comparison.compared,
             first_difference=difference,
             differing=differing_axes(reference, run.cell),
-            tensor_rung=_rung_of(difference, gaps, self._max_ulp),
-            largest_ulp=largest_ulp(gaps),
+            tensor_rung=_rung_of(difference, gaps),
             trajectory=worst_by_step(gaps),
         )
 
@@ -250,9 +244,7 @@ def _splits_differently(a: Cell, b: Cell) -> bool:
     return any(name in SPLITTING for name in differing_axes(a, b))
 
 
-def _rung_of(
-    difference: FirstDifference | None, gaps: Sequence[TensorDistance], max_ulp: int
-) -> Rung | None:
+def _rung_of(difference: FirstDifference | None, gaps: Sequence[TensorDistance]) -> Rung | None:
     """Return the rung that a cell's tensors reach.
 
     Only rank 0's tensors are kept. Where these are equal and the state of another rank's workload
@@ -261,7 +253,7 @@ def _rung_of(
     is_equal = all(gap.differing == 0 for gap in gaps)
     if difference is not None and difference.phase == "workload state" and is_equal:
         return None
-    return tensor_rung(same_bits=difference is None, distances=gaps, max_ulp=max_ulp)
+    return tensor_rung(same_bits=difference is None, distances=gaps)
 
 
 def _first_difference(comparison: TraceComparison) -> FirstDifference | None:

@@ -135,11 +135,11 @@ def _find_undecided(
 ) -> list[Prepared]:
     """Return the trials that only runs in double precision can judge, in that precision.
 
-    Those are trials whose numbers differ by more than a few ULP, under conditions that let operations
-    round otherwise, if the fp64 rule is enough. With other code or data, a run in double precision
+    Those are trials whose numbers differ under conditions that let operations round otherwise, if
+    rounding is demanded. With other code or data, a run in double precision
     says nothing about the recorded trial.
     """
-    if demanded != "fp64":
+    if demanded != "rounding":
         return []
     undecided = []
     for entry in prepared:
@@ -206,7 +206,7 @@ def _judge_trial(
         exact,
         has_other_kernels=has_other_kernels(entries),
     )
-    is_undecided = agreement.rung is None and agreement.has_series and demanded == "fp64"
+    is_undecided = agreement.rung is None and agreement.has_series and demanded == "rounding"
     if is_undecided and is_same_computation(entries) and _ignores_precision(again.trial.cell):
         exact_failure = "no argument tells its script the precision"
     return replace(
@@ -248,6 +248,6 @@ def outcome_of(
     if rung is not None:
         return "reproduced" if at_least(rung, demanded) else "different"
     is_undecided = exact_failure is not None or agreement.fp64_problem == "other random numbers"
-    if demanded == "fp64" and is_undecided:
+    if demanded == "rounding" and is_undecided:
         return "inconclusive"
     return "different" if demanded == "bitwise" or agreement.has_series else "inconclusive"

@@ -17,7 +17,7 @@ from harness.analysis.distance import TensorDistance
 from harness.core.errors import HarnessError
 from harness.core.validation import finite
 from harness.reproduce.snapshot import list_snapshots
-from harness.reproduce.values import UNSIGNED, differing_elements, read_tensor, ulp_distance
+from harness.reproduce.values import differing_elements, read_tensor
 
 
 def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorDistance]:
@@ -64,9 +64,6 @@ def distance(
     """Return how far a tensor is from the reference's, and both from the one in fp64."""
     is_alike = tensor.dtype == reference.dtype and tensor.shape == reference.shape
     differing = differing_elements(tensor, reference) if is_alike else tensor.numel()
-    largest_ulp = None
-    if is_alike and tensor.dtype in UNSIGNED and tensor.numel():
-        largest_ulp = ulp_distance(tensor, reference)
     error = reference_error = scale = None
     is_finite = True
     if exact is not None and exact.is_floating_point() and exact.shape == tensor.shape:
@@ -80,7 +77,6 @@ def distance(
         dtype=_name_of(tensor.dtype),
         shape=tuple(tensor.shape),
         differing=differing,
-        largest_ulp=largest_ulp,
         error=error,
         reference_error=reference_error,
         scale=scale,

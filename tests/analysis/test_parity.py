@@ -10,7 +10,6 @@ import pytest
 
 from harness.analysis.parity import (
     CellParity,
-    largest_ulp,
     read_parity,
     with_seeds,
     worst_by_step,
@@ -58,7 +57,7 @@ def test_seeds_are_not_asked_in_vain() -> None:
         make_result([100.0] * 3, cell=REFERENCE, metrics=[0.9, 0.91, 0.92]),
         make_result([100.0] * 3, cell=OTHER, metrics=[0.5, 0.51, 0.52], bits="b"),
     ]
-    for changes in ({"tensor_rung": "fp64"}, {"failure": "it failed"}, {"by_design": ["lr"]}):
+    for changes in ({"tensor_rung": "rounding"}, {"failure": "it failed"}, {"by_design": ["lr"]}):
         assert with_seeds(make_parity(**changes), results).cells[0].seeds is None
     assert with_seeds(make_parity(), results[:1]).cells[0].seeds is None
 
@@ -67,11 +66,11 @@ def test_seeds_are_not_asked_in_vain() -> None:
     ("changes", "lowest", "code"),
     [
         ({"tensor_rung": "bitwise"}, "bitwise", 0),
-        ({"tensor_rung": "fp64"}, "equivalent", 0),
-        ({"tensor_rung": "fp64"}, "ulp", 1),
+        ({"tensor_rung": "rounding"}, "equivalent", 0),
+        ({"tensor_rung": "rounding"}, "bitwise", 1),
         ({}, "equivalent", 3),
         ({}, "different", 3),
-        ({}, "fp64", 1),  # tensors deny it, whatever the seeds say
+        ({}, "rounding", 1),  # tensors deny it, whatever the seeds say
         ({"failure": "it failed"}, "different", 1),
         ({"by_design": ["lr"]}, "bitwise", 0),
     ],
@@ -83,20 +82,17 @@ def test_exit_codes(changes: dict[str, Any], lowest: Rung, code: int) -> None:
 def test_without_fp64_that_rung_can_not_be_told() -> None:
     parity = make_parity()
     reference = replace(parity.references[0], fp64_problem="out of memory")
-    assert replace(parity, references=[reference]).exit_code("fp64") == 3
+    assert replace(parity, references=[reference]).exit_code("rounding") == 3
     # Seeds that are equivalent do not make it worse.
     equivalent = replace(parity.cells[0], tensor_rung="equivalent")
     parity = replace(parity, references=[reference], cells=[equivalent])
-    assert (parity.exit_code("equivalent"), parity.exit_code("fp64")) == (0, 3)
+    assert (parity.exit_code("equivalent"), parity.exit_code("rounding")) == (0, 3)
 
 
-def test_worst_by_step_and_largest_ulp() -> None:
-    worse = replace(DISTANCE, error=1e-3, name="bias", largest_ulp=2)
-    equal = replace(DISTANCE, step=1, differing=0, largest_ulp=0)
+def test_worst_by_step() -> None:
+    worse = replace(DISTANCE, error=1e-3, name="bias")
+    equal = replace(DISTANCE, step=1, differing=0)
     assert worst_by_step([equal, DISTANCE, worse]) == [worse]
-    assert largest_ulp([equal, DISTANCE, worse]) == 11
-    assert largest_ulp([DISTANCE, replace(worse, largest_ulp=None)]) is None
-    assert largest_ulp([]) is None
 
 
 def test_the_file_gives_back_what_was_written_and_refuses_a_change(tmp_path: Path) -> None:
@@ -119,6 +115,6 @@ def test_the_file_gives_back_what_was_written_and_refuses_a_change(tmp_path: Pat
 
 
 def test_a_word_that_is_no_rung() -> None:
-    assert parse_rung("--at-least", "fp64") == "fp64"
+    assert parse_rung("--at-least", "rounding") == "rounding"
     with pytest.raises(BadInput, match="--at-least: found 'bitwize'; did you mean"):
         parse_rung("--at-least", "bitwize")

@@ -57,7 +57,7 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     assert verdict["trials"][0]["code"]["workload"].startswith("recorded: commit ")
     fields = [entry["field"] for entry in verdict["trials"][0]["differences"]]
     assert fields == ["settings.cpu_capability", "variables.ATEN_CPU_CAPABILITY"]
-    assert recorded.code == 0, recorded.err  # rounding errors: within the fp64 rule
+    assert recorded.code == 0, recorded.err  # rounding errors: within rounding errors
     assert verdict["outcome"] == "reproduced"
     assert source.read_text(encoding="utf-8") == edited
 

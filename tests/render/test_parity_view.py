@@ -20,8 +20,7 @@ def cell(**changes: Any) -> CellParity:
     ("changes", "label", "look"),
     [
         ({"tensor_rung": "bitwise"}, "bitwise", "better"),
-        ({"tensor_rung": "ulp"}, "≤ 11 ULP", "better"),
-        ({"tensor_rung": "fp64"}, "fp64 rule", "better"),
+        ({"tensor_rung": "rounding"}, "rounding", "better"),
         ({}, "can't tell", "open"),
         ({"failure": "it failed"}, "failed", "failed"),
         ({"by_design": ["lr"]}, "by design", "open"),
@@ -58,7 +57,7 @@ def test_seeds(interval: tuple[float, float] | None, text: str) -> None:
         metric="accuracy", outcome="same", seeds=2, difference=0.0, interval=interval
     )
     assert texts.over_seeds(cell(seeds=evidence)) == text
-    assert texts.over_seeds(cell(seeds=evidence, tensor_rung="fp64")) == "–"
+    assert texts.over_seeds(cell(seeds=evidence, tensor_rung="rounding")) == "–"
 
 
 def test_a_reference_that_can_not_be_trusted_says_so() -> None:

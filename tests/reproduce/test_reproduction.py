@@ -70,7 +70,7 @@ def prepare(record: Record, folder: Path) -> Prepared:
 def reproduced(prepared: Sequence[Prepared], folder: Path) -> ReproductionVerdict:
     """Return the verdict on trials that a test has prepared and runs itself."""
     originals = [entry.original for entry in prepared]
-    return reproduce("demo", originals, Options(), "fp64", folder, no_listener, lambda _: None)
+    return reproduce("demo", originals, Options(), "rounding", folder, no_listener, lambda _: None)
 
 
 def test_the_exact_run_of_a_trial_in_double_precision_replaces_no_record(

@@ -18,7 +18,6 @@ DISTANCE = TensorDistance(
     dtype="float32",
     shape=(40, 40),
     differing=7,
-    largest_ulp=11,
     error=1e-6,
     reference_error=1e-6,
     scale=1.0,
@@ -33,7 +32,6 @@ def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any
         compared=40,
         first_difference=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
         differing=["strategy"],
-        largest_ulp=11,
         trajectory=[DISTANCE],
     )
     held_against = Reference(cell=reference, control=None, steps=[1, 3], fp64_problem=None)

@@ -278,9 +278,9 @@ def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None
 def test_a_cells_run_shows_its_rung_once_parity_was_measured() -> None:
     records = make_record(REFERENCE), make_record(OTHER)
     assert "harness.parity" not in contents_of(*records)[1].tags
-    reference, other = contents_of(*records, parity=make_parity(tensor_rung="fp64"))
+    reference, other = contents_of(*records, parity=make_parity(tensor_rung="rounding"))
     assert reference.tags["harness.parity"] == "reference"
-    assert other.tags["harness.parity"] == "fp64 rule"
+    assert other.tags["harness.parity"] == "rounding"
 
 
 def test_addresses_of_a_sweep_and_of_a_run() -> None:
