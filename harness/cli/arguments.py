@@ -146,10 +146,6 @@ SummaryOption = Annotated[
     Path | None,
     typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
 ]
-NoWaitOption = Annotated[
-    bool,
-    typer.Option("--no-wait", help="Fail if another command is measuring on this machine."),
-]
 ParallelOption = Annotated[
     str,
     typer.Option(

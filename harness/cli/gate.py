@@ -19,7 +19,6 @@ from harness.cli.arguments import (
     JsonOption,
     MinEffectOption,
     NameArgument,
-    NoWaitOption,
     ResultsOption,
     SetOption,
     SummaryOption,
@@ -79,7 +78,6 @@ def gate(
             help="Pass although the sweep lost or changed cells that the revision has.",
         ),
     ] = False,
-    no_wait: NoWaitOption = False,
     summary: SummaryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -120,7 +118,6 @@ def gate(
             loaded,
             profile,
             options,
-            wait=not no_wait,
             on_message=print_message,
             on_progress=on_progress,
             on_cell=lambda cell: print_message(view.progress_line(cell)),
@@ -158,7 +155,6 @@ def bisect(
     bits: Annotated[
         bool, typer.Option("--bits", help="Find the commit that changed the losses instead.")
     ] = False,
-    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the commit that made a cell slower.
@@ -192,7 +188,6 @@ def bisect(
             profile,
             options,
             listener,
-            wait=not no_wait,
             on_message=print_message,
         )
     if as_json:
@@ -214,7 +209,6 @@ def certify(
         int, typer.Option("--comparisons", min=1, help="The number of comparisons in all.")
     ] = 100,
     budget: BudgetOption = "30s",
-    no_wait: NoWaitOption = False,
 ) -> None:
     """Measure how often this machine raises false alarms.
 
@@ -250,7 +244,6 @@ def certify(
             profile,
             request,
             comparisons,
-            wait=not no_wait,
             on_message=print_message,
             on_progress=on_progress,
         )

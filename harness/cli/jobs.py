@@ -20,7 +20,6 @@ from harness.cli.arguments import (
     EpochsOption,
     NameArgument,
     OnlyOption,
-    ParallelOption,
     ResultsOption,
     RetryOption,
     SeedsOption,
@@ -72,7 +71,6 @@ def submit(
     cells: CellsOption = [],  # noqa: B006
     results: ResultsOption = Path("results"),
     retry_failed: RetryOption = True,
-    parallel: ParallelOption = "",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show the jobs and their batch scripts, submit nothing."),
@@ -89,12 +87,10 @@ def submit(
     from harness.interface.planning import load_planned
     from harness.render import plan as view
     from harness.render.console import TerminalConsole
-    from harness.spec.cluster import with_parallel
 
     settings = with_flags(settings, seeds, epochs, steps)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
-    profile = with_parallel(profile, parallel)
     # There is no --force: finished trials are never queued again, only failed ones.
     redo: Redo = "failed" if retry_failed else "missing"
     results_folder = Results(results)

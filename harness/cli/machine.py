@@ -13,7 +13,6 @@ import typer
 from harness.cli.arguments import (
     ClusterOption,
     JsonOption,
-    NoWaitOption,
     ResultsOption,
     examples,
     load_local_profile,
@@ -99,7 +98,6 @@ def peak(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and repeats: rough figures in seconds.")
     ] = False,
-    no_wait: NoWaitOption = False,
 ) -> None:
     """Measure the machine's peaks, for MFU.
 
@@ -120,7 +118,6 @@ def peak(
             profile,
             ranks=ranks,
             quick=quick,
-            wait=not no_wait,
             on_message=print_message,
             on_progress=on_progress,
         )

@@ -285,14 +285,6 @@ def reproduce(
     ] = [],  # noqa: B006 - typer copies it
     cell: CellOption = "",
     data: DataOption = [],  # noqa: B006
-    base: Annotated[
-        Path | None,
-        typer.Option(
-            "--base",
-            metavar="DIR",
-            help="The folder of the sweep file here, where the workload's code is.",
-        ),
-    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -324,7 +316,7 @@ def reproduce(
     # All that can be refused is refused before the first file is written.
     whose_code = choose("--code", code, get_args(Choice)) if code else None
     demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("rounding") + 1])
-    options = Options(code=whose_code, data=data, base=base)
+    options = Options(code=whose_code, data=data)
     originals = select_originals(Results(results), run, tracking_uri, seed, cell)
     name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")

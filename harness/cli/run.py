@@ -20,7 +20,6 @@ from harness.cli.arguments import (
     DataOption,
     EpochsOption,
     JsonOption,
-    NoWaitOption,
     OnlyOption,
     ParallelOption,
     ResultsOption,
@@ -241,7 +240,6 @@ def run(
             " intervals get wider.",
         ),
     ] = False,
-    no_wait: NoWaitOption = False,
     wide: WideOption = False,
 ) -> None:
     """Run a sweep on this machine, or resume it where it stopped.
@@ -279,7 +277,6 @@ def run(
         console=TerminalConsole(),
         redo=trials_to_redo(force=force, retry_failed=retry_failed),
         fail_fast=fail_fast,
-        wait=not no_wait,
         goal=goal,
     )
     recorded = read_recorded_sweep(results_folder, finished.sweep.name)

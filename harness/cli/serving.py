@@ -19,7 +19,7 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_trials
 from harness.core.errors import BadInput
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)  # that is of `harness`, not of its command
 
 MAX_BATCH = 1_000_000  # samples
 

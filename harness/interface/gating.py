@@ -26,14 +26,13 @@ def gate_sweep(
     profile: Profile,
     options: GateOptions,
     *,
-    wait: bool,
     on_message: Callable[[str], None],
     on_progress: Callable[[str], None],
     on_cell: Callable[[CellOutcome], None],
 ) -> GateOutcome:
     """Measure the cells of a sweep against the revision that the options name.
 
-    `wait` and `on_message` are those of `hold_machine`. Raises BadInput outside of a repository and for
+    `on_message` is that of `hold_machine`. Raises BadInput outside of a repository and for
     a revision that does not exist, before the machine is waited for.
     """
 
@@ -43,7 +42,7 @@ def gate_sweep(
 
     comparison = Comparison.find(_repository_folder(sweep), options.revision)
     hardware = machine_key(*describe_machine(profile))
-    with hold_machine(profile, f"measuring {sweep.name}", wait=wait, on_message=on_message):
+    with hold_machine(profile, f"measuring {sweep.name}", on_message=on_message):
         return gate(sweep, profile, options, comparison, hardware, report_progress, on_cell)
 
 
@@ -54,18 +53,17 @@ def bisect_cell(
     options: BisectOptions,
     listener: BisectListener,
     *,
-    wait: bool,
     on_message: Callable[[str], None],
 ) -> BisectOutcome:
     """Search the commits for the first that made a cell slower.
 
-    `wait` and `on_message` are those of `hold_machine`. A GOOD or BAD that can't serve as such is an
+    `on_message` is that of `hold_machine`. A GOOD or BAD that can't serve as such is an
     error, not an outcome.
     """
     repository = find_repository(_repository_folder(sweep))
     commits = commits_between(repository, options.good, options.bad)
     activity = f"measuring commits for {sweep.name}"
-    with hold_machine(profile, activity, wait=wait, on_message=on_message):
+    with hold_machine(profile, activity, on_message=on_message):
         return bisect(sweep, cell, profile, options, repository, commits, listener)
 
 
@@ -99,17 +97,16 @@ def certify_machine(
     settings: CertifySettings,
     count: int,
     *,
-    wait: bool,
     on_message: Callable[[str], None],
     on_progress: Callable[[Certificate], None],
 ) -> Certificate:
     """Make the missing comparisons of `count`; those of an earlier run on this machine count.
 
-    Every comparison is on disk as soon as it is made. `wait` and `on_message` are those of
+    Every comparison is on disk as soon as it is made. `on_message` is that of
     `hold_machine`. Raises BadInput for an earlier certificate that can't be read or continued,
     HarnessError if a rank fails.
     """
-    with hold_machine(profile, "measuring its false alarms", wait=wait, on_message=on_message):
+    with hold_machine(profile, "measuring its false alarms", on_message=on_message):
         certificate = prepare(results, profile, settings)
         on_progress(certificate)
         return certify(results, sweep, profile, certificate, count, on_progress)

@@ -18,17 +18,17 @@ from harness.spec.cluster import Profile
 
 @contextmanager
 def hold_machine(
-    profile: Profile, activity: str, *, wait: bool, on_message: Callable[[str], None]
+    profile: Profile, activity: str, *, on_message: Callable[[str], None]
 ) -> Iterator[None]:
     """Hold this machine for a measurement, unless the profile allows any contention.
 
-    Another command that measures here is waited for, and named by `on_message`; without `wait`,
-    BadInput is raised. `activity` is what whoever waits for this one is told.
+    Another command that measures here is waited for, and named by `on_message`.
+    `activity` is what whoever waits for this one is told.
     """
     kill_abandoned()
     lock: AbstractContextManager[None] = nullcontext()
     if profile.validity.contention is not None:
-        lock = host_lock(activity, wait=wait, on_message=on_message)
+        lock = host_lock(activity, on_message=on_message)
     try:
         with lock:
             yield
@@ -43,7 +43,6 @@ def measure_peaks(
     *,
     ranks: int | None,
     quick: bool,
-    wait: bool,
     on_message: Callable[[str], None],
     on_progress: Callable[[str], None],
 ) -> tuple[Machine, Path, Path]:
@@ -51,13 +50,13 @@ def measure_peaks(
 
     `ranks` is how many all-reduce, None for the default of the machine. `quick` measures fewer sizes
     with fewer repeats. The record replaces an earlier one of
-    this machine. `wait` and `on_message` are those of `hold_machine`.
+    this machine. `on_message` is that of `hold_machine`.
 
     Raises BadInput for more ranks than the machine has slots, and what `probe.measure` raises.
     """
     count = probe.choose_rank_count(profile, ranks)
     activity = "measuring this machine's peaks"
-    with hold_machine(profile, activity, wait=wait, on_message=on_message):
+    with hold_machine(profile, activity, on_message=on_message):
         path, machine = probe.measure(
             results, profile, ranks=count, quick=quick, on_progress=on_progress
         )

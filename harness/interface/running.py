@@ -42,7 +42,6 @@ def run_sweep(
     console: TerminalConsole,
     redo: Redo,
     fail_fast: bool,
-    wait: bool,
     goal: Goal | None,
 ) -> FinishedRun:
     """Run the pending trials of a sweep, shown on the console and delivered to MLflow.
@@ -69,7 +68,6 @@ def run_sweep(
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
-            wait=wait,
         )
 
     with delivered:
@@ -110,7 +108,6 @@ def run(
     budget: str = "",
     parallel: Parallel | None = None,
     tolerate_load: bool = False,
-    wait: bool = True,
     progress: bool = True,
 ) -> SweepData:
     """Run a sweep on this machine, or resume it, and return what it has recorded.
@@ -156,7 +153,6 @@ def run(
         console=TerminalConsole(quiet=not progress),
         redo=trials_to_redo(force=force, retry_failed=retry_failed),
         fail_fast=fail_fast,
-        wait=wait,
         goal=goal,
     )
     return load(finished.sweep.name, folder.path, only=only, cells=cells)

@@ -29,7 +29,7 @@ def export_model(
     """
     activity = f"harness export {checkpoint.record.trial.id}"
     with (
-        hold_machine(profile, activity, wait=True, on_message=on_message),
+        hold_machine(profile, activity, on_message=on_message),
         run_folder("export") as scratch,
     ):
         return export_formats(

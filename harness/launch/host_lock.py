@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.errors import HarnessError, one_line
 from harness.core.locks import lock_file
 
 LOCK_PATH = Path("/tmp/harness-host.lock")  # whatever TMPDIR says, which may differ among users
@@ -40,7 +40,6 @@ class Holder:
 def host_lock(
     activity: str,
     *,
-    wait: bool,
     on_message: Callable[[str], None],
     should_wait: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
@@ -48,8 +47,7 @@ def host_lock(
 
     `activity` says what it is to whoever waits, as in `running trials of matrix`. While another
     process holds it, that one is waited for, and `on_message` gets a sentence that
-    names it; without `wait`, BadInput is raised instead. The block begins without the lock once
-    `should_wait` says no. Raises HarnessError after TIMEOUT.
+    names it. The block begins without the lock once `should_wait` says no. Raises HarnessError after TIMEOUT.
     """
     try:
         file = _open()
@@ -63,8 +61,6 @@ def host_lock(
         is_held = lock_file(file, 0)
         if not is_held:
             holder = _describe_holder(file)
-            if not wait:
-                raise BadInput(f"--no-wait: {holder}; {REMEDY}")
             on_message(f"waiting, because {holder}; {REMEDY}")
             is_held = lock_file(file, TIMEOUT, should_wait)
             if not is_held and should_wait():

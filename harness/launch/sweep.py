@@ -154,7 +154,6 @@ def run(
     has_goal: bool = False,
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = lambda folder: None,
-    wait: bool = True,
 ) -> list[Record]:
     """Run the pending trials, as many at a time as the profile says; return the records of all the
     sweep's trials that have one.
@@ -167,7 +166,7 @@ def run(
     repeats are added later, each by itself: all have the lanes that the trials of one repeat fill.
 
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
-    contention. Without `wait`, it is refused.
+    contention.
 
     Raises BadInput if another process runs this sweep, and for a stack that ranks can't run under.
     After Ctrl-C, running trials save their state and get a record as interrupted ones, before
@@ -186,7 +185,7 @@ def run(
         listener.on_plan(planned.pending, planned.finished)
         if planned.pending and profile.validity.contention is not None:
             activity = f"running trials of {sweep.name}"
-            this_machine = host_lock(activity, wait=wait, on_message=listener.on_message)
+            this_machine = host_lock(activity, on_message=listener.on_message)
             stack.enter_context(this_machine)
         stop = StopRequest(stack.enter_context(deferred_interrupts(listener.on_message)))
         planned_here = sweep.whole().trials()

@@ -76,7 +76,6 @@ class Options:
 
     code: Choice | None = None  # None: here if it is the same, else the recorded commit
     data: Sequence[str] = ()  # the texts after `--data`
-    base: Path | None = None  # of the workload's paths, if the user sets it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +198,7 @@ class Preparer:
     def _base(self, original: Original) -> Path:
         """Return the folder here that the paths of the trial's workload are relative to."""
         workload = original.trial.cell.workload
-        base = self._options.base or locate_base(workload, original.base_folder, Path.cwd())
-        return base.absolute()
+        return locate_base(workload, original.base_folder, Path.cwd()).absolute()
 
     def _rebuild(self, original: Original, base: Path) -> Trial:
         """Return the trial as planned from the files at `base`."""

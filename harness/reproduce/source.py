@@ -183,7 +183,7 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
     if not workload.uses.partition(":")[0].endswith(".py"):
         return fallback  # an installed package
     raise BadInput(
-        f"{workload.uses}: found no {file[0]} in {recorded or current}; allowed: --base FOLDER, the"
+        f"{workload.uses}: found no {file[0]} in {recorded or current}; allowed: run this in the"
         " folder of the sweep file that the trial was recorded from"
     )
 

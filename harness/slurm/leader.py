@@ -190,7 +190,6 @@ def _node_held(submission: Submission, listener: JobListener) -> Iterator[None]:
         return
     with host_lock(
         f"running trials of {submission.sweep.name}",
-        wait=True,
         on_message=log,
         should_wait=listener.goes_on,
     ):

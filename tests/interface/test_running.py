@@ -65,7 +65,6 @@ def test_each_repeat_is_redone_once_at_most(
             console=TerminalConsole(quiet=True),
             redo=redo,
             fail_fast=False,
-            wait=True,
             goal=Goal(half_width=0.02),
         )
         return list(ran)

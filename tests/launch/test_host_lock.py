@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import BadInput, HarnessError
+from harness.core.errors import HarnessError
 from harness.launch import host_lock as module
 from harness.launch.host_lock import host_lock
 from harness.spec.cluster import SHARED_HOST
@@ -32,10 +32,9 @@ class Waiting:
         self.messages: list[str] = []
         self.ran = False
 
-    def run(self, *, wait: bool = True) -> None:
+    def run(self) -> None:
         with host_lock(
             "running trials of second",
-            wait=wait,
             on_message=self.messages.append,
             should_wait=lambda: not self.messages,
         ):
@@ -44,7 +43,7 @@ class Waiting:
 
 def test_a_second_sweep_waits_and_is_told_for_whom(path: Path) -> None:
     second = Waiting()
-    with host_lock("running trials of first", wait=True, on_message=second.messages.append):
+    with host_lock("running trials of first", on_message=second.messages.append):
         assert second.messages == []
         assert path.stat().st_mode & 0o777 == 0o666
         second.run()
@@ -59,26 +58,12 @@ def test_a_second_sweep_waits_and_is_told_for_whom(path: Path) -> None:
     assert message.endswith("; `validity.contention: null` in the profile allows both side by side")
 
 
-def test_without_waiting_it_is_refused(path: Path) -> None:
-    second = Waiting()
-    with (
-        host_lock("running trials of first", wait=True, on_message=print),
-        pytest.raises(
-            BadInput, match=r"^--no-wait: process \d+ \(`harness run`\) has been running"
-        ),
-    ):
-        second.run(wait=False)
-    assert not second.ran
-    second.run(wait=False)
-    assert second.ran
-
-
 def test_it_is_not_waited_for_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT", 0.0)
     with (
-        host_lock("first", wait=True, on_message=print),
+        host_lock("first", on_message=print),
         pytest.raises(HarnessError, match=r"^waited 0 h; process \d+ "),
-        host_lock("second", wait=True, on_message=print),
+        host_lock("second", on_message=print),
     ):
         pytest.fail("it did not wait")
 
@@ -88,7 +73,7 @@ def test_it_is_not_waited_for_for_ever(path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_whatever_the_file_says_it_is_waited_for(path: Path, content: bytes) -> None:
     second = Waiting()
-    with host_lock("first", wait=True, on_message=print):
+    with host_lock("first", on_message=print):
         path.write_bytes(content)
         second.run()
     assert second.messages[0].startswith("waiting, because another process has been measuring")
@@ -110,7 +95,7 @@ def test_a_full_disk_loses_only_the_name_of_the_holder(
 
     monkeypatch.setattr(os, "pwrite", refuse)
     second = Waiting()
-    with host_lock("running trials of first", wait=True, on_message=print):
+    with host_lock("running trials of first", on_message=print):
         second.run()
     assert second.messages[0].startswith("waiting, because another process has been measuring")
 
@@ -127,7 +112,7 @@ def test_a_full_disk_loses_only_the_name_of_the_holder(
 def test_what_measures_on_this_machine_holds_it_too(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Each is refused beside a sweep, before it starts anything."""
+    """Each waits for a sweep, before it starts anything."""
     monkeypatch.delenv(SHARED_HOST)
     monkeypatch.setattr(module, "TIMEOUT", 0.0)
     repository = Repository(tmp_path / "repository")
@@ -136,9 +121,7 @@ def test_what_measures_on_this_machine_holds_it_too(
     arguments = [] if command == "peak" else [str(repository.sweep)]
     if command in ("certify", "peak"):
         arguments += ["--results", str(tmp_path)]
-    with host_lock("running trials of first", wait=True, on_message=print):
-        ended = harness(*command.split(), *arguments, "--no-wait")
-    assert ended.code == 2, ended.out
-    assert ended.err.startswith("harness: --no-wait: process ")
-    assert "has been running trials of first on this machine since" in ended.err
-    assert len(ended.err.splitlines()) == 1
+    with host_lock("running trials of first", on_message=print):
+        ended = harness(*command.split(), *arguments)
+    assert ended.code == 1, ended.out
+    assert "has been running trials of first on this machine since" in ended.err.splitlines()[-1]

@@ -260,7 +260,7 @@ def test_a_node_that_others_may_use_is_measured_on_by_one_job_at_a_time(
     submitted = replace(make_submission(runner.sweep, {}), profile=profile)
     listener.on_signal(signal.SIGTERM, None)
     with (
-        host_lock.host_lock("running trials of first", wait=True, on_message=print),
+        host_lock.host_lock("running trials of first", on_message=print),
         leader._node_held(submitted, listener),
     ):
         printed = capsys.readouterr().out

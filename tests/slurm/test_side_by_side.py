@@ -25,8 +25,9 @@ def test_trials_of_a_block_are_steps_of_one_job_at_the_same_time(
         length={"steps": 30},
     )
     profile = slurm_profile(tmp_path, nodes=1, ranks_per_node=2)
+    profile.write_text(f"{profile.read_text()}parallel: auto\n")
     results = ["--results", str(tmp_path / "results")]
-    command = ["submit", str(sweep), "--cluster", str(profile), "--parallel", "auto", *results]
+    command = ["submit", str(sweep), "--cluster", str(profile), *results]
     submitted = harness(*command)
     assert (submitted.code, submitted.err) == (0, ""), submitted.out
     assert harness("status", "line", "--watch", *results).code == 0
