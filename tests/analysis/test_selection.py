@@ -311,9 +311,10 @@ def test_effects_of_an_axis(results: Results) -> None:
     write_run(results, "one")
     command = compared("one", "--effects")
     assert command.code == 0
-    (line,) = [line for line in command.out.splitlines() if "precision=bf16" in line]
-    assert "precision=fp32" in line
-    assert 1.98 < float(line.split("×")[0].split()[-1]) < 2.02
+    (line,) = [line for line in command.out.splitlines() if line.startswith("bf16")]
+    level, against, ratio, *_ = line.split()
+    assert (level, against) == ("bf16", "fp32")
+    assert 1.98 < float(ratio.rstrip("×")) < 2.02
     (effect,) = json.loads(compared("one", "--effects", "--json").out)["mlp"]["effects"]
     assert effect["low"] < effect["ratio"] < effect["high"]
     assert effect["levels"] == {"precision": "bf16"}
