@@ -12,7 +12,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workloads.axis import CustomAxis as CustomAxis
     from workloads.base import Batch as Batch
     from workloads.base import Classifier as Classifier
     from workloads.base import Samples as Samples
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 # The public names by the module that defines them.
 _NAMES = {
-    "axis": "CustomAxis",
     "base": "Batch Classifier Samples Splits StreamSamples Target TensorSamples Workload",
     "options": "Between Count Fraction Rate Settings",
     "schedules": "one_cycle",

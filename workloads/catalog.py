@@ -26,13 +26,11 @@ from workloads.sources import CorpusData, ImageData, TextData
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-    from workloads.axis import CustomAxis
     from workloads.base import Workload
 
 # Modules that import transformers.
 HEAVY_MODULES = ("workloads.distilbert",)
 ENTRY_POINT_GROUP = "harness.workloads"
-AXIS_ENTRY_POINT_GROUP = "harness.axes"
 
 
 @dataclass(frozen=True)
@@ -102,54 +100,12 @@ def is_script(uses: str, base: Path) -> bool:
     A file with a workload imports from this package, itself or by a module of its user's. Nothing is
     loaded, since that would run a script. Raises ValueError if there is no such file.
     """
-    path = base.absolute() / Path(uses).expanduser()
-    check_is_file(path)
-    make_importable(base.absolute())
-    make_importable(path.parent)
-    for file in code.files_of_file(path).values():
-        names = code.read_source(file).imports
+    check_is_file(base.absolute() / Path(uses).expanduser())
+    for file in find_source(uses, base).files.values():
+        names = code.imported_names(file) if file.suffix == ".py" else []
         if any(name.partition(".")[0] == __package__ for name in names):
             return False
     return True
-
-
-def load_axis(uses: str, base: Path) -> type[CustomAxis]:
-    """Return the class of a user's own axis: `file.py:Class` or `package.module:Class`.
-
-    `base` is the sweep file's folder. Raises ValueError as `load_class` does, and for a class that
-    changes nothing.
-    """
-    from workloads.axis import CustomAxis
-
-    location, colon, class_name = uses.rpartition(":")
-    if not colon:
-        raise ValueError(f"found {uses!r}; allowed: path/to/file.py:Class or package.module:Class")
-    module = _load_module(location, base.absolute())
-    axis = getattr(module, class_name, None)
-    if not (isinstance(axis, type) and issubclass(axis, CustomAxis)):
-        raise ValueError(
-            f"{module.__file__}: found no axis {class_name!r}; allowed: a class that derives from"
-            " workloads.CustomAxis"
-        )
-    missing = sorted(axis.__abstractmethods__)
-    if not hasattr(axis, "default"):
-        missing.append("default")
-    if missing:
-        raise ValueError(f"{module.__file__}: found no {', '.join(missing)} in {class_name}")
-    changes = ("environment", "change_model", "change_optimizer", "change_loss")
-    if all(getattr(axis, name) is getattr(CustomAxis, name) for name in changes):
-        raise ValueError(
-            f"{module.__file__}: found nothing that {class_name} changes; allowed: one or more of"
-            f" {', '.join(changes)}"
-        )
-    return axis
-
-
-def installed_axes() -> dict[str, str]:
-    """Return the axes that installed packages declare: name -> package.module:Class."""
-    from importlib.metadata import entry_points
-
-    return {entry.name: entry.value for entry in entry_points(group=AXIS_ENTRY_POINT_GROUP)}
 
 
 @dataclass(frozen=True)
@@ -164,37 +120,74 @@ class CodeSource:
 def find_source(uses: str, base: Path | None = None) -> CodeSource:
     """Return where the code of a workload is; the arguments are those of `load_class`.
 
-    Nothing is loaded, but this process imports from the same folders from then on. An installed
-    workload is its distribution, unless that is installed in editable mode: then its files can
-    change as any other.
+    Nothing is loaded. An installed workload is its distribution, unless that is installed in editable
+    mode: then its files can change as any other.
     """
-    if uses in BUILT_IN:
-        return CodeSource(code.files_of_built_in(BUILT_IN[uses].path.partition(":")[0]))
-    location = uses if uses.endswith(".py") else uses.rpartition(":")[0]
-    folder = (base or Path.cwd()).absolute()
-    if location:
-        make_importable(folder)
-    if location.endswith(".py"):
-        path = folder / Path(location).expanduser()
-        make_importable(path.parent)
-        return CodeSource(code.files_of_file(path))
+    location = _location(BUILT_IN[uses].path if uses in BUILT_IN else uses)
     if location.partition(".")[0] == __package__:
-        return CodeSource(code.files_of_built_in(location))
+        built_in = Path(__file__).parent / f"{location.rpartition('.')[2]}.py"
+        return CodeSource(code.files_of(built_in, [built_in.parent.parent], __package__))
+    folder = (base or Path.cwd()).absolute()
+    file = _file_of(uses, folder)
+    if file is not None:
+        return CodeSource(code.files_of(file, [file.parent, folder]))
     distribution = None
     if not location:
         entry_point = _entry_points()[uses]
-        location = entry_point.value.partition(":")[0]
+        location = _location(entry_point.value)
         if entry_point.dist is not None:
             distribution = entry_point.dist.name
-    files = code.files_of_module(location)
-    if files:
-        return CodeSource(files)
     distribution = distribution or distribution_of(location.partition(".")[0])
     if distribution is None:
         return CodeSource({})
     from importlib import metadata
 
     return CodeSource({}, distribution, metadata.version(distribution))
+
+
+def canonical_name(uses: str, base: Path) -> str:
+    """Return the name of a workload that is the same wherever its sweep and its file are.
+
+    That of a file of the user's is the file's own name, as in `w.py:W` for `../w.py:W` and `w:W`:
+    what is in it is part of its code.
+    """
+    file = None if uses in BUILT_IN else _file_of(uses, base.absolute())
+    if file is None:
+        return uses
+    class_name = "" if uses.endswith(".py") else f":{uses.rpartition(':')[2]}"
+    return f"{file.name}{class_name}"
+
+
+def relative_name(uses: str, base: Path) -> str:
+    """Return a workload's name with the path of a file in the base folder relative to that.
+
+    The same folder may be elsewhere in another checkout. Links to folders are followed, but not a link
+    to the file: modules are named after files.
+    """
+    location = _location(uses)
+    if not location.endswith(".py"):
+        return uses
+    path = base / Path(location).expanduser()
+    path, root = path.parent.resolve() / path.name, base.resolve()
+    if not path.is_relative_to(root):
+        return uses
+    return path.relative_to(root).as_posix() + uses.removeprefix(location)
+
+
+def _location(uses: str) -> str:
+    """Return the file or the module in a workload's name, empty for an entry point."""
+    return uses if uses.endswith(".py") else uses.rpartition(":")[0]
+
+
+def _file_of(uses: str, base: Path) -> Path | None:
+    """Return the file of a user's workload, None for one that is installed."""
+    location = _location(uses)
+    if location.endswith(".py"):
+        return base / Path(location).expanduser()
+    if not location:
+        location = _location(_entry_points()[uses].value)
+        return code.find_module(location, [])
+    return code.find_module(location, [base])
 
 
 def heavy_modules(uses: str) -> list[str]:
@@ -217,7 +210,9 @@ def imported_distributions(uses: str, base: Path) -> list[str]:
     """
     if uses in BUILT_IN:
         return []
-    names = code.imported_packages(find_source(uses, base).files)
+    source = find_source(uses, base)
+    roots = [base.absolute(), *{path.parent for path in source.files.values()}]
+    names = code.imported_packages(source.files, roots)
     distributions = {distribution_of(name) for name in names}
     return sorted(name for name in distributions if name is not None)
 

@@ -335,7 +335,7 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
     for section in SECTIONS:
         for name, value in (identity.get(section) or {}).items():
             settings[f"{section}.{name}"] = value
-    for name in ("arguments", "target", "custom_uses"):
+    for name in ("arguments", "target"):
         if name in identity:
             settings[name] = identity[name]
     return {

@@ -27,7 +27,8 @@ from harness.records.store import (
     read_spec,
     trials_of_other_code,
 )
-from harness.spec.cell import Cell, is_named
+from harness.spec.cell import Cell
+from harness.spec.selected import select_trials
 from harness.spec.sweep import Sweep
 
 BASELINE = "baseline"
@@ -209,31 +210,27 @@ def _split_name(results: Results, name: str) -> tuple[str, str]:
 
 
 def find_trial(
-    results: Results, name: str, cell: str = "", *, best: bool = False
+    results: Results, name: str, only: Sequence[str] = (), *, best: bool = False
 ) -> tuple[Record, Path]:
     """Return the one trial that a name stands for, and its folder.
 
-    `cell` limits the trials to those of a cell, as `is_named` takes its name. Of several, `best` is
-    the one with the best target metric. Raises BadInput for none, for several otherwise, and for one
-    that was not done.
+    `only` limits the trials, as `--only` does. Of several, `best` is the one with the best target
+    metric. Raises BadInput for none, for several otherwise, and for one that was not done.
     """
     named = find(results, name)
     records = list(named.records)
-    if cell:
-        records = [record for record in records if is_named(record.trial.cell, cell)]
+    if only:
+        chosen = {trial.id for trial in select_trials([r.trial for r in records], only)}
+        records = [record for record in records if record.trial.id in chosen]
     if not records:
-        labels = dict.fromkeys(record.trial.cell.label for record in named.records)
-        raise BadInput(
-            f"{name}: --cell names none of its cells;"
-            f" allowed: one of {', '.join(list(labels)[:10])}"
-        )
+        raise BadInput(f"{name}: found none of its trials with {' and '.join(only)}; allowed: one")
     if best:
         records = [best_record(records, name)]
     if len(records) > 1:
         ids = ", ".join(record.trial.id for record in records[:3])
         raise BadInput(
             f"{name}: found {len(records)} trials;"
-            f" allowed: one: --best, --cell CELL --best, or its id ({ids}, …)"
+            f" allowed: one: --best, --only KEY=V, or its id ({ids}, …)"
         )
     (record,) = records
     if record.summary is None:
@@ -258,7 +255,7 @@ def best_record(records: Sequence[Record], name: str) -> Record:
     if len(workloads) > 1:
         raise BadInput(
             f"--best: {name} has the workloads {', '.join(workloads)}, whose metrics don't compare;"
-            f" needed: --cell workload={next(iter(workloads))}, or another"
+            f" needed: --only workload={next(iter(workloads))}, or another"
         )
     best, best_value = None, -math.inf
     for record in records:

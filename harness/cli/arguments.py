@@ -91,32 +91,13 @@ DataOption = Annotated[
 ]
 # Of these trials alone; the sweep stays the same.
 OnlyOption = Annotated[
-    str,
-    typer.Option(
-        "--only",
-        metavar="CONDITION",
-        help="Only trials that satisfy it: =, !=, <, <=, >, >=, in, and, or, not and parentheses"
-        " with axes, workload and seed.",
-        autocompletion=complete_only,
-    ),
-]
-CellsOption = Annotated[
     list[str],
     typer.Option(
-        "--cell",
-        metavar="CELL",
-        help="Only trials of this cell: its id, the start of it, its label, or settings that only it has"
-        " (strategy=ddp,precision=bf16). Repeatable.",
-    ),
-]
-# Of the trials that have run.
-CellOption = Annotated[
-    str,
-    typer.Option(
-        "--cell",
-        metavar="CELL",
-        help="Of several trials, those of this cell: its id, the start of it, its label, or"
-        " settings that it has.",
+        "--only",
+        metavar="KEY=V[,V]",
+        help="Only trials with one of these values (KEY!=V: with none of them). A key is an axis,"
+        " workload, cell (its id, the start of it, or its label) or seed. Repeatable: all must hold.",
+        autocompletion=complete_only,
     ),
 ]
 BestOption = Annotated[

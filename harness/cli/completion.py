@@ -9,7 +9,6 @@ damaged one does not break completion.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -60,19 +59,17 @@ def complete_set(incomplete: str) -> list[str]:
 
 
 def complete_only(incomplete: str) -> list[str]:
-    """Return conditions that continue the last word: with names, or after `axis=` with its values.
+    """Return terms that continue a word: keys, or after `axis=` its values."""
+    from harness.spec.axes import AXIS_TYPES, axis_choices
 
-    The shell replaces the whole condition, so that each candidate repeats what is before.
-    """
-    from harness.spec.axes import AXES, axis_choices
-
-    written, word = re.fullmatch(r"(.*?)([\w.:-]*)", incomplete, re.DOTALL).groups()  # type: ignore[union-attr]
-    comparison = re.search(r"([\w.]+)\s*(?:!=|==?|(?:not\s+)?in\s*\((?:[^()]*,)?)\s*$", written)
-    if comparison is None:
-        candidates = _beginning_with(word, ["workload", "seed", *AXES])
-    else:
-        candidates = _beginning_with(word, axis_choices(comparison[1]))
-    return [f"{written}{candidate}" for candidate in candidates]
+    axis, equals, values = incomplete.partition("=")
+    if not equals:
+        return [
+            f"{name}=" for name in _beginning_with(axis, ["workload", "cell", "seed", *AXIS_TYPES])
+        ]
+    finished, comma, value = values.rpartition(",")
+    choices = _beginning_with(value, axis_choices(axis.removesuffix("!")))
+    return [f"{axis}={finished}{comma}{choice}" for choice in choices]
 
 
 def complete_workloads(incomplete: str) -> list[str]:

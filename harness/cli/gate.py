@@ -19,6 +19,7 @@ from harness.cli.arguments import (
     JsonOption,
     MinEffectOption,
     NameArgument,
+    OnlyOption,
     ResultsOption,
     SetOption,
     SummaryOption,
@@ -133,21 +134,13 @@ def gate(
         raise typer.Exit(outcome.exit_code)
 
 
-@app.command(epilog=examples("harness bisect v1.0 main sweep.yaml"))
+@app.command(epilog=examples("harness bisect v1.0 main sweep.yaml --only strategy=ddp"))
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A git revision before the change.")],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="A descendant of GOOD.")],
     sweep: SweepArgument,
-    cell: Annotated[
-        str,
-        typer.Option(
-            "--cell",
-            metavar="CELL",
-            help="The cell to measure, if the sweep has several: its id, the start of it, its label,"
-            " or settings that only it has.",
-        ),
-    ] = "",
-    settings: SetOption = [],  # noqa: B006 - typer copies it
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
+    settings: SetOption = [],  # noqa: B006
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
     min_effect: MinEffectOption = "1%",
@@ -157,7 +150,7 @@ def bisect(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the commit that made a cell slower.
+    """Find the commit that made a cell slower: the sweep's only one, or the one that --only leaves.
 
     Measures commits in turn with GOOD on this machine, by binary search along first parents, in
     temporary worktrees. A commit is bad if it is slower by half of the loss between GOOD and BAD. The
@@ -167,12 +160,12 @@ def bisect(
     search is inconclusive.
     """
     from harness.gate.bisect import BisectOptions
-    from harness.interface.gating import bisect_cell, choose_cell
+    from harness.interface.gating import bisect_cell, only_cell
     from harness.interface.planning import load_planned
     from harness.render import bisect as view
     from harness.render.console import print_json
 
-    loaded, profile = load_planned(sweep, settings, data, cluster)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
     options = BisectOptions(
         good=good,
@@ -184,7 +177,7 @@ def bisect(
     with view.BisectView() as listener:
         outcome = bisect_cell(
             loaded,
-            choose_cell(loaded, cell),
+            only_cell(loaded),
             profile,
             options,
             listener,

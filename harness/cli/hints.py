@@ -8,16 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from harness.core.synonyms import SYNONYMS
-
 NO_OPTION = re.compile(r"No such option: -{1,2}(?P<name>[\w-]+)")
 EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((?P<word>\S+)\)")
 MISSING = re.compile(r"Missing (?:argument|option) '(?P<name>[^']+)'")
-# Options of other programs, and the command that does what they do.
-COMMANDS_INSTEAD: Mapping[str, str] = {
-    "dry-run": "harness plan SWEEP",
-    "resume": "harness run SWEEP",
-}
 WHAT_IS_MISSING: Mapping[str, str] = {
     "SWEEP": "a sweep file, or the name of a sweep such as quickstart",
     "--cluster": "a cluster profile: its file, or the name of one (harness guide slurm)",
@@ -50,10 +43,7 @@ def _instead_of_option(name: str, arguments: Sequence[str]) -> str:
     """Return the `--set` that an unknown option with the name of an axis was meant as."""
     from harness.spec.axes import AXES  # only now: most commands need no axes
 
-    if name in COMMANDS_INSTEAD:
-        return f"did you mean `{COMMANDS_INSTEAD[name]}`?"
     axis = name.replace("-", "_")
-    axis = SYNONYMS.get(axis, axis)
     if axis not in AXES:
         return ""
     value = "VALUE"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
-    CellsOption,
     DataOption,
     EpochsOption,
     NameArgument,
@@ -47,7 +46,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "harness submit quickstart --cluster slurm --dry-run",
-        "harness submit sweep.yaml --cluster slurm --only 'world_size>1 and seed in (0, 1)'",
+        "harness submit sweep.yaml --cluster slurm --only world_size!=1 --only seed=0,1",
     )
 )
 def submit(
@@ -67,8 +66,7 @@ def submit(
     epochs: EpochsOption = None,
     steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
     retry_failed: RetryOption = True,
     dry_run: Annotated[
@@ -89,7 +87,7 @@ def submit(
     from harness.render.console import TerminalConsole
 
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     # There is no --force: finished trials are never queued again, only failed ones.
     redo: Redo = "failed" if retry_failed else "missing"

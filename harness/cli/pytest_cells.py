@@ -177,7 +177,7 @@ class SweepFile(pytest.File):
             self.records = planned.finished
             return
         if len(sweep.cells) < len(self.sweep.cells):  # the sweep in the results stays whole
-            sweep = select(self.sweep, "", [cell.id for cell in sweep.cells])
+            sweep = select(self.sweep, [f"cell={','.join(cell.id for cell in sweep.cells)}"])
         reporter = TrialReporter(self.config)
         if which == "all":
             replaced = [sweep_folder.trial_folder(trial.id).record_path for trial in sweep.trials()]

@@ -9,8 +9,6 @@ import typer
 from harness.cli.arguments import (
     MAX_SEED,
     AccuracyMarginOption,
-    CellOption,
-    CellsOption,
     ClusterOption,
     DataOption,
     JsonOption,
@@ -190,8 +188,7 @@ def parity(
     ] = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
@@ -202,9 +199,8 @@ def parity(
     is, again as a control, and in fp64. Rungs are, from the highest: bitwise; rounding, as close to the
     run in fp64 as the reference is; equivalent, by the target metric of recorded seeds; different.
     Cells with another batch size, learning rate, optimizer or gradient limit are meant to differ, and
-    are only compared with each other. The result stays in the sweep's
-    folder, for `harness show`, the report and MLflow; that of a part of the sweep (--only, --cell) is
-    printed only.
+    are only compared with each other. The result stays in the sweep's folder, for `harness show`, the
+    report and MLflow; that of a part of the sweep (--only) is printed only.
 
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
@@ -218,9 +214,7 @@ def parity(
     from harness.reproduce.parity import plan_parity
 
     rung = parse_rung("--at-least", lowest)
-    loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, cells=cells, timed=False
-    )
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
     check_launcher(cluster, profile, "torchrun")
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)
@@ -248,7 +242,7 @@ def parity(
 @app.command(
     epilog=examples(
         "harness reproduce mlp-45dbdb38d5-s0-r0",
-        "harness reproduce nightly --seed 0 --cell strategy=ddp --at-least bitwise",
+        "harness reproduce nightly --only seed=0 --only strategy=ddp --at-least bitwise",
         "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded",
         "harness reproduce mlflow:0123456789abcdef0123456789abcdef --data /data/mnist",
     )
@@ -280,10 +274,7 @@ def reproduce(
             help="What must be reached: bitwise or rounding.",
         ),
     ] = "rounding",
-    seed: Annotated[
-        list[int], typer.Option("--seed", help="Of several trials, those of this seed. Repeatable.")
-    ] = [],  # noqa: B006 - typer copies it
-    cell: CellOption = "",
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     output: Annotated[
         Path | None,
@@ -317,7 +308,7 @@ def reproduce(
     whose_code = choose("--code", code, get_args(Choice)) if code else None
     demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("rounding") + 1])
     options = Options(code=whose_code, data=data)
-    originals = select_originals(Results(results), run, tracking_uri, seed, cell)
+    originals = select_originals(Results(results), run, tracking_uri, only)
     name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():

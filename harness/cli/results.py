@@ -12,7 +12,6 @@ import typer
 
 from harness.cli.arguments import (
     AccuracyMarginOption,
-    CellsOption,
     GoalOption,
     JsonOption,
     MinEffectOption,
@@ -37,7 +36,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "harness show mnist",
-        "harness show mnist --only 'precision in (bf16, fp16)'",
+        "harness show mnist --only precision=bf16,fp16",
         "harness show mnist --output trials.parquet",
     )
 )
@@ -50,8 +49,7 @@ def show(
             autocompletion=complete_recorded_sweeps,
         ),
     ] = "",
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006 - typer copies it
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
     output: Annotated[
         Path | None,
@@ -84,7 +82,7 @@ def show(
     if not sweep:
         show_sweeps(list_sweeps(results_folder))
         return
-    recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only, cells)
+    recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only)
     print_left_out(recorded)
     if output is not None:
         from harness.interface.data import SweepData

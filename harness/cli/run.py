@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
-    CellsOption,
     ClusterOption,
     DataOption,
     EpochsOption,
@@ -58,7 +57,7 @@ WideOption = Annotated[
     epilog=examples(
         "harness plan quickstart",
         "harness plan sweep.yaml --set precision=bf16 --json",
-        "harness plan quickstart --only 'workload=mlp and strategy!=fsdp2'",
+        "harness plan quickstart --only workload=mlp --only strategy!=fsdp2",
     )
 )
 def plan(
@@ -68,8 +67,7 @@ def plan(
     epochs: EpochsOption = None,
     steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     as_json: Annotated[
@@ -93,7 +91,7 @@ def plan(
     # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, _ = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, _ = load_planned(sweep, settings, data, cluster, only=only)
     estimates = estimate_cells(loaded.cells, Results(results))
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
 
@@ -192,7 +190,7 @@ def workloads(
         "harness run quickstart",
         "harness run mnist --data DIR --seeds 3 --epochs 5",
         "harness run sweep.yaml --until 2% --budget 30m",
-        "harness run sweep.yaml --only 'strategy=ddp and precision!=fp16'",
+        "harness run sweep.yaml --only strategy=ddp --only precision!=fp16",
         "harness run sweep.yaml --parallel auto",
     )
 )
@@ -203,8 +201,7 @@ def run(
     epochs: EpochsOption = None,
     steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
@@ -247,7 +244,7 @@ def run(
     Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
     record in the results folder, and MLflow shows it as a run. With --parallel, trials run side by
-    side, each on its own cores or GPUs. With --only or --cell, the other trials of the sweep
+    side, each on its own cores or GPUs. With --only, the other trials of the sweep
     stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
@@ -265,7 +262,7 @@ def run(
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     settings = with_flags(settings, seeds, epochs, steps)
-    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
     results_folder = Results(results)
@@ -353,8 +350,7 @@ def check(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Accept models whose loss is low at the start.")
@@ -374,7 +370,7 @@ def check(
     from harness.render.console import spinner
     from harness.render.preflight import show_checks
 
-    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
     with spinner("checking") as on_progress:
         reports = check_sweep(
@@ -401,8 +397,7 @@ def find_lr(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006
     data: DataOption = [],  # noqa: B006
-    only: OnlyOption = "",
-    cells: CellsOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
     steps: Annotated[
         int, typer.Option("--steps", min=20, max=100_000, help="Steps of a training.")
@@ -425,7 +420,7 @@ def find_lr(
     from harness.render.preflight import show_rates
     from harness.spec.cell import Length
 
-    loaded, profile = load_planned(sweep, settings, data, cluster, only=only, cells=cells)
+    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
     with spinner("training") as on_progress:
         found = search_rates(

@@ -7,8 +7,8 @@ import typer
 
 from harness.cli.arguments import (
     BestOption,
-    CellOption,
     ClusterOption,
+    OnlyOption,
     ResultsOption,
     examples,
     load_local_profile,
@@ -27,7 +27,7 @@ MAX_BATCH = 1_000_000  # samples
 @app.command(
     epilog=examples(
         "harness export my-sweep --best --to onnx",
-        "harness export my-sweep --cell strategy=ddp --best --to torch-export",
+        "harness export my-sweep --only strategy=ddp --best --to torch-export",
         "harness export mlp-45dbdb38d5-s0-r0 --to onnx,torch-export --batch-size 1,32",
     )
 )
@@ -43,7 +43,7 @@ def export(
     ],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT[,…]", help="onnx or torch-export.")],
     best: BestOption = False,
-    cell: CellOption = "",
+    only: OnlyOption = [],  # noqa: B006 - typer copies it
     batch_sizes: Annotated[
         str,
         typer.Option(
@@ -91,7 +91,7 @@ def export(
     formats = check_formats(split_commas(to))
     sizes = _batch_sizes(batch_sizes)
     results_folder = Results(results)
-    record, folder = find_trial(results_folder, trial, cell, best=best)
+    record, folder = find_trial(results_folder, trial, only, best=best)
     checkpoint = find_checkpoint(record, folder)
     with spinner(f"{record.trial.id}:") as on_progress:
         exported = export_model(

@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from harness.core.synonyms import SYNONYMS
-
 MAX_MESSAGE = 1000  # characters of an error
 
 
@@ -126,15 +124,11 @@ def did_you_mean(
     """Return the hint that ends an error about a word: the nearest allowed word, then all of them.
 
     As in `did you mean 'eager'? allowed: compile, eager`; without the question if no word is near.
-    A synonym of an allowed word is nearer than all words that are spelled alike.
     Where too many words are allowed to be read, `listed_words` are those that are listed.
     """
     choices = sorted(allowed)
     listed = ", ".join(choices if listed_words is None else listed_words) or "nothing"
     nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
-    synonym = SYNONYMS.get(str(value).lower())
-    if synonym in choices:
-        nearest = [synonym]
     if nearest:
         return f"did you mean {nearest[0]!r}? allowed: {listed}"
     return f"allowed: {listed}"

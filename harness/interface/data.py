@@ -18,8 +18,6 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
-from harness.interface.planning import listed
-from harness.interface.reloading import load_edited_sweep
 from harness.interface.tables import trial_frame
 from harness.measure.summary import measured_window
 from harness.records.record import Record
@@ -30,7 +28,7 @@ from harness.records.store import (
     select_recorded,
 )
 from harness.render.format import counts
-from harness.spec.sweep import find_sweep_file
+from harness.spec.sweep import find_sweep_file, load_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,13 +41,11 @@ CELL_COLUMNS = [
 ]  # fmt: skip
 
 
-def load(
-    sweep: str | Path, results: Folder = None, *, only: str = "", cells: Sequence[str] = ()
-) -> SweepData:
+def load(sweep: str | Path, results: Folder = None, *, only: Sequence[str] = ()) -> SweepData:
     """Return what a sweep has recorded.
 
     `sweep` is its name, its folder below `results/runs`, or its sweep file. A name in `results` comes
-    before a path. `only` and `cells` choose a part of its trials, as `--only` and `--cell` do.
+    before a path. `only` are terms that choose a part of its trials, as `--only` does.
 
     Raises BadInput for a sweep that has left no records, and for a mistake in the choice.
 
@@ -65,7 +61,7 @@ def load(
     3      fp32     1                    6443.0
     4      fp32     2                    6417.0
     5      bf16     2                    8022.0
-    >>> harness.load("demo", only="precision=bf16 and seed<2")
+    >>> harness.load("demo", only=["precision=bf16", "seed=0,1"])
     demo: 2 trials of 1 cell, 2 done
     """
     path = Path(sweep)
@@ -78,8 +74,8 @@ def load(
         folder = Results(path.absolute().parent.parent)
         name = read_spec_content(spec_path).get("name", path.name)
     elif path.suffix in (".yaml", ".yml"):
-        name = load_edited_sweep(find_sweep_file(str(path))).name
-    recorded = select_recorded(read_recorded_sweep(folder, name), only, listed(cells))
+        name = load_sweep(find_sweep_file(str(path))).name
+    recorded = select_recorded(read_recorded_sweep(folder, name), only)
     return SweepData(results=folder, recorded=recorded)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.worktree import find_repository
 from harness.gate.against import CellOutcome, Comparison, GateOptions, GateOutcome, gate
@@ -17,7 +17,6 @@ from harness.hardware.machine import machine_key
 from harness.interface.machine import hold_machine
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
-from harness.spec.selected import find_cell
 from harness.spec.sweep import Sweep, ready_sweeps
 
 
@@ -67,15 +66,13 @@ def bisect_cell(
         return bisect(sweep, cell, profile, options, repository, commits, listener)
 
 
-def choose_cell(sweep: Sweep, name: str) -> Cell:
-    """Return the cell that is named, or the only one; raises BadInput if it is not clear which."""
-    if name:
-        return find_cell(sweep, name)
+def only_cell(sweep: Sweep) -> Cell:
+    """Return the only cell of a sweep; raises BadInput for one that has several."""
     if len(sweep.cells) == 1:
         return sweep.cells[0]
-    ids = {cell.id for cell in sweep.cells}
+    ids = [cell.id for cell in sweep.cells]
     raise BadInput(
-        f"--cell is required because {sweep.source} has {len(ids)} cells; {did_you_mean('', ids)}"
+        f"{sweep.source}: found {len(ids)} cells; allowed: one, as with --only cell={ids[0]}"
     )
 
 

@@ -15,7 +15,6 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface.folders import Folder, results_folder
-from harness.interface.reloading import load_edited_sweep
 from harness.records.files import CommonParts, read_record
 from harness.records.goodput import whole_seconds
 from harness.records.record import Record
@@ -23,7 +22,7 @@ from harness.spec import cluster as clusters
 from harness.spec.cell import Cell, Trial, axis_names
 from harness.spec.cluster import Profile
 from harness.spec.selected import select
-from harness.spec.sweep import Sweep, find_sweep_file
+from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,22 +37,21 @@ def load_planned(
     data: Sequence[str],
     cluster: str,
     *,
-    only: str = "",
-    cells: Sequence[str] = (),
+    only: Sequence[str] = (),
     timed: bool = True,
 ) -> tuple[Sweep, Profile]:
     """Return a sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
     `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
-    `cluster` is a profile's name or file. `only` and `cells` select a part of the sweep. Where no
+    `cluster` is a profile's name or file. `only` are terms that select a part of the sweep. Where no
     trial is `timed`, more ranks than cores will do. Only files are read: nothing is written or started.
 
     Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
     """
     profile = clusters.load_profile(cluster)
     path = find_sweep_file(sweep)
-    loaded = load_edited_sweep(path, settings, data)
-    loaded = select(loaded, only, listed(cells))
+    loaded = load_sweep(path, settings, data)
+    loaded = select(loaded, only)
     clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile
 
@@ -114,8 +112,7 @@ def plan(
     *,
     settings: Settings | None = None,
     data: Data = None,
-    only: str = "",
-    cells: Sequence[str] = (),
+    only: Sequence[str] = (),
     cluster: str = "local",
     results: Folder = None,
 ) -> SweepPlan:
@@ -123,26 +120,21 @@ def plan(
 
     `sweep` is a sweep file or the name of a ready sweep. `settings` are keys of the file, or axes
     with a value or a list of values; `data` is where the data are, for all workloads or by label.
-    `only` and `cells` select a part, `cluster` is a profile's name or file.
+    `only` are terms that select a part (`strategy=ddp`), `cluster` is a profile's name or file.
 
     Raises BadInput for a mistake in any of them.
 
     >>> import harness
-    >>> plan = harness.plan("quickstart", settings={"seeds": [0, 1]}, only="workload=mlp")
+    >>> plan = harness.plan("quickstart", settings={"seeds": [0, 1]}, only=["workload=mlp"])
     >>> plan
     quickstart: 10 trials of 5 cells
     >>> plan.cells[["label", "trials", "strategy"]].values.tolist()[1]
     ['mlp eager fp32 ddp×2 w0 b64 t1', 2, 'ddp']
     """
     loaded, profile = load_planned(
-        str(sweep), settings_texts(settings), data_texts(data), cluster, only=only, cells=cells
+        str(sweep), settings_texts(settings), data_texts(data), cluster, only=only
     )
     return SweepPlan(sweep=loaded, profile=profile, results=results_folder(results))
-
-
-def listed(cells: str | Sequence[str]) -> Sequence[str]:
-    """Return names of cells as a list: a single name is a sequence too, of letters."""
-    return [cells] if isinstance(cells, str) else cells
 
 
 def settings_texts(settings: Settings | None) -> list[str]:

@@ -122,10 +122,10 @@ def choose_trials(
 
 
 def select_originals(
-    results: Results, run: str, tracking_uri: str | None, seeds: Sequence[int], cell: str
+    results: Results, run: str, tracking_uri: str | None, only: Sequence[str]
 ) -> list[Original]:
     """Return the trials on record that a name stands for; raises BadInput for none."""
     from harness.tracking import Tracker
 
     named = find(results, run, lambda run_id: Tracker(results, tracking_uri).recall(run_id))
-    return originals(named.records, named.folder, seeds, cell)
+    return originals(named.records, named.folder, only)

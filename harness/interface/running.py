@@ -96,8 +96,7 @@ def run(
     *,
     settings: Settings | None = None,
     data: Data = None,
-    only: str = "",
-    cells: Sequence[str] = (),
+    only: Sequence[str] = (),
     cluster: str = "local",
     results: Folder = None,
     tracking_uri: str | None = None,
@@ -112,7 +111,7 @@ def run(
 ) -> SweepData:
     """Run a sweep on this machine, or resume it, and return what it has recorded.
 
-    The arguments are the options of `harness run`; `settings`, `data`, `only` and `cells` are those
+    The arguments are the options of `harness run`; `settings`, `data` and `only` are those
     of `plan`, and what they leave out is not in the result either: `load` returns all of a sweep.
     `budget` is text such as `30m`, and `parallel` None for what the profile says. With `progress`, a bar and
     a line for each trial are printed. A trial that fails raises nothing: its `status` says so.
@@ -134,7 +133,6 @@ def run(
         data_texts(data),
         cluster,
         only=only,
-        cells=cells,
     )
     if profile.launcher != "torchrun":
         raise BadInput(
@@ -155,4 +153,4 @@ def run(
         fail_fast=fail_fast,
         goal=goal,
     )
-    return load(finished.sweep.name, folder.path, only=only, cells=cells)
+    return load(finished.sweep.name, folder.path, only=only)

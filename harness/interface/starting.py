@@ -13,7 +13,7 @@ from statistics import fmean
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError
-from harness.core.paths import Results, TrialFolder
+from harness.core.paths import Results, TrialFolder, safe_folder_name
 from harness.interface.folders import run_folder
 from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
@@ -23,8 +23,7 @@ from harness.reproduce.rebuild import ANY_SPEED
 from harness.spec.cell import PLACEHOLDER
 from harness.spec.cluster import load_profile
 from harness.spec.document import parse_value
-from harness.spec.sweep import Sweep, load_sweep
-from harness.spec.text import problem_of_name
+from harness.spec.sweep import NAME, Sweep, load_sweep
 from workloads.catalog import find_source, is_script
 
 EXAMPLE = Path(__file__).parent.parent / "guide" / "examples" / "first"
@@ -99,9 +98,8 @@ def start_from_script(
     """
     if script.suffix != ".py":
         raise BadInput(f"{script}: found no .py; allowed: a Python file")
-    problem = problem_of_name(script.stem)
-    if problem is not None:
-        raise BadInput(f"{script}: {problem}")
+    if not NAME.fullmatch(script.stem):
+        raise BadInput(f"{script}: found another name; allowed: letters, digits, ., - and _")
     path = script.with_suffix(".yaml")
     _refuse_existing([path])
     try:
@@ -208,7 +206,7 @@ def _try(sweep: Sweep, *, all_cells: bool = False) -> list[Record]:
 def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps: int | None) -> str:
     """Return the commented sweep file that runs a script as it is."""
     words, options = _command_line(facts, arguments)
-    name = _plain_or_quoted(Path(script).stem)
+    name = _plain_or_quoted(safe_folder_name(Path(script).stem))
     lines = [
         f"# Runs {script} as it is, with its own loop. `harness guide scripts` explains all of it.",
         f"name: {name}",

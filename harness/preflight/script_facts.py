@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from harness.spec.script import reported_metrics
 
 DISTRIBUTED = re.compile(r"\b(init_process_group|DistributedDataParallel|fully_shard)\b")
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "ppl", "bpb")  # ends of metrics' names
@@ -59,7 +57,7 @@ def read_script(path: Path, files: Sequence[Path]) -> ScriptFacts:
     for file in [path, *(other for other in files if other != path)]:
         text = file.read_text(encoding="utf-8", errors="replace")
         texts.append(text)
-        metrics += [name for _, name in reported_metrics(file)]
+        metrics += _reported_metrics(text)
         # An imported file that is a program too has options of its own.
         is_program = file == path or "__main__" not in text
         for option in _options(text) if is_program else ():
@@ -76,6 +74,19 @@ def read_script(path: Path, files: Sequence[Path]) -> ScriptFacts:
 def lower_is_better(metric: str) -> bool:
     """Return whether a metric's name says that lower values are better."""
     return metric.lower().endswith(LOWER_IS_BETTER)
+
+
+def _reported_metrics(text: str) -> Iterator[str]:
+    """Yield the name of each metric that a script reports by a literal name."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return  # which planning has refused, or no Python
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("harness.report", "report"):
+            for keyword in node.keywords:
+                if keyword.arg is not None and keyword.arg not in ("loss", "samples"):
+                    yield keyword.arg
 
 
 def _options(text: str) -> list[ScriptOption]:

@@ -16,7 +16,7 @@ from typing import Any
 from harness.core.variables import is_incidental
 from harness.records.environment import Environment
 from harness.records.record import Record
-from harness.spec.cell import CUSTOM, Cell, Trial
+from harness.spec.cell import Cell, Trial
 
 Value = str | int | float | bool | None
 # Prefixes of fields, the likeliest cause of another result first. A field is where the longest
@@ -159,8 +159,6 @@ def cell_fields(cell: Cell) -> dict[str, Value]:
         "data": identity.get("data"),
         "arguments": identity.get("arguments"),
         "target": identity.get("target"),
-        CUSTOM: identity.get(CUSTOM),
-        "custom_uses": identity.get("custom_uses"),
         "length": str(cell.length),
         "evaluate": str(cell.evaluate),
         "stop": stop,
@@ -176,9 +174,7 @@ def code_fields(cell: Cell) -> dict[str, Value]:
     """Return the code of a cell's workload as a flat table, whose names begin with `code.`."""
     if cell.workload.code is None:
         return {}
-    code = asdict(cell.workload.code)
-    del code["texts"], code["variables"]  # which are no part of it
-    return flatten({"code": code})
+    return flatten({"code": asdict(cell.workload.code)})
 
 
 def trial_fields(trial: Trial) -> dict[str, Value]:

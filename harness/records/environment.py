@@ -116,36 +116,36 @@ class Environment:
 
 
 def relevant_variables(
-    environment: Mapping[str, str], axes: Collection[str] = (), read: Collection[str] = ()
+    environment: Mapping[str, str], axes: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the environment variables that bear on a measurement, sorted by name.
 
     Values are withheld as `recorded_value` says. `axes` are variables that the
-    sweep sets as axes, whose values are public; `read` are those that the workload's code reads.
+    sweep sets as axes, whose values are public.
     """
     relevant: dict[str, str] = {}
     for name, value in sorted(environment.items()):
         if name in axes:
             relevant[name] = value
-        elif name in read or is_of_library(name):
+        elif is_of_library(name):
             relevant[name] = recorded_value(name, value)
     return relevant
 
 
 def describe_environment(
-    packages: Sequence[str] = (), *, axes: Collection[str] = (), read: Collection[str] = ()
+    packages: Sequence[str] = (), *, axes: Collection[str] = ()
 ) -> Environment:
     """Describe the environment as this process sees it; loads torch.
 
-    `packages` are distributions whose versions are wanted besides those of PACKAGES; `axes` and
-    `read` are as in `relevant_variables`. What only a launcher knows is left out: ranks need
+    `packages` are distributions whose versions are wanted besides those of PACKAGES; `axes`
+    are as in `relevant_variables`. What only a launcher knows is left out: ranks need
     neither git nor MLflow.
     """
     return Environment(
         software=describe_software(packages),
         hardware=describe_hardware(),
         settings=describe_settings(),
-        variables=relevant_variables(os.environ, axes, read),
+        variables=relevant_variables(os.environ, axes),
         interpreter=sys.executable,
     )
 

@@ -500,7 +500,6 @@ class RunSettings:
     profile: Mapping[str, Any]
     fingerprints: Fingerprints | None = None  # None: of no step
     checkpoint_every: str | None = None  # None: auto under Slurm, otherwise never
-    excluded_nodes: Sequence[str] = ()  # that its job was not to get
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -287,19 +287,19 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     )
 
 
-def select_recorded(recorded: RecordedSweep, only: str, cells: Sequence[str]) -> RecordedSweep:
-    """Return the part of a recorded sweep that `--only` and `--cell` name.
+def select_recorded(recorded: RecordedSweep, only: Sequence[str]) -> RecordedSweep:
+    """Return the part of a recorded sweep that `--only` names.
 
     Trials that earlier commands have left may be chosen too. Raises BadInput as `select` does.
     """
-    if not only and not cells:
+    if not only:
         return recorded
     trials = [record.trial for record in recorded.records]
-    sweep = select(recorded.sweep, only, cells, trials)
+    sweep = select(recorded.sweep, only, trials)
     assert isinstance(sweep, SelectedSweep)
     records = []
     for record in recorded.records:
-        if sweep.selection.has(record.trial.cell, record.trial.seed):
+        if sweep.has(record.trial.cell, record.trial.seed):
             records.append(record)
     settings_ids = {cell.settings_id for cell in sweep.cells}
     other_code = [other for other in recorded.other_code if other.cell.settings_id in settings_ids]

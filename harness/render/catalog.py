@@ -18,14 +18,13 @@ import rich.table
 from msgspec import Meta
 from rich.text import Text
 
-from harness.core.errors import one_line
 from harness.core.validation import bounds_in
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.table import Table
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from harness.spec.cell import SOURCE, axis_value
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
-from workloads.catalog import Declaration, installed_axes, load_axis
+from workloads.catalog import Declaration
 
 # Axes whose names are not the harness's own: the name, its values, its effect.
 OPEN_AXES = (
@@ -38,11 +37,6 @@ OPEN_AXES = (
         "options.NAME, data.NAME",
         "what the workload allows: see harness workloads",
         "an option of the workload, or a setting of its data",
-    ),
-    (
-        "custom.NAME",
-        "what the axis allows",
-        "an axis of your own, a class that the sweep's key custom names: see harness guide sweeps",
     ),
 )
 PLAIN_TYPES = {
@@ -70,24 +64,7 @@ def show_axes() -> None:
         table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
     for axis, allowed_text, does in OPEN_AXES:
         table.add_row(axis, f"{allowed_text}\n{does}")
-    for name, uses in installed_axes().items():
-        table.add_row(f"custom.{name}", describe_installed(uses))
     TerminalConsole().print(table)
-
-
-def describe_installed(uses: str) -> Text:
-    """Return the values, the default and the effect of an axis that an installed package declares.
-
-    One whose class can't be loaded says why.
-    """
-    try:
-        axis = load_axis(uses, Path.cwd())
-    except ValueError as error:
-        return Text(f"of {uses}, which can't be loaded: {one_line(error)}", style="yellow")
-    allowed = Text(describe_type(axis.Value))
-    allowed.append(f"  default {axis_value(axis.default)}", style="dim")
-    does = (axis.__doc__ or f"of {uses}").strip().partition("\n")[0]
-    return Text.assemble(allowed, "\n", does)
 
 
 def allowed_values(axis: str) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from harness.analysis.cells import varying_axes
-from harness.core.errors import one_line
 from harness.core.text import counted
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import (
@@ -50,8 +49,7 @@ def show_plan(
         print_json(plan_to_json(sweep, estimates))
         return
     console = TerminalConsole()
-    description = escape(one_line(sweep.description))
-    console.print_markup(f"[bold]{escape(sweep.name)}[/]  {description}")
+    console.print_markup(f"[bold]{escape(sweep.name)}[/]")
     axes = varying_axes(sweep.cells)
     if in_full or len(sweep.cells) <= MOST_ROWS:
         show_table(console, plan_table(sweep.cells, axes, estimates))

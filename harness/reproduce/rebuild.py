@@ -15,16 +15,17 @@ from typing import Any
 from harness.core.errors import BadInput
 from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
-from harness.spec.cell import CUSTOM, Cell, Fingerprints, Trial
+from harness.spec.apart import call_apart
+from harness.spec.cell import Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
-from harness.spec.custom import custom_axes_of
 from harness.spec.document import Document
 from harness.spec.overrides import apply_data
 from harness.spec.saving import NEVER, SaveRules
-from harness.spec.script import plan_workload
+from harness.spec.script import read_workload
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
-from harness.spec.workload import WorkloadEntry, read_declaration
+from harness.spec.workload import WorkloadEntry
+from workloads.catalog import BUILT_IN
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
 # A rerun is for its bits, which other programs cannot change, so no measurement is refused.
@@ -32,6 +33,13 @@ ANY_SPEED = ValidityRules(reruns=0, contention=None)
 
 
 def rebuild_cell(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
+    """Return the cell of a record as `_rebuild` plans it; users' code is imported apart."""
+    if cell.workload.uses in BUILT_IN:
+        return _rebuild(cell, base, data)
+    return call_apart(_rebuild, cell, base, data)
+
+
+def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     """Return the cell of a record as planned here.
 
     `base` is the folder that the workload's paths are relative to. `data` are the texts after
@@ -51,19 +59,7 @@ def rebuild_cell(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     parsed: WorkloadEntry = document.validate(
         WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
     )
-    declaration = read_declaration(document, workload.label, parsed)
-    try:
-        custom = custom_axes_of(workload, base)
-    except ValueError as error:
-        raise BadInput(f"{cell.label}: {error}") from None
-    planned = plan_workload(
-        document,
-        workload.label,
-        parsed,
-        declaration=declaration,
-        custom=custom,
-        settings={f"{CUSTOM}.{name}": value for name, value in workload.custom.items()},
-    )
+    planned = read_workload(document, workload.label, parsed).plan()
     conflict = planned.find_conflict(cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")
@@ -79,7 +75,6 @@ def rebuild_sweep(
     seeds = {trial.seed for trial in trials}
     sweep = Sweep(
         name=name,
-        description="run again from its records",
         source=base / "sweep.yaml",
         seeds=sorted(seeds),
         repeats=1 + max(trial.repeat for trial in trials),

@@ -30,11 +30,11 @@ from harness.reproduce.source import (
     recorded_workload,
     sources_checked_out,
 )
-from harness.spec.cell import Cell, Trial, is_named
+from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, check_fits
+from harness.spec.selected import select_trials
 from harness.spec.sweep import Sweep
 from workloads.catalog import BUILT_IN, imported_distributions
-from workloads.importing import forget
 
 # Makes the listener that shows the progress of a sweep, as a context.
 MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
@@ -91,9 +91,9 @@ class Prepared:
 
 
 def originals(
-    records: Sequence[Record], folder: Path | None, seeds: Sequence[int], cell: str
+    records: Sequence[Record], folder: Path | None, only: Sequence[str]
 ) -> list[Original]:
-    """Return the recorded trials that have a result, limited to seeds and a cell if any are given.
+    """Return the recorded trials that have a result, limited as `--only` does.
 
     `folder` is that of their sweep. Raises BadInput if none of them has a result.
     """
@@ -101,16 +101,15 @@ def originals(
     if not complete:
         statuses = ", ".join(sorted({record.status for record in records}))
         raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
-    chosen = []
-    sweep_folder = None if folder is None else SweepFolder(folder)
-    for record in complete:
-        is_seed = not seeds or record.trial.seed in seeds
-        if is_seed and (not cell or is_named(record.trial.cell, cell)):
-            chosen.append(Original(record=record, sweep_folder=sweep_folder))
+    chosen = complete
+    if only:
+        ids = {trial.id for trial in select_trials([record.trial for record in complete], only)}
+        chosen = [record for record in complete if record.trial.id in ids]
     if not chosen:
         names = ", ".join(sorted({record.trial.id for record in complete})[:10])
-        raise BadInput(f"--seed and --cell name no trial; allowed: those of {names}")
-    return chosen
+        raise BadInput(f"--only leaves no trial; allowed: those of {names}")
+    sweep_folder = None if folder is None else SweepFolder(folder)
+    return [Original(record=record, sweep_folder=sweep_folder) for record in chosen]
 
 
 def read_packages(original: Original) -> str | None:
@@ -224,9 +223,6 @@ class Preparer:
         key = (base, *((name, chosen.choice, chosen.source) for name, chosen in sources.items()))
         if key not in self._checkouts:
             checked_out = self._stack.enter_context(sources_checked_out(sources, base))
-            if checked_out.base_folder != base:
-                # Its modules are imported for planning, and its files are deleted later.
-                self._stack.callback(forget, checked_out.base_folder)
             self._checkouts[key] = checked_out
         return self._checkouts[key]
 

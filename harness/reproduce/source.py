@@ -108,7 +108,7 @@ def choose_workload(
     `present` is the workload as it was planned from the files here, None if it can't be planned.
     Raises BadInput if the recorded files are demanded and unavailable.
     """
-    if workload.uses in BUILT_IN and not workload.identity.get("custom_uses"):
+    if workload.uses in BUILT_IN:
         return SourceChoice(source=source, choice="here", reason="it is built in")
     is_same = present is not None and workload.code is not None and workload.code == present.code
     return _choose(source, demanded, is_same=is_same, inside=base)
@@ -172,8 +172,6 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
     """
     fallback = recorded if recorded is not None and recorded.is_dir() else current
     file = workload_file(workload.uses)
-    for axis_uses in workload.identity.get("custom_uses", {}).values():
-        file = file or workload_file(axis_uses)  # of a built-in workload with an axis of one's own
     if file is None:
         return fallback
     candidates = [current] if recorded is None else [current, recorded]

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from harness.spec.cell import Cell
-from harness.spec.custom import active_axes
 from harness.training.best import load_best
 from harness.training.model import build_model
 from harness.training.precision import apply_matmul_precision
@@ -16,7 +15,7 @@ from workloads.base import Workload
 
 
 def load_trained(
-    workload: Workload, cell: Cell, base_folder: Path, checkpoint: Path, device: torch.device
+    workload: Workload, cell: Cell, checkpoint: Path, device: torch.device
 ) -> nn.Module:
     """Return the model of a cell in evaluation mode, with the parameters of a checkpoint.
 
@@ -25,8 +24,6 @@ def load_trained(
     """
     apply_matmul_precision(cell.axes, device)
     model = build_model(workload, cell.axes, device)
-    for axis in active_axes(cell.workload, base_folder).values():
-        axis.change_model(model)
     state = load_best(checkpoint, model)
     if state:
         workload.load_state_dict(state)

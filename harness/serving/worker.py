@@ -60,11 +60,11 @@ def export(
     An exporter may raise anything for a model that its format can't hold; the answer has its
     message, as it has for a model whose tolerance can't be measured.
     """
-    cell, base_folder = assignment.trial.cell, Path(assignment.base_folder)
+    cell = assignment.trial.cell
     axes, threads = cell.axes, cell.axes.num_threads
     seed_everything(assignment.trial.seed)  # as before training
     samples = load_splits(workload).test
-    model = load_trained(workload, cell, base_folder, Path(order.checkpoint), device)
+    model = load_trained(workload, cell, Path(order.checkpoint), device)
     exporter, target = EXPORTERS[order.format], Path(order.target)
 
     def calls_of(indices: Sequence[int]) -> list[Inputs]:

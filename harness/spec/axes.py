@@ -337,10 +337,6 @@ def _annotated_types() -> dict[str, Any]:
 AXIS_TYPES: dict[str, Any] = _annotated_types()
 # The axes of a cell by name, in the order of the class.
 AXES = tuple(AXIS_TYPES)
-# Another way to set batch_size; it is no axis of a cell.
-AXIS_TYPES["rank_batch_size"] = Annotated[
-    Count, AxisHelp("samples of an optimizer step at each rank, instead of batch_size")
-]
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
@@ -399,7 +395,7 @@ NEEDS = (
 
 
 def axis_help(axis: str) -> AxisHelp:
-    """Return the help of an axis or of `rank_batch_size`; raises KeyError for another name."""
+    """Return the help of an axis; raises KeyError for another name."""
     for part in get_args(AXIS_TYPES[axis]):
         if isinstance(part, AxisHelp):
             return part

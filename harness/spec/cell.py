@@ -27,10 +27,8 @@ from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.stack import Stack
 from workloads.options import Between, Count
 
-CUSTOM = "custom"  # the axes that users have written
 SOURCE = "source"  # the data setting that decides which others there are
-# Of what a cell's workload is trained with; the first two are keys of its entry in a sweep file.
-SECTIONS = ("options", "data", CUSTOM)
+SECTIONS = ("options", "data")  # of the settings of a workload
 
 ThroughputUnit = Literal["samples/s", "steps/s"]
 THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
@@ -57,7 +55,7 @@ Repeat = Annotated[int, Between(0)]
 
 
 class Setting(NamedTuple):
-    """A key of a workload's entry in a sweep file, or an axis that a user has written."""
+    """An option or a data setting of a workload."""
 
     section: str  # of SECTIONS
     name: str
@@ -147,13 +145,9 @@ class Profiling:
 class WorkloadCode:
     """The code of a workload: the files of its tree, or the package that installed it."""
 
-    # Paths relative to the folder that they are imported from, as in `models/wide.py`, to the SHA-256
-    # of their code: without comments and docstrings.
+    # Paths relative to the folder of the workload's own file, as in `models/wide.py`, to the SHA-256
+    # of their content.
     files: Mapping[str, str] = field(default_factory=dict)
-    # The same paths to the SHA-256 of their whole text, which decides no result.
-    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    # Variables of the environment that the code reads by literal names.
-    variables: Sequence[str] = field(default=(), compare=False)
     distribution: str | None = None  # of an installed workload
     version: str | None = None  # of the distribution
 
@@ -204,9 +198,6 @@ class WorkloadRef:
     # What the sweep leaves at the defaults that the code declares: settings, as in `options.lr`, and
     # `batch_size`; no part of the identity.
     unset: Sequence[str] = ()
-    # The axes of the sweep that its user has written: name -> value, and name -> file.py:Class.
-    custom: Mapping[str, Any] = field(default_factory=dict)
-    custom_uses: Mapping[str, str] = field(default_factory=dict)
     code: WorkloadCode | None = None  # None: any code (`with_any_code`)
     # Of a script, with placeholders as in `{lr}`; None for a class.
     arguments: Sequence[str] | None = None
@@ -432,7 +423,7 @@ def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozens
     of the same name is what the script gets instead.
     """
     named = set(placeholders_of(arguments)) - set(options)
-    if "rank_batch_size" in named:
+    if "rank_batch_size" in named:  # a rank's share of it
         named.add("batch_size")
     return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
 
@@ -446,26 +437,31 @@ def level_reader(axis: str) -> Callable[[Cell], Hashable]:
 
 
 def has_settings(cell: Cell, text: str) -> bool:
-    """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`.
-
-    Values are written as in a sweep file, or as Python prints them: `true` or `True`. `workload` is
-    the sweep's name for it.
-    """
+    """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`."""
     if "=" not in text:
         return False
     for setting in COMMA.split(text):
         name, _, value = (part.strip() for part in setting.partition("="))
-        actual: Hashable
-        if name == "workload":
-            actual = cell.workload.label
-        elif name in AXES or setting_of(name) is not None or variable_of(name) is not None:
-            actual = cell.level(name)
-        else:
-            return False
-        is_as_printed = value in (axis_value(actual), str(actual))
-        if not is_as_printed and not equals(actual, value, _read_value(value)):
+        if not has_level(cell, name, value):
             return False
     return True
+
+
+def has_level(cell: Cell, name: str, value: str) -> bool:
+    """Return whether a cell has a value of an axis or setting; False for a name that is neither.
+
+    Values are written as in a sweep file, or as Python prints them: `true` or `True`. `workload` is
+    the sweep's name for it.
+    """
+    actual: Hashable
+    if name == "workload":
+        actual = cell.workload.label
+    elif name in AXES or setting_of(name) is not None or variable_of(name) is not None:
+        actual = cell.level(name)
+    else:
+        return False
+    is_as_printed = value in (axis_value(actual), str(actual))
+    return is_as_printed or equals(actual, value, _read_value(value))
 
 
 @lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
@@ -584,9 +580,16 @@ def without_defaults(settings: Any) -> dict[str, Any]:
     defaults = declared_defaults(settings)
     changed: dict[str, Any] = {}
     for name, value in values.items():
-        if value != defaults.get(name, MISSING):
+        if name not in defaults or not same_value(value, defaults[name]):
             changed[name] = value
     return changed
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Return whether two values of a setting are equal; to Python, True equals 1."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
 def declared_defaults(settings: Any) -> dict[str, Any]:

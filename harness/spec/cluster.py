@@ -1,8 +1,4 @@
-"""Cluster profiles: where and how trials are launched, and whether cells fit there.
-
-A profile is checked twice: alone when it is read, which needs no cluster, and against the
-cluster's partitions where this machine can ask Slurm for them.
-"""
+"""Cluster profiles: where and how trials are launched, and whether cells fit there."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from typing import Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
-from harness.spec import partitions
 from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
@@ -147,11 +142,6 @@ def load_profile(name: str) -> Profile:
     profile: Profile = document.validate(Profile, document.content)
     if os.environ.get(SHARED_HOST):
         profile = replace(profile, validity=replace(profile.validity, contention=None))
-    # Without partitions, there is no Slurm here, or it does not answer: sbatch will have to say it.
-    available = partitions.query() if profile.launcher == "slurm" else []
-    mismatch = partitions.find_mismatch(profile.slurm, available) if available else None
-    if mismatch is not None:
-        raise document.error(("slurm", mismatch.key), mismatch.problem)
     return profile
 
 

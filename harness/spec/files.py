@@ -15,83 +15,57 @@ place. In a folder, names below it count too.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.core.errors import CodeChanged, DataChanged
-from harness.core.variables import UNDECIDING_VARIABLE
-from harness.spec.cell import CUSTOM, WorkloadCode, WorkloadRef
+from harness.core.errors import CodeChanged, DataChanged, HarnessError
+from harness.core.paths import write_atomically
+from harness.core.validation import Key
+from harness.spec.cell import WorkloadCode, WorkloadRef
 from workloads.catalog import find_source
-from workloads.code import digest_code, read_source
 from workloads.importing import user_files
 from workloads.options import Settings
 
+if TYPE_CHECKING:  # ranks check files too, and load no library that reads sweep files
+    from harness.spec.document import Document
+
 REMEDY = "harness run or harness submit plans it again"
 DATA_REMEDY = f"the data has changed since; {REMEDY}"
-NO_CODE = WorkloadCode()
 SHOWN_DIGITS = 12  # of a digest
+REMEMBERED_BYTES = 2**20  # of the smallest file whose digest is kept between commands
 MISSING = "missing"  # instead of the digest of a file that was removed after it was imported
 Files = list[tuple[str, Path]]  # with the names that count
 
 
-def describe_workload_code(
-    uses: str,
-    base_folder: Path,
-    custom_uses: Iterable[str] = (),
-    known: WorkloadCode = NO_CODE,
-) -> WorkloadCode:
-    """Return the code of a workload as it is on disk now, and that of axes of the user's own.
-
-    An installed package of such an axis is among the files, by its name and version. A file whose
-    text is that of `known` has its digest. Raises OSError for a file that can't be read.
-    """
+def describe_workload_code(uses: str, base_folder: Path) -> WorkloadCode:
+    """Return the code of a workload as it is on disk now; raises OSError for a file that can't be read."""
     source = find_source(uses, base_folder)
-    paths = dict(source.files)
-    packages: dict[str, str] = {}
-    for axis_uses in custom_uses:
-        axis_source = find_source(axis_uses, base_folder)
-        for name, path in axis_source.files.items():
-            # Names are relative to the folder of each file: another folder may have one of the same.
-            is_taken = paths.get(name, path) != path
-            paths[f"{axis_uses.rpartition(':')[0]}/{name}" if is_taken else name] = path
-        if axis_source.distribution is not None:
-            packages[axis_source.distribution] = str(axis_source.version)
-    files: dict[str, str] = {}
-    texts: dict[str, str] = {}
-    variables: set[str] = set()
-    for name, path in sorted(paths.items()):
-        source_file = read_source(path)
-        texts[name] = source_file.sha256
-        for variable in source_file.variables:
-            if not UNDECIDING_VARIABLE.fullmatch(variable):
-                variables.add(variable)
-        is_known = texts[name] == known.texts.get(name)
-        files[name] = known.files[name] if is_known else digest_code(path)
     return WorkloadCode(
-        files=files | packages,
-        texts=texts,
-        variables=sorted(variables),
+        files={name: _digest(path) for name, path in source.files.items()},
         distribution=source.distribution,
         version=source.version,
     )
 
 
-def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
+def describe_dynamic_files(reference: WorkloadRef, base_folder: Path) -> dict[str, str]:
     """Return users' files that this process has imported and the workload's code does not have.
 
     They were imported by names that were computed. Paths relative to the folder that they are
-    imported from, to the SHA-256 of their code. One that is gone by now does not fail the trial
+    imported from, to their SHA-256. One that is gone by now does not fail the trial
     that is about to end.
     """
-    planned = reference.code.files if reference.code else {}
+    planned = {path.resolve() for path in find_source(reference.uses, base_folder).files.values()}
     digests: dict[str, str] = {}
     for name, path in user_files().items():
-        if name in planned:
+        if path.resolve() in planned:
             continue
         try:
-            digests[name] = digest_code(path)
+            digests[name] = _digest(path)
         except FileNotFoundError:
             digests[name] = MISSING
     return digests
@@ -100,13 +74,12 @@ def describe_dynamic_files(reference: WorkloadRef) -> dict[str, str]:
 def check_code(reference: WorkloadRef, base_folder: Path) -> None:
     """Raise CodeChanged unless the code of a workload is still that of its cell.
 
-    Comments and docstrings may be others. A cell without code, as a gate trains it in another revision, may have any.
+    A cell without code, as a gate trains it in another revision, may have any.
     """
     planned = reference.code
     if planned is None:
         return
-    active = [reference.custom_uses[name] for name in reference.identity.get(CUSTOM, {})]
-    present = describe_workload_code(reference.uses, base_folder, active, planned)
+    present = describe_workload_code(reference.uses, base_folder)
     if present == planned:
         return
     name = changed_parts(planned, present)[0]
@@ -134,19 +107,84 @@ def changed_parts(before: WorkloadCode, now: WorkloadCode) -> list[str]:
 
 @dataclass
 class FileDigests:
-    """Digests files, each once; a sweep may name the same files at many points."""
+    """Digests files, each once for each state that it had; a sweep may name the same ones at many points.
 
-    contents: dict[Path, str] = field(default_factory=dict)  # SHA-256
+    Between commands, what is known of large files is kept in `memory`, a file of JSON. Nothing
+    depends on it: without it, the files are read again.
+    """
+
+    memory: Path | None = None
+    _known: dict[str, str] = field(default_factory=dict)  # SHA-256 by path and state
+    _is_read: bool = False
 
     def digest(self, files: Files) -> str:
         """Return the SHA-256 over the names and contents of files; raises OSError."""
         digest = hashlib.sha256()
         for name, path in files:
-            if path not in self.contents:
-                with path.open("rb") as file:
-                    self.contents[path] = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{name}\0{self.contents[path]}\0".encode())
+            digest.update(f"{name}\0{self._digest_of(path)}\0".encode())
         return digest.hexdigest()
+
+    def _digest_of(self, path: Path) -> str:
+        """Return the SHA-256 of a file; raises OSError."""
+        if not self._is_read:
+            self._known = _read_memory(self.memory)
+            self._is_read = True
+        key = f"{path} {describe_state([('', path)])}"
+        if key not in self._known:
+            self._known[key] = _digest(path)
+            if path.stat().st_size >= REMEMBERED_BYTES:
+                self._remember()
+        return self._known[key]
+
+    def _remember(self) -> None:
+        """Keep what is known for later commands, if there is a folder of results and it can be written."""
+        if self.memory is None or not self.memory.parent.is_dir():
+            return
+        with suppress(OSError, HarnessError):
+            write_atomically(self.memory, json.dumps(self._known), durable=False)
+
+
+def _read_memory(path: Path | None) -> dict[str, str]:
+    """Return the digests that earlier commands have kept, none where they can't be read."""
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def describe_files(
+    document: Document, key: Key, by_setting: Mapping[str, Files], digests: FileDigests
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the states and the digests of the files of each setting of the workload at `key`.
+
+    Raises BadInput, which names the setting, for a file that is missing or can't be read.
+    """
+    states: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    for axis, files in by_setting.items():
+        location: Key = (*key, *axis.split(".", 1))
+        for _, path in files:
+            if not path.is_file():
+                problem = f"found no file or folder {path}; allowed: one that exists"
+                raise document.error(location, problem)
+        try:
+            # The state comes first: the trial then reads files again that change before they
+            # are digested.
+            states[axis] = describe_state(files)
+            contents[axis] = digests.digest(files)
+        except OSError as error:
+            problem = f"{error.filename}: can't be read: {error.strerror}"
+            raise document.error(location, problem) from None
+    return states, contents
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file; raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_by_setting(options: Settings, data: Settings) -> dict[str, Files]:

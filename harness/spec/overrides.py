@@ -6,32 +6,32 @@ one in the file is, and its errors name the flag in place of the line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import InvalidValue, choose
 from harness.spec.axes import AXIS_TYPES
 from harness.spec.cell import SOURCE, declared_defaults, setting_of
-from harness.spec.document import MAX_DEPTH, Document, parse_value
+from harness.spec.document import Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
+from harness.spec.script import read_workload
 from harness.spec.shorthand import LENGTHS
-from harness.spec.text import find_control_character
-from harness.spec.workload import WorkloadEntry, read_declaration
+from harness.spec.workload import WorkloadEntry
+
+LABEL = re.compile(r"[\w.:-]+(?==)")  # before a path
 
 
 def apply_set(document: Document, text: str, sweep_keys: Sequence[str]) -> None:
     """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
 
     An axis, seeds and lengths hold for all workloads then, those that have their own included.
-    `checkpoint.every` is the axis of that name if the sweep has it or gets several values, else a key.
     `text` is what follows `--set`, and `sweep_keys` are the keys of a sweep file. Raises BadInput
     for an unknown key or a value that is no YAML. Values are checked when the document is.
     """
-    if find_control_character(text, besides="\n\t"):
-        raise BadInput(f"--set {text!r}: found a control character; allowed: text without any")
     name, equals, value = text.partition("=")
     name = name.strip()
     if not equals or not name:
@@ -64,24 +64,17 @@ def _replace_axis(document: Document, axis: str, value: str, source: str) -> Non
     """Have the matrix alone decide an axis, whatever decided it in the file.
 
     The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are; included
-    points take the value if it is the only one (`Matrix.set_for_all`).
+    points take the value if it is the only one.
     """
     setting = setting_of(axis)
-    if setting is not None:
-        for entry in document.content["workloads"].values():
+    content = document.content
+    for entry in content["workloads"].values():
+        entry.get("axes", {}).pop(axis, None)
+        if setting is not None:
             entry.get(setting.section, {}).pop(setting.name, None)
-    for group in _groups_of_axes(document):
+    for group in content.get("zip", []):
         group.pop(axis, None)
     document.put(("matrix", axis), _parse_list(value, source), source)
-
-
-def _groups_of_axes(document: Document) -> list[dict[str, Any]]:
-    """Return what sets axes apart from the matrix: `axes`, each part of `zip`, and the workloads' own."""
-    content = document.content
-    groups = [content.get("axes", {}), *content.get("zip", [])]
-    for entry in content["workloads"].values():
-        groups.append(entry.get("axes", {}))
-    return groups
 
 
 def _replace_key(
@@ -93,8 +86,6 @@ def _replace_key(
     unknown parts further down are found when the document is checked.
     """
     key = tuple(name.split("."))
-    if len(key) > MAX_DEPTH:
-        raise BadInput(f"{source}: found a key of {len(key)} parts; allowed: at most {MAX_DEPTH}")
     labels = document.content["workloads"]
     if key[0] not in sweep_keys:
         lengths = ["length.epochs", "length.steps"]
@@ -128,46 +119,60 @@ def apply_data(document: Document, text: str) -> None:
     Raises BadInput for an unknown label, where no workload reads files, and for a workload that can't
     be loaded. That the files exist is checked when the workload is planned.
     """
-    if find_control_character(text):
-        raise BadInput(f"--data {text!r}: found a control character; allowed: a path without any")
-    label, equals, path = text.partition("=")
     entries = document.content["workloads"]
-    if equals and label not in entries:
-        raise BadInput(f"--data {text}: found {label!r}; {did_you_mean(label, entries)}")
-    if equals:
-        labels = [label]
+    match = LABEL.match(text)
+    path, names = text, {}
+    if match is not None and not Path(text).exists():
+        label, path = match[0], text[match.end() + 1 :]
+        if label not in entries:
+            raise BadInput(f"--data {text}: found {label!r}; {did_you_mean(label, entries)}")
+        # Where its data has no such setting, the check of its settings says what it has.
+        names[label] = _path_setting(document, label, is_named=True) or "path"
     else:
-        path = text  # there was no `=`, so all of it is the path
-        labels = [name for name in entries if _reads_files(document, name)]
-    if not labels:
+        for label in entries:
+            setting = _path_setting(document, label, is_named=len(entries) == 1)
+            if setting is not None:
+                names[label] = setting
+    if not names:
         raise BadInput(
-            f"--data {text}: found no workload that reads data from files; allowed: LABEL=PATH"
+            f"--data {text}: found no workload that reads data from files; allowed: LABEL=PATH, for a"
+            " workload whose `Data` has a setting of type Path"
         )
-    for name in labels:
-        key = ("workloads", name, "data", "path")
+    for label, setting in names.items():
         # Absolute, because paths in a sweep file are relative to the file and this one is not.
+        key = ("workloads", label, "data", setting)
         document.put(key, str(Path(path).absolute()), f"--data {text}")
 
 
-def _reads_files(document: Document, label: str) -> bool:
-    """Return whether a workload sets the `path` of its data, or has a source that requires one."""
+def _path_setting(document: Document, label: str, *, is_named: bool) -> str | None:
+    """Return the setting of a workload's data that says where they are, None without one.
+
+    It is `path`, or else the only one of type Path. Of a workload that is not named on the command
+    line, it counts only where it is set, or has to be.
+    """
     entry = document.content["workloads"][label]
     data = entry.get("data", {})
-    if "path" in data:
-        return True
     checked = document.validate(WorkloadEntry, entry, ("workloads", label))
-    declared = read_declaration(document, label, checked).data
-    chosen = [data]
-    axis = f"data.{SOURCE}"
-    for group in (document.content.get("matrix", {}), *_groups_of_axes(document)):
-        if axis in group:
-            sources = group[axis] if isinstance(group[axis], list) else [group[axis]]
-            chosen = [{SOURCE: source} for source in sources]
-    for settings in chosen:
+    declared = read_workload(document, label, checked).declaration.data
+    matrix = document.content.get("matrix", {})
+    chosen = matrix.get(f"data.{SOURCE}", data.get(SOURCE))
+    sources = chosen if isinstance(chosen, list) else [chosen]
+    for source in sources:
         try:
-            defaults = declared_defaults(choose(declared, settings))
+            kind = choose(declared, {} if source is None else {SOURCE: source})
         except InvalidValue:  # an unknown source, which planning reports
-            return True
-        if defaults.get("path") is MISSING:
-            return True
-    return False
+            return "path"
+        hints = get_type_hints(kind)
+        paths = [setting.name for setting in fields(kind) if Path in _kinds(hints[setting.name])]
+        names = ["path"] if "path" in paths else paths
+        if len(names) != 1:
+            continue
+        is_needed = declared_defaults(kind)[names[0]] is MISSING
+        if is_needed or is_named or names[0] in data:
+            return names[0]
+    return None
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the types of an optional one, or the type itself."""
+    return getattr(kind, "__args__", None) or (kind,)

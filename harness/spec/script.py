@@ -7,38 +7,33 @@ does, so a setting counts only where the script gets it: by a placeholder among 
 
 from __future__ import annotations
 
-import ast
 import shlex
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from harness.core.errors import did_you_mean
 from harness.spec.axes import AXES, AXIS_TYPES, Axes
-from harness.spec.cell import (
-    CUSTOM,
-    Setting,
-    WorkloadRef,
-    placeholders_of,
-    script_axes,
-    setting_of,
-)
+from harness.spec.cell import placeholders_of, script_axes
 from harness.spec.document import Document
-from harness.spec.shorthand import CHECKPOINTS
+from harness.spec.files import FileDigests
 from harness.spec.workload import (
+    UNKNOWN_BATCH_SIZE,
+    PlannedWorkload,
     SweepWorkload,
     WorkloadEntry,
     base_folder,
+    find_declaration,
     plain,
+    refuse_secret,
+    uses_key,
 )
-from workloads.axis import CustomAxis
-from workloads.catalog import find_source, is_script
+from workloads.options import Settings
 
 # What a placeholder may name besides options and axes: the trial's seed, the steps of its length, and
-# its folder in the results.
-FACTS = ("seed", "steps", "folder")
+# its folder in the results, or a rank's share of the batch.
+FACTS = ("seed", "steps", "folder", "rank_batch_size")
 ScriptValue = str | int | float | bool
 # Keys of an entry, and of a sweep, that only the harness's own loop can do.
 REFUSED_KEYS = {
@@ -48,126 +43,133 @@ REFUSED_KEYS = {
     "profile": "the harness takes no steps of its own in it",
     "fingerprints": "the harness does not see what a step computes",
 }
-REPORT = "harness.report"
-REPORTED = ("loss", "samples")  # arguments of it that are no metric
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepScript(SweepWorkload):
-    """A script of a sweep file, with the options of a point of the matrix if it has some."""
-
-    def setting_names(self) -> list[str]:
-        """Return the axes of all options: those that the entry sets, and those that arguments name."""
-        names = dict.fromkeys(self.entry.options)
-        for name in placeholders_of(read_arguments(self.document, self.label, self.entry)):
-            if name not in FACTS:  # an option called as an axis comes before the axis
-                names[name] = None
-        return [*(f"options.{name}" for name in names), *super().setting_names()]
-
-    def type_of(self, setting: Setting) -> Any:
-        """Return the type of an option, a text, a number or a boolean, or that of a custom axis."""
-        if setting.section == CUSTOM:
-            return self.custom.classes[setting.name].Value
-        return ScriptValue
-
-    @cached_property
-    def arguments(self) -> list[str]:
-        """The arguments of the script with their placeholders; raises BadInput for unknown ones."""
-        arguments = read_arguments(self.document, self.label, self.entry)
-        allowed = [*self.entry.options, *AXIS_TYPES, *FACTS]
-        set_by_axis = {setting.name for axis in self.settings if (setting := setting_of(axis))}
-        for name in placeholders_of(arguments):
-            if name not in allowed and name not in set_by_axis:
-                hint = did_you_mean(name, allowed, [*self.entry.options, *FACTS, "or an axis"])
-                problem = (
-                    f"found {{{name}}} without a value; set `options: {{{name}: …}}`, or {hint}"
-                )
-                raise self.document.error((*self.key, "arguments"), problem)
-        return arguments
-
-    @cached_property
-    def script_options(self) -> dict[str, ScriptValue]:
-        """The options that the entry or the point sets; raises BadInput for those that go nowhere."""
-        values = plain(self._written("options"))
-        for name, value in values.items():
-            key = (*self.key, "options", name)
-            self._sources.validate(ScriptValue, value, key)
-            if name not in placeholders_of(self.arguments):
-                problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
-                raise self._sources.error(key, problem)
-        return dict(values)
-
-    @cached_property
-    def reference(self) -> WorkloadRef:
-        """The part of the script that its cells keep."""
-        options, arguments = self.script_options, self.arguments
-        target = self.entry.target
-        identity: dict[str, Any] = {"options": options, "arguments": arguments}
-        if target is not None:
-            identity["target"] = [target.name, target.higher_is_better]
-        return self._refer(
-            identity,
-            options=options,
-            data={},
-            unset=self.unset,
-            arguments=arguments,
-            target=target,
-        )
+class PlannedScript(PlannedWorkload):
+    """A script with all its options, checked."""
 
     def find_conflict(self, axes: Axes) -> str | None:
         """Return why the script can't run with these axes, None if it can: it must get all of them."""
-        received = script_axes(self.arguments, self.script_options)
+        arguments = self.reference.arguments or ()
+        received = script_axes(arguments, self.reference.options)
         for name, value in axes.changed.items():
-            if name in received or (name == "batch_size" and value == self.declaration.batch_size):
+            if name in received or (name == "batch_size" and value == UNKNOWN_BATCH_SIZE):
                 continue
             return (
                 f"{name} {value}: {self.reference.uses} is a script, which does what its arguments"
                 f" say; hand it over as {{{name}}}"
             )
-        names = placeholders_of(self.arguments)
+        names = placeholders_of(arguments)
         for name in names:
-            if name in AXES and name not in self.script_options and axes.value(name) is None:
+            if name not in AXES or name in self.reference.options:
+                continue
+            if axes.value(name) is None:
                 return f"{{{name}}} has no value; set the axis {name} or `options: {{{name}: …}}`"
         if "rank_batch_size" in names and axes.batch_size % axes.world_size:
             return (
                 f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size}"
             )
-        for name, axis in self.active_axes.items():
-            changes = ("change_model", "change_optimizer", "change_loss")
-            if any(
-                getattr(type(axis), change) is not getattr(CustomAxis, change) for change in changes
-            ):
-                return f"{CUSTOM}.{name} changes what is inside {self.reference.uses}, a script"
         return None
 
 
-def plan_workload(
-    document: Document, label: str, entry: WorkloadEntry, **more: Any
+@dataclass(frozen=True, kw_only=True)
+class SweepScript(SweepWorkload):
+    """A script of a sweep file."""
+
+    @cached_property
+    def setting_types(self) -> Mapping[str, Any]:
+        """The type of each option: of those that the entry sets, and those that arguments name."""
+        names = dict.fromkeys(self.entry.options)
+        for name in placeholders_of(read_arguments(self.document, self.label, self.entry)):
+            if name not in FACTS:  # an option called as an axis comes before the axis
+                names[name] = None
+        return {f"options.{name}": ScriptValue for name in names}
+
+    def plan(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        sources: Mapping[str, str] | None = None,
+        unset: Sequence[str] = (),
+    ) -> PlannedWorkload:
+        """Return the script with the options of a point over those of its entry; raises BadInput."""
+        settings = settings or {}
+        document = self._document_at(settings, sources or {})
+        options = plain(self._written(settings, "options"))
+        arguments = self._read_arguments(options)
+        for name, value in options.items():
+            key = (*self.key, "options", name)
+            document.validate(ScriptValue, value, key)
+            if name not in placeholders_of(arguments):
+                problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
+                raise document.error(key, problem)
+            try:
+                refuse_secret(name, value)
+            except ValueError as error:
+                raise document.error(key, str(error)) from None
+        target = self.entry.target
+        identity: dict[str, Any] = {"options": options, "arguments": arguments}
+        if target is not None:
+            identity["target"] = [target.name, target.higher_is_better]
+        reference = self._refer(
+            identity,
+            options=options,
+            data={},
+            axes=list(settings),
+            unset=unset,
+            arguments=arguments,
+            target=target,
+        )
+        return PlannedScript(reference=reference, options=Settings(), data=Settings())
+
+    def _read_arguments(self, options: Mapping[str, Any]) -> list[str]:
+        """Return the arguments with their placeholders; raises BadInput for unknown ones."""
+        key = (*self.key, "arguments")
+        arguments = read_arguments(self.document, self.label, self.entry)
+        allowed = [*options, *AXIS_TYPES, *FACTS]
+        for name in placeholders_of(arguments):
+            if name not in allowed:
+                hint = did_you_mean(name, allowed, [*options, *FACTS, "or an axis"])
+                problem = (
+                    f"found {{{name}}} without a value; set `options: {{{name}: …}}`, or {hint}"
+                )
+                raise self.document.error(key, problem)
+        for argument in arguments:
+            name = argument.partition("=")[0]
+            if name.startswith("-"):
+                try:
+                    refuse_secret(name.lstrip("-"), argument)
+                except ValueError as error:
+                    raise self.document.error(key, f"{name}: {error}") from None
+        return arguments
+
+
+def read_workload(
+    document: Document, label: str, entry: WorkloadEntry, digests: FileDigests | None = None
 ) -> SweepWorkload:
     """Return a workload of a sweep file, by the kind of its entry; raises BadInput.
 
-    `more` are the fields of `SweepWorkload` besides these.
+    A user's own class is imported.
     """
+    uses, base = entry.uses or label, base_folder(document)
+    key = uses_key(label, entry)
+    has_arguments = entry.arguments is not None
+    declaration = find_declaration(document, uses, base, key, has_arguments=has_arguments)
     kind = SweepWorkload
-    if uses_script(document, label, entry):
+    if declaration.path.endswith(".py"):
         kind = SweepScript
         _check_entry(document, label, entry)
-    elif entry.arguments is not None or entry.target is not None:
-        name = "target" if entry.arguments is None else "arguments"
+    elif has_arguments or entry.target is not None:
+        name = "arguments" if has_arguments else "target"
         problem = "found it with a workload class; allowed with a script: uses: train.py"
         raise document.error(("workloads", label, name), problem)
-    return kind(document=document, label=label, entry=entry, **more)
-
-
-def uses_script(document: Document, label: str, entry: WorkloadEntry) -> bool:
-    """Return whether an entry names a script; raises BadInput for a file that is missing."""
-    uses = entry.uses or label
-    if not uses.endswith(".py"):
-        return False
-    try:
-        return entry.arguments is not None or is_script(uses, base_folder(document))
-    except ValueError as error:
-        raise document.error(("workloads", label), str(error)) from None
+    return kind(
+        document=document,
+        label=label,
+        entry=entry,
+        declaration=declaration,
+        digests=digests or FileDigests(),
+    )
 
 
 def read_arguments(document: Document, label: str, entry: WorkloadEntry) -> list[str]:
@@ -201,7 +203,7 @@ def _check_entry(document: Document, label: str, entry: WorkloadEntry) -> None:
             ((*key, name), content["workloads"][label]),
             ((name,), content),
         ):
-            if keys.get(name) not in (None, False, CHECKPOINTS["none"]):
+            if keys.get(name) not in (None, False):
                 problem = f"found it with {uses}, a script: {reason}; leave it out"
                 raise document.error(place, problem)
     if entry.data:
@@ -221,30 +223,3 @@ def _check_entry(document: Document, label: str, entry: WorkloadEntry) -> None:
     if content.get("warmup") == 0:
         problem = f"found 0; allowed with {uses}, a script: 1 or more: how its first step begins is unseen"
         raise document.error(("warmup",), problem)
-    if entry.target is None:
-        _check_reports(document, label, uses)
-
-
-def _check_reports(document: Document, label: str, uses: str) -> None:
-    """Raise BadInput for a script that reports a metric where no entry says what it is for."""
-    for path in find_source(uses, base_folder(document)).files.values():
-        for line, name in reported_metrics(path):
-            problem = (
-                f"missing; {path.name}:{line} reports {name}: if it is the metric to compare, write"
-                f" `target: {name}`, or `target: {{name: {name}, higher_is_better: false}}`"
-            )
-            raise document.error(("workloads", label, "target"), problem)
-
-
-def reported_metrics(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and name of each metric that a file reports by a literal name."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # which planning has refused, or no Python
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in (REPORT, "report"):
-            continue
-        for keyword in node.keywords:
-            if keyword.arg is not None and keyword.arg not in REPORTED:
-                yield node.lineno, keyword.arg

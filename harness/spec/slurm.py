@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from harness.spec.text import find_control_character
 from workloads.options import Between, Count
@@ -80,9 +80,6 @@ class SlurmOptions:
     exclusive: bool = True  # nobody else on the nodes: a shared node is a noisy one
     array_parallelism: Count = 16  # jobs of one call of sbatch that run at a time
     warning: Count = 90  # seconds before the limit at which running trials save and stop
-    # Nodes that no job gets, where enough others remain. lost: those with which a trial was lost;
-    # auto: also those that are slower than the others, or compute other bits.
-    exclude: Literal["lost", "auto"] = "lost"
     # How often an interrupted job goes back into the queue without a trial having ended in it.
     requeues: Annotated[int, Between(0, 100)] = 5
     setup: tuple[str, ...] = ()  # lines of shell, run on the first node before anything else

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import did_you_mean
 from harness.core.validation import Key
-from harness.spec.text import find_control_character, problem_of_name
+from harness.spec.text import find_control_character
 
 if TYPE_CHECKING:  # ranks have cells too, and load no library that reads sweep files
     from harness.spec.document import Document
@@ -54,39 +54,6 @@ class Stack:
 
     def __str__(self) -> str:
         return " ".join(self.command)
-
-
-def declare_in_place(document: Document) -> None:
-    """Move stacks that the matrix declares to the key `stacks`, and leave their names.
-
-    Before `--set` may replace the axis, so that its values may be named there. Raises BadInput for
-    a name that both have.
-    """
-    content = document.content
-    axes = content.get("matrix")
-    if not isinstance(axes, dict) or not isinstance(axes.get(AXIS), dict):
-        return
-    declared = content.setdefault(STACKS, {})
-    if not isinstance(declared, dict):
-        return  # which validation refuses
-    in_place = axes[AXIS]
-    axes[AXIS] = list(in_place)
-    for key, source in list(document.sources.items()):
-        if key[:2] == ("matrix", AXIS) and len(key) > 2:
-            document.sources[(STACKS, *key[2:])] = source
-    for name, definition in in_place.items():
-        key = (STACKS, name)
-        if name in declared:
-            raise document.error(key, f"found in {STACKS} and in the matrix; allowed: one of them")
-        declared[name] = definition
-
-
-def check_stacks(document: Document, stacks: Mapping[str, Stack]) -> None:
-    """Raise BadInput for the name of a stack that is not safe to show."""
-    for name in stacks:
-        problem = problem_of_name(name)
-        if problem is not None:
-            raise document.error((STACKS, name), problem)
 
 
 def check_name(document: Document, key: Key, name: Any) -> None:

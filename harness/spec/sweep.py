@@ -6,19 +6,20 @@ mistake in a file costs a second, not a place in the queue.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.validation import Key, dotted
+from harness.core.validation import Key, dotted, shown
 from harness.spec import matrix
+from harness.spec.apart import call_apart
 from harness.spec.axes import Axes
 from harness.spec.cell import (
-    CUSTOM,
     Cell,
     Fingerprints,
     Length,
@@ -27,34 +28,28 @@ from harness.spec.cell import (
     StopRule,
     Trial,
     placeholders_of,
-    setting_of,
 )
-from harness.spec.custom import read_custom_axes
 from harness.spec.document import Document, read_document
-from harness.spec.environment import Variables
+from harness.spec.files import FileDigests
 from harness.spec.overrides import apply_data, apply_set
 from harness.spec.saving import CheckpointRules, SaveRules
-from harness.spec.script import plan_workload, read_arguments
+from harness.spec.script import read_arguments, read_workload
 from harness.spec.shorthand import expand_shorthand
-from harness.spec.stack import Stack, check_stacks, declare_in_place
-from harness.spec.text import find_control_character, problem_of_name
-from harness.spec.workload import (
-    Seeds,
-    SweepWorkload,
-    WorkloadEntry,
-    read_declaration,
-    with_class_of_file,
-)
+from harness.spec.stack import Stack
+from harness.spec.workload import PlannedWorkload, Seeds, SweepWorkload, WorkloadEntry
 from workloads.catalog import BUILT_IN
 from workloads.options import Between
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 ONE_EPOCH = Length(epochs=1)
+NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # of a sweep, and so of its folder; of a stack
+LABEL = re.compile(r"\w[\w.:/ -]{0,199}")  # of a workload, which may be its file and class
 # A typing error must not fill the memory with trials.
 MAX_REPEATS = 10_000
 MAX_TRIALS = 100_000
 MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
+DEFAULT_WARMUP = 10  # steps; fewer where the length leaves fewer
 MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
@@ -64,24 +59,21 @@ class SweepContent:
 
     name: str  # decides the folder of the results
     workloads: dict[str, WorkloadEntry]  # by label
-    description: str = ""
     seeds: Seeds = field(default_factory=lambda: [0])  # each cell is trained with all of them
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     stop: StopRule | None = None  # None: every trial has its whole length
-    warmup: Annotated[int, Between(0)] = 10  # optimizer steps that are never measured
+    # Optimizer steps that are never measured; null: 10, or fewer where the length has few steps.
+    warmup: Annotated[int, Between(0)] | None = None
     checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
-    # The axes that the user has written: name -> file.py:Class or package.module:Class.
-    custom: dict[str, str] = field(default_factory=dict)
     stacks: dict[str, Stack] = field(
         default_factory=dict
     )  # the values of the axis `stack`, by name
     # `harness.spec.matrix` checks the following, because their types depend on the axis.
-    axes: dict[str, Any] = field(default_factory=dict)
     matrix: dict[str, Any] = field(default_factory=dict)
     zip: list[dict[str, Any]] = field(default_factory=list)
     exclude: list[dict[str, Any]] = field(default_factory=list)
@@ -97,7 +89,6 @@ class Sweep:
     """A checked sweep file with the matrix expanded."""
 
     name: str
-    description: str
     source: Path  # the sweep file
     seeds: Sequence[Seed]  # of every workload that sets none
     repeats: Annotated[int, Between(1, MAX_REPEATS)]  # trials of each cell and seed
@@ -175,53 +166,65 @@ def ready_sweeps() -> dict[str, Path]:
 
 
 def find_sweep_file(name: str) -> Path:
-    """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput.
-
-    A path with another ending than .yaml or .yml is a sweep file all the same, unless it is Python.
-    """
-    if find_control_character(name):
-        raise BadInput(f"{name!r}: found a control character; allowed: a path without any")
+    """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput."""
     path = Path(name)
     if path.suffix == ".py":
         line = f"workloads: {{{path.stem}: {{uses: {name}}}}}"
         raise BadInput(f"{name}: found Python; allowed: a sweep file, with the line `{line}`")
-    if path.exists() and not path.is_dir():
+    if path.is_file():
         return path
     ready = ready_sweeps()
     if name in ready:
         return ready[name]
-    folder = path if path.is_dir() else path.parent
-    files = sorted(str(file) for file in folder.glob("*") if file.suffix in (".yaml", ".yml"))
-    meant = [file for file in files if path.is_dir() or Path(file).stem == path.stem] or [name]
-    problem = "found a folder" if path.is_dir() else "no such sweep file or ready sweep"
-    raise BadInput(f"{name}: {problem}; {did_you_mean(meant[0], [*ready, *files], ready)}")
+    files = [str(file) for file in sorted(path.parent.glob("*.y*ml"))]
+    hint = did_you_mean(name, [*ready, *files], ready)
+    raise BadInput(f"{name}: no such sweep file or ready sweep; {hint}")
 
 
-def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -> Sweep:
+def load_sweep(
+    path: Path,
+    sets: Sequence[str] = (),
+    data: Sequence[str] = (),
+    digests: Path | None = None,
+) -> Sweep:
     """Return the sweep in a file with `--set` and `--data` applied; raises BadInput.
 
     Planning checks types, axes against each other, and that data files can be read. `sets` and `data`
-    are the texts after these flags, in their order; all of `data` is applied last.
+    are the texts after these flags, in their order; all of `data` is applied last. `digests` is a file
+    that remembers those of large data files.
+
+    Users' code is imported in a process of its own: whatever it changes, such as variables or the
+    working directory, is no part of any other trial, and what it prints goes to stderr.
     """
     document = read_document(path)
-    declare_in_place(document)
+    entries = document.content.get("workloads")
+    used = []
+    for label, entry in entries.items() if isinstance(entries, dict) else ():
+        used.append(entry.get("uses", label) if isinstance(entry, dict) else label)
+    if all(uses in BUILT_IN for uses in used) and not any("uses" in text for text in sets):
+        return _plan(document, path, sets, data, FileDigests(digests))
+    return call_apart(_plan, document, path, sets, data, FileDigests(digests))
+
+
+def _plan(
+    document: Document,
+    path: Path,
+    sets: Sequence[str],
+    data: Sequence[str],
+    digests: FileDigests,
+) -> Sweep:
+    """Return the sweep of a document, whose workloads this process imports; raises BadInput."""
     file = _read_file(document, sets, data)
-    custom = read_custom_axes(document, path.absolute().parent)
     workloads: dict[str, SweepWorkload] = {}
-    for label, written in file.workloads.items():
-        entry = with_class_of_file(document, label, written)
-        workloads[label] = plan_workload(
-            document,
-            label,
-            entry,
-            declaration=read_declaration(document, label, entry),
-            custom=custom,
-        )
-    axes_matrix = matrix.read_matrix(document, workloads)
+    for label, entry in file.workloads.items():
+        workloads[label] = read_workload(document, label, entry, digests)
+    types = {label: workload.setting_types for label, workload in workloads.items()}
+    axes_matrix = matrix.read_matrix(document, types)
     cells: list[Cell] = []
     excluded: list[matrix.ExcludedPoint] = []
     for workload in workloads.values():
-        cells += _CellPlanner(file, workload, axes_matrix).cells(excluded)
+        planner = _CellPlanner(file, workload, axes_matrix, types, has_flags=bool(sets))
+        cells += planner.cells(excluded)
     if not cells:
         raise _nothing_to_run(document, excluded)
     options = []
@@ -229,12 +232,11 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         for text in texts:
             options += [name, text]
     workload_seeds = {}
-    for label, workload in workloads.items():
-        if workload.entry.seeds is not None:
-            workload_seeds[label] = workload.entry.seeds
+    for label, entry in file.workloads.items():
+        if entry.seeds is not None:
+            workload_seeds[label] = entry.seeds
     sweep = Sweep(
         name=file.name,
-        description=file.description,
         source=path,
         seeds=file.seeds,
         repeats=file.repeats,
@@ -250,19 +252,11 @@ def load_sweep(path: Path, sets: Sequence[str] = (), data: Sequence[str] = ()) -
         stacks=file.stacks,
         options=options,
     )
-    _check_trial_count(document, sweep)
-    return sweep
-
-
-def _check_trial_count(document: Document, sweep: Sweep) -> None:
-    """Raise BadInput for more trials than can be listed, before making any of them."""
     count = sum(map(sweep.count_trials, sweep.cells))
     if count > MAX_TRIALS:
-        problem = (
-            f"found {count:,} trials over all cells, seeds and repeats; allowed: at most"
-            f" {MAX_TRIALS:,}"
-        )
+        problem = f"found {count:,} trials over all cells, seeds and repeats; allowed: at most {MAX_TRIALS:,}"
         raise document.error((), problem)
+    return sweep
 
 
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:
@@ -284,7 +278,7 @@ def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> 
 
 def _validate(document: Document) -> SweepContent:
     """Return the checked keys of a sweep file, and leave no short form in it; raises BadInput."""
-    expand_shorthand(document, SWEEP_KEYS)
+    expand_shorthand(document)
     file: SweepContent = document.validate(SweepContent, document.content)
     return file
 
@@ -292,25 +286,25 @@ def _validate(document: Document) -> SweepContent:
 def _check_file(document: Document, file: SweepContent) -> None:
     """Raise BadInput for mistakes that the types of the keys allow.
 
-    These are a name that is not safe to show, no workloads, and repeated seeds.
+    These are names that are none, no workloads, and repeated seeds.
     """
-    _check_name(document, ("name",), file.name)
+    _check_name(document, ("name",), file.name, NAME)
+    for name in file.stacks:
+        _check_name(document, ("stacks", name), name, NAME)
     if not file.workloads:
-        raise document.error(
-            ("workloads",), f"found none; {did_you_mean('', BUILT_IN)}, or a class of yours"
-        )
+        hint = did_you_mean("", BUILT_IN)
+        raise document.error(("workloads",), f"found none; {hint}, or a class of yours")
     _check_seeds(document, ("seeds",), file.seeds)
-    check_stacks(document, file.stacks)
     for label, entry in file.workloads.items():
-        _check_name(document, ("workloads", label), label)
+        _check_name(document, ("workloads", label), label, LABEL)
         if entry.seeds is not None:
             _check_seeds(document, ("workloads", label, "seeds"), entry.seeds)
 
 
-def _check_name(document: Document, key: Key, name: str) -> None:
-    """Raise BadInput for the name of a sweep or of a workload that is not safe to show."""
-    problem = problem_of_name(name)
-    if problem is not None:
+def _check_name(document: Document, key: Key, name: str, pattern: re.Pattern[str]) -> None:
+    """Raise BadInput for a name that a folder, a table or a log can't have."""
+    if not pattern.fullmatch(name):
+        problem = f"found {name!r}; allowed: letters, digits, ., - and _, at most 200"
         raise document.error(key, problem)
 
 
@@ -320,7 +314,7 @@ def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
     Two trials of one seed would share an id; that is what `repeats` is for.
     """
     if not seeds or len(set(seeds)) < len(seeds):
-        raise document.error(key, f"found {seeds}; allowed: at least one, each once")
+        raise document.error(key, f"found {shown(seeds)}; allowed: at least one, each once")
 
 
 def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
@@ -361,205 +355,158 @@ class _CellPlanner:
     """Makes the cells of one workload of a sweep."""
 
     def __init__(
-        self, file: SweepContent, workload: SweepWorkload, axes_matrix: matrix.Matrix
+        self,
+        file: SweepContent,
+        workload: SweepWorkload,
+        axes_matrix: matrix.Matrix,
+        types: Mapping[str, matrix.SettingTypes],
+        *,
+        has_flags: bool,
     ) -> None:
         self.file = file
         self.workload = workload
         self.entry = workload.entry
-        self.axes_matrix = axes_matrix
-        self.setting_names = frozenset(workload.setting_names())
+        self.matrix = axes_matrix
+        self.types = types
+        self.has_flags = has_flags  # whether `--set` has changed the file
         # The workload with the settings of points of the matrix, by these settings as text.
-        self.at_points: dict[str, SweepWorkload] = {}
+        self.planned: dict[str, PlannedWorkload] = {}
+        self.length = self.entry.length or file.length
+        self.evaluate = self.entry.evaluate or file.evaluate
 
     def cells(self, excluded: list[matrix.ExcludedPoint]) -> list[Cell]:
         """Return the workload's cells, and add the points that are left out to `excluded`.
 
         A point of the product with a conflict is left out, since products contain unintended
-        points. An included point is intended, so its conflict is an error, BadInput, unless it comes
-        from a value of `--set`: then the point is left out.
+        points. An included point is intended, so its conflict is an error, BadInput, unless `--set`
+        has changed the sweep.
         """
-        label = self.workload.label
-        axes_of_workload = self._axes_of_workload()
-        self._check_warmup()
+        document, label = self.workload.document, self.workload.label
+        own = self._own_axes()
+        warmup = self._warmup()
         self._check_arguments()
         cells: list[Cell] = []
-        for point in self.axes_matrix.points(axes_of_workload):
-            workload = self._workload(point)
-            rule = self.axes_matrix.matching_exclusion(label, point)
-            reason: str | None = "the sweep says so"
-            if rule is None:
-                rule = matrix.CONFLICT
-                reason = self._find_conflict(point, workload)
-            if reason is None:
-                cells.append(self._cell(point, workload))
+        for point in self.matrix.points(label, own, self.workload.setting_types):
+            planned, rule, reason = self._judge(point)
+            if planned is not None and reason is None:
+                cells.append(self._cell(point, planned, warmup))
                 continue
-            levels = point.levels
-            excluded.append(
-                matrix.ExcludedPoint(workload=label, axes=levels, rule=rule, reason=reason)
-            )
-        of_file = replace(self.axes_matrix, set_for_all={})
-        for (number, point), (_, point_of_file) in zip(
-            self.axes_matrix.inclusions(label, axes_of_workload),
-            of_file.inclusions(label, axes_of_workload),
-            strict=True,
-        ):
-            workload = self._workload(point)
-            conflict = self._find_conflict(point, workload)
-            if not conflict:
-                cells.append(self._cell(point, workload))
-                continue
-            if self._find_conflict(point_of_file, self._workload(point_of_file)):
-                raise self.workload.document.error(("include", number), conflict)
+            if point.included_by is not None and not self.has_flags:
+                raise document.error(("include", point.included_by), str(reason))
             excluded.append(
                 matrix.ExcludedPoint(
-                    workload=label, axes=point.levels, rule=matrix.CONFLICT, reason=conflict
+                    workload=label, axes=point.levels, rule=rule, reason=str(reason)
                 )
             )
         return cells
 
-    def _workload(self, point: matrix.MatrixPoint) -> SweepWorkload:
+    def _judge(self, point: matrix.MatrixPoint) -> tuple[PlannedWorkload | None, str, str | None]:
+        """Return the workload of a point, and the rule and the reason why it is left out, if it is."""
+        label = self.workload.label
+        unknown = [axis for axis in point.settings if axis not in self.workload.setting_types]
+        planned = None if unknown else self._plan(point.settings)
+        if self.matrix.exclude and point.included_by is None:
+            levels: dict[str, Any] = {}
+            if planned is not None:
+                for section in ("options", "data"):
+                    for name, value in getattr(planned.reference, section).items():
+                        levels[f"{section}.{name}"] = value
+            rule = self.matrix.matching_exclusion({**levels, **point.levels, "workload": label})
+            if rule is not None:
+                return planned, rule, "the sweep says so"
+        if planned is None:
+            return None, matrix.CONFLICT, f"{label} has no {unknown[0]}"
+        return planned, matrix.CONFLICT, planned.find_conflict(point.axes)
+
+    def _plan(self, settings: matrix.Values) -> PlannedWorkload:
         """Return the workload with the settings of a point."""
-        key = str(point.settings)
-        if key not in self.at_points:
-            unset = [] if self._sets_batch_size() else ["batch_size"]
-            self.at_points[key] = replace(self.workload, settings=point.settings, unset=unset)
-        return self.at_points[key]
+        key = str(settings)
+        if key not in self.planned:
+            is_set = self.matrix.sets("batch_size") or "batch_size" in self.entry.axes
+            unset = [] if is_set else ["batch_size"]
+            self.planned[key] = self.workload.plan(settings, self.matrix.sources, unset)
+        return self.planned[key]
 
-    def _sets_batch_size(self) -> bool:
-        """Return whether the sweep sets a batch size that may apply to the workload."""
-        groups = [self.entry.axes, *self.axes_matrix.include]
-        for axis in ("batch_size", "rank_batch_size"):
-            if self.axes_matrix.sets(axis) or any(axis in group for group in groups):
-                return True
-        return False
+    def _own_axes(self) -> dict[str, Any]:
+        """Return the axes that the workload decides: its batch size, and what its entry sets.
 
-    def _find_conflict(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> str | None:
-        """Return why a point makes no sense for the workload, None if it does."""
-        for axis in point.settings:
-            if axis not in self.setting_names:
-                return f"{self.workload.label} has no {axis}"
-        return workload.find_conflict(point.axes)
-
-    def _axes_of_workload(self) -> dict[str, Any]:
-        """Return the axes that the workload sets, including its batch size.
-
-        Its declared batch size is left out where `axes` of the sweep has one, which it would
-        overwrite. The product overwrites it in any case. Raises BadInput for an axis that the
-        matrix decides too, and for both ways to set a batch size.
+        Raises BadInput for an axis that the matrix varies.
         """
         document, workload_key = self.workload.document, self.workload.key
         axes: dict[str, Any] = {}
+        if "batch_size" not in self.matrix.constants:
+            axes["batch_size"] = self.workload.declaration.batch_size
+        for axis, key, value in self._written():
+            if axis in self.matrix.varying:
+                problem = "found in matrix or zip too; allowed: in one place"
+                raise document.error((*workload_key, *key), problem)
+            if key[0] == "axes":
+                if axis in self.workload.setting_types:
+                    allowed = dotted((*workload_key, *axis.split(".", 1)))
+                    problem = f"found a setting of the workload; allowed: {allowed}"
+                    raise document.error((*workload_key, *key), problem)
+                axes[axis] = matrix.own_axis(document, (*workload_key, *key), value, self.types)
+            elif axis in self.matrix.constants:
+                axes[axis] = value
+        return axes
+
+    def _written(self) -> Iterator[tuple[str, Key, Any]]:
+        """Yield the axes, options and data settings of the entry, with their keys there."""
         for axis, value in self.entry.axes.items():
-            key = (*workload_key, "axes", axis)
-            setting = setting_of(axis)
-            if setting is not None and setting.section != CUSTOM:
-                problem = (
-                    f"found a setting of the workload; allowed: {dotted((*workload_key, *setting))}"
-                )
-                raise document.error(key, problem)
-            axes[axis] = matrix.axis_value(document, key, value, self.axes_matrix.workloads)
-            if self.axes_matrix.varies(axis):
-                problem = "found in matrix or zip too; allowed: an axis in one place"
-                raise document.error(key, problem)
-        axes |= self._written_settings()
-        batch_size_axes = []
-        for axis in ("batch_size", "rank_batch_size"):
-            if axis in axes or self.axes_matrix.sets(axis):
-                batch_size_axes.append(axis)
-        if len(batch_size_axes) > 1:
-            problem = "found batch_size and rank_batch_size; allowed: one of them"
-            raise document.error(workload_key, problem)
-        if "batch_size" in self.axes_matrix.fixed:
-            return axes
-        return {"batch_size": self.workload.declaration.batch_size, **axes}
-
-    def _written_settings(self) -> dict[str, Any]:
-        """Return those settings of the workload's entry that `axes` of the sweep has too.
-
-        The workload's settings override them. Raises BadInput for one that the matrix decides.
-        """
-        settings: dict[str, Any] = {}
-        written = {"options": self.entry.options, "data": self.entry.data}
-        for section, values in written.items():
+            yield axis, ("axes", axis), value
+        for section, values in (("options", self.entry.options), ("data", self.entry.data)):
             for name, value in values.items():
-                axis = f"{section}.{name}"
-                if self.axes_matrix.varies(axis):
-                    problem = "found in matrix or zip too; allowed: a setting in one place"
-                    raise self.workload.document.error((*self.workload.key, section, name), problem)
-                if axis in self.axes_matrix.fixed:
-                    settings[axis] = value
-        return settings
+                yield f"{section}.{name}", (section, name), value
 
-    def _check_warmup(self) -> None:
-        """Raise BadInput if no step remains to be measured after the warm-up.
+    def _warmup(self) -> int:
+        """Return the steps that are not measured; raises BadInput if none remains to be measured.
 
         A length in epochs is not checked: how many steps it has is only known with the data.
         """
-        steps, warmup = self._length.steps, self.file.warmup
-        if steps is None or warmup < steps:
-            return
-        document, label = self.workload.document, self.workload.label
-        default = "" if ("warmup",) in document.sources else ", the default"
-        problem = f"found {warmup}{default}; allowed: fewer than the {steps} steps of {label}"
-        raise document.error(("warmup",), problem)
+        steps, warmup = self.length.steps, self.file.warmup
+        if warmup is None:
+            return DEFAULT_WARMUP if steps is None else min(DEFAULT_WARMUP, steps // 2)
+        if steps is not None and warmup >= steps:
+            problem = (
+                f"found {warmup}; allowed: fewer than the {steps} steps of {self.workload.label}"
+            )
+            raise self.workload.document.error(("warmup",), problem)
+        return warmup
 
     def _check_arguments(self) -> None:
         """Raise BadInput if a script's arguments name the steps, and the length has none."""
         document, label = self.workload.document, self.workload.label
         names = placeholders_of(read_arguments(document, label, self.entry))
-        if "steps" not in names or "steps" in self.entry.options or self._length.steps is not None:
+        if "steps" not in names or "steps" in self.entry.options or self.length.steps is not None:
             return
         problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
         raise document.error((*self.workload.key, "arguments"), problem)
 
-    def _stop_rule(self, workload: SweepWorkload) -> StopRule | None:
+    def _stop_rule(self, planned: PlannedWorkload) -> StopRule | None:
         """Return the workload's rule for stopping, or else the sweep's.
 
         Raises BadInput if it needs a validation set that the data's settings leave empty. A user's
         class may have one without a setting, so only its ranks can tell.
         """
         rule = self.entry.stop or self.file.stop
-        if rule is not None and getattr(workload.data, "validation", None) == 0:
+        if rule is not None and getattr(planned.data, "validation", None) == 0:
             problem = (
                 "found 0; allowed: more, such as 0.15: stop looks at a validation set, so that the"
                 " test set does not decide when training ends"
             )
-            raise workload.document.error((*workload.key, "data", "validation"), problem)
+            raise self.workload.document.error((*self.workload.key, "data", "validation"), problem)
         return rule
 
-    @property
-    def _length(self) -> Length:
-        """Return the length of the workload, or else the sweep's."""
-        return self.entry.length or self.file.length
-
-    def _environment(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> Variables:
-        """Return the variables of a point, with those that custom axes set or leave unset.
-
-        Raises BadInput for a variable that is an axis of the sweep too, and for one that the class
-        does not declare.
-        """
-        if not workload.custom.classes:
-            return point.environment
-        variables = dict.fromkeys(workload.custom.variables)
-        environment: dict[str, str | None] = {**variables, **point.environment}
-        for name, axis in workload.active_axes.items():
-            for variable, value in axis.environment().items():
-                if variable in point.environment or variable not in axis.variables:
-                    problem = f"found the variable {variable}; allowed: one of `variables` that is no axis"
-                    raise workload.document.error((CUSTOM, name), problem)
-                environment[variable] = value
-        return environment
-
-    def _cell(self, point: matrix.MatrixPoint, workload: SweepWorkload) -> Cell:
+    def _cell(self, point: matrix.MatrixPoint, planned: PlannedWorkload, warmup: int) -> Cell:
         """Return the cell of a point; lengths are the workload's or the sweep's."""
         stack = point.axes.stack
         return Cell(
-            workload=workload.reference,
+            workload=planned.reference,
             axes=point.axes,
-            environment=self._environment(point, workload),
-            length=self._length,
-            evaluate=self.entry.evaluate or self.file.evaluate,
-            warmup=self.file.warmup,
-            stop=self._stop_rule(workload),
+            environment=point.environment,
+            length=self.length,
+            evaluate=self.evaluate,
+            warmup=warmup,
+            stop=self._stop_rule(planned),
             stack=None if stack is None else self.file.stacks[stack],
         )

@@ -1,20 +1,19 @@
 """The workloads of a sweep file: their declarations, and their settings checked against files.
 
-A workload's options and data settings may be axes, `options.NAME` and `data.NAME`, as may what users
-have written, `custom.NAME`. A sweep may have workloads with and without such a setting: points of
-those without are left out.
+A workload's options and data settings may be axes, `options.NAME` and `data.NAME`. A sweep may have
+workloads with and without such a setting: points of those without are left out.
 
 Built-in workloads are planned from a table, without importing torch. A user's own class has to be
-imported, and it usually imports torch.
+imported, which `harness.spec.sweep` does in a process of its own.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -31,33 +30,42 @@ from harness.core.validation import (
 )
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
-    CUSTOM,
     SOURCE,
     Length,
     ReportedTarget,
     Seed,
-    Setting,
     StopRule,
     WorkloadRef,
     declared_defaults,
     setting_of,
     without_defaults,
 )
-from harness.spec.custom import NO_CUSTOM_AXES, CustomAxes
 from harness.spec.document import Document
 from harness.spec.files import (
     FileDigests,
-    Files,
-    describe_state,
+    describe_files,
     describe_workload_code,
     files_by_setting,
 )
-from workloads.axis import CustomAxis
-from workloads.catalog import BUILT_IN, Declaration, is_script, load_class
+from workloads.catalog import (
+    BUILT_IN,
+    Declaration,
+    canonical_name,
+    is_script,
+    load_class,
+    relative_name,
+)
 from workloads.files import UnknownColumn
 from workloads.options import Count, Settings, map_paths
 
 Seeds = list[Seed]
+UNKNOWN_BATCH_SIZE = 1  # of a script
+# Names of settings and arguments whose values are no part of what is recorded for everybody to read.
+SECRET_NAME = re.compile(
+    r"(^|[_-])(api[_-]?key|access[_-]?key|private[_-]?key|secret|password|passwd|passphrase|credentials?"
+    r"|(hf|hub|auth|access|bearer|api|github|wandb)[_-]?token)$|^-*token$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +75,7 @@ class WorkloadEntry:
     uses: str | None = None  # the workload; its label unless set
     options: dict[str, Any] = field(default_factory=dict)  # fields of the workload's `Options`
     data: dict[str, Any] = field(default_factory=dict)  # fields of its `Data`
-    axes: dict[str, Any] = field(default_factory=dict)  # one value each, over the sweep's `axes`
+    axes: dict[str, Any] = field(default_factory=dict)  # one value each, over those of `matrix`
     length: Length | None = None
     evaluate: Length | None = None
     stop: StopRule | None = None
@@ -78,60 +86,40 @@ class WorkloadEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepWorkload:
-    """A workload of a sweep file, with the settings of a point of the matrix if it has some.
+class PlannedWorkload:
+    """A workload with all its settings, checked."""
 
-    Its settings are checked, and its files are read for their digests, when they are needed first.
-    That raises BadInput for a wrong setting or an unusable file.
-    """
+    reference: WorkloadRef
+    options: Settings
+    data: Settings
+
+    def find_conflict(self, axes: Axes) -> str | None:
+        """Return why the workload can't be trained with these axes, None if it can."""
+        reason = find_conflict(axes)
+        if reason is not None:
+            return reason
+        values = axes.values
+        return self.options.conflict(values) or self.data.conflict(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepWorkload:
+    """A workload of a sweep file, as its entry declares it."""
 
     document: Document
     label: str  # the sweep's name for it
     entry: WorkloadEntry
     declaration: Declaration
-    custom: CustomAxes = NO_CUSTOM_AXES  # of the sweep, which every workload has
-    settings: Mapping[str, Any] = field(default_factory=dict)  # by axis, that the point sets
-    unset: Sequence[str] = ()  # axes that the sweep leaves to the workload's declaration
-    digests: FileDigests = field(default_factory=FileDigests)  # of data files, of all points
+    digests: FileDigests = field(default_factory=FileDigests)  # of data files, of all workloads
 
     @property
     def key(self) -> Key:
         """Return where the workload's entry is in the file, for errors."""
         return ("workloads", self.label)
 
-    def setting_names(self) -> list[str]:
-        """Return the axes of all settings, those of every source of its data too."""
-        return [*self._fields, *(f"{CUSTOM}.{name}" for name in self.custom.classes)]
-
-    def type_of(self, setting: Setting) -> Any:
-        """Return the annotated type of a setting; raises KeyError for one that there is not.
-
-        The type of `data.source` is any, as each source allows its own name only.
-        """
-        if setting.section == CUSTOM:
-            return self.custom.classes[setting.name].Value
-        if setting == Setting("data", SOURCE):
-            return Any
-        settings_class = self._fields[f"{setting.section}.{setting.name}"]
-        return get_type_hints(settings_class, include_extras=True)[setting.name]
-
-    def value_in_entry(self, axis: str) -> Any:
-        """Return what a setting is without an axis: as written, else the default, MISSING without."""
-        setting = setting_of(axis)
-        assert setting is not None
-        if setting.section == CUSTOM:
-            return plain(self.custom.classes[setting.name].default)
-        written = {"options": self.entry.options, "data": self.entry.data}[setting.section]
-        if setting.name in written:
-            return plain(written[setting.name])
-        if axis not in self._fields:
-            return MISSING  # which equals no value of an exclude rule
-        default = declared_defaults(self._fields[axis])[setting.name]
-        return MISSING if default is MISSING else plain(default)
-
     @cached_property
-    def _fields(self) -> dict[str, type]:
-        """The class with the field of each option and data setting, by its axis.
+    def setting_types(self) -> Mapping[str, Any]:
+        """The annotated type of each setting by its axis, those of every source of its data too.
 
         Of several sources with a setting, the one that the entry chooses counts.
         """
@@ -140,80 +128,84 @@ class SweepWorkload:
             chosen = choose(self.declaration.data, self.entry.data)
         except InvalidValue:  # an unknown source, which planning reports
             chosen = next(iter(sources))
-        declared: dict[str, type] = {}
-        for setting in fields(self.declaration.options):
-            declared[f"options.{setting.name}"] = self.declaration.options
-        for source in (chosen, *sources):
-            for setting in fields(source):
-                declared.setdefault(f"data.{setting.name}", source)
+        declared: dict[str, Any] = {}
+        for section, kinds in (
+            ("options", [self.declaration.options]),
+            ("data", [chosen, *sources]),
+        ):
+            for kind in kinds:
+                hints = get_type_hints(kind, include_extras=True)
+                for setting in fields(kind):
+                    declared.setdefault(f"{section}.{setting.name}", hints[setting.name])
         return declared
 
-    @cached_property
-    def options(self) -> Settings:
-        """The checked options, with absolute paths."""
-        return self._read_settings("options", self.declaration.options)
+    def plan(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        sources: Mapping[str, str] | None = None,
+        unset: Sequence[str] = (),
+    ) -> PlannedWorkload:
+        """Return the workload with the settings of a point over those of its entry.
 
-    @cached_property
-    def data(self) -> Settings:
-        """The checked data settings, with absolute paths."""
-        return self._read_settings("data", self.declaration.data)
-
-    @cached_property
-    def active_axes(self) -> dict[str, CustomAxis]:
-        """The axes that users have written and that are not at their defaults, by name."""
-        active = {}
-        for name, value in self._custom_values.items():
-            if value != self.custom.classes[name].default:
-                active[name] = self.custom.classes[name](value)
-        return active
-
-    @cached_property
-    def _custom_values(self) -> dict[str, Any]:
-        """The checked values of all axes that users have written, by name."""
-        values = {}
-        for name, axis_class in self.custom.classes.items():
-            values[name] = axis_class.default
-            axis = f"{CUSTOM}.{name}"
-            if axis in self.settings:
-                values[name] = self._sources.validate(
-                    axis_class.Value, self.settings[axis], (*self.key, CUSTOM, name)
-                )
-        return values
-
-    @cached_property
-    def _sources(self) -> Document:
-        """The document with the settings of the point where their axes stand.
-
-        Errors then name the line of the matrix, or the `--set`, that a setting comes from.
+        `sources` says what errors call the line or the flag that sets each of them, and `unset` are
+        axes that the sweep leaves to the workload. Raises BadInput for a wrong setting, and for a
+        file that is missing or can't be read.
         """
-        sources = dict(self.document.sources)
-        for location, source in self.document.sources.items():
-            if not location or location[0] not in ("axes", "matrix", "zip", "include"):
-                continue
-            axis = str(location[-1])
-            setting = setting_of(axis)
-            if setting is not None and axis in self.settings:
-                sources[(*self.key, *setting)] = source
-        return replace(self.document, sources=sources)
+        settings = settings or {}
+        document = self._document_at(settings, sources or {})
+        options = self._read_settings(document, settings, "options", self.declaration.options)
+        data = self._read_settings(document, settings, "data", self.declaration.data)
+        states, contents = describe_files(
+            document, self.key, files_by_setting(options, data), self.digests
+        )
+        # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
+        # Without it, equal settings of two sources would share an id.
+        identity = {
+            "options": without_defaults(options),
+            "data": without_defaults(data) | {"source": getattr(data, "source", None)},
+            "files": contents or None,
+        }
+        reference = self._refer(
+            identity,
+            options=map_paths(asdict(options), str),
+            data=map_paths(asdict(data), str),
+            axes=list(settings),
+            file_states=states,
+            unset=[
+                *_unset_settings("options", options, self._written(settings, "options")),
+                *_unset_settings("data", data, self._written(settings, "data")),
+                *unset,
+            ],
+        )
+        return PlannedWorkload(reference=reference, options=options, data=data)
 
-    def _written(self, section: str) -> dict[str, Any]:
+    def _document_at(self, settings: Mapping[str, Any], sources: Mapping[str, str]) -> Document:
+        """Return the document in which the settings of a point are where their axes are."""
+        moved = dict(self.document.sources)
+        for axis in settings:
+            if axis in sources:
+                moved[(*self.key, *axis.split(".", 1))] = sources[axis]
+        return replace(self.document, sources=moved)
+
+    def _written(self, settings: Mapping[str, Any], section: str) -> dict[str, Any]:
         """Return the options or the data settings that the entry or the point sets."""
         written = dict({"options": self.entry.options, "data": self.entry.data}[section])
-        for axis, value in self.settings.items():
+        for axis, value in settings.items():
             setting = setting_of(axis)
-            assert setting is not None
-            if setting.section == section:
+            if setting is not None and setting.section == section:
                 written[setting.name] = value
         return written
 
-    def _read_settings(self, section: str, kind: Any) -> Settings:
+    def _read_settings(
+        self, document: Document, point: Mapping[str, Any], section: str, kind: Any
+    ) -> Settings:
         """Return the workload's options or data; raises BadInput.
 
         They have the right types, absolute paths, and files that can be read. `kind` is the class
         that the workload declares, or a union of them told apart by `source`.
         """
-        document, key = self._sources, (*self.key, section)
-        values = self._written(section)
+        key = (*self.key, section)
+        values = self._written(point, section)
         try:
             member = choose(kind, values)
         except InvalidValue as error:
@@ -230,6 +222,7 @@ class SweepWorkload:
         for name in values:
             try:
                 _check_is_plain(getattr(settings, name))
+                refuse_secret(name, getattr(settings, name))
             except ValueError as error:
                 raise document.error((*key, name), str(error)) from None
         settings = _with_paths_of_flags(document, settings, key)
@@ -247,106 +240,27 @@ class SweepWorkload:
             raise document.error(key, message) from None
         return settings
 
-    @cached_property
-    def reference(self) -> WorkloadRef:
-        """The part of the workload that its cells keep."""
-        files = files_by_setting(self.options, self.data)
-        states, contents = self._digest_files(files)
-        # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
-        # Without it, equal settings of two sources would share an id.
-        identity = {
-            "options": without_defaults(self.options),
-            "data": without_defaults(self.data) | {"source": getattr(self.data, "source", None)},
-            "files": contents or None,
-        }
-        return self._refer(
-            identity,
-            options=map_paths(asdict(self.options), str),
-            data=map_paths(asdict(self.data), str),
-            file_states=states,
-            unset=[
-                *_unset_settings("options", self.options, self._written("options")),
-                *_unset_settings("data", self.data, self._written("data")),
-                *self.unset,
-            ],
-        )
-
     def _refer(self, identity: Mapping[str, Any], **own: Any) -> WorkloadRef:
         """Return a reference with what all kinds of workloads have; `own` are its other fields.
 
         `identity` is the kind's part of it. Raises BadInput for code that can't be read.
         """
         uses = self.entry.uses or self.label
+        if uses.endswith(".py"):  # the file has one workload, whose name is known by now
+            uses = self.declaration.path
         base = base_folder(self.document)
-        location = location_of(uses, base)
-        identity = {"uses": location, **identity}
-        active_uses = {name: self.custom.uses[name] for name in self.active_axes}
-        if active_uses:  # without any, the id is that of a sweep without such axes
-            identity[CUSTOM] = {name: self._custom_values[name] for name in active_uses}
-            identity["custom_uses"] = {
-                name: location_of(axis_uses, base) for name, axis_uses in active_uses.items()
-            }
         try:
-            code = describe_workload_code(uses, base, active_uses.values())
+            code = describe_workload_code(uses, base)
         except OSError as error:
             problem = f"{error.filename}: can't be read: {error.strerror}"
-            raise self.document.error(_uses_key(self.label, self.entry), problem) from None
+            raise self.document.error(uses_key(self.label, self.entry), problem) from None
         return WorkloadRef(
             label=self.label,
-            uses=uses if location.startswith("../") else location,  # a tree may have another base
-            identity=identity,
+            uses=relative_name(uses, base),
+            identity={"uses": canonical_name(uses, base), **identity},
             code=code,
-            axes=list(self.settings),
-            custom=map_paths(self._custom_values, str),
-            custom_uses=dict(self.custom.uses),
             **own,
         )
-
-    def _digest_files(
-        self, by_setting: Mapping[str, Files]
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the states and the digests of the files of each setting.
-
-        Raises BadInput, which names the setting, for a file that is missing or can't be read.
-        """
-        states: dict[str, str] = {}
-        contents: dict[str, str] = {}
-        for axis, files in by_setting.items():
-            location: Key = (*self.key, *axis.split(".", 1))
-            for _, path in files:
-                if not path.is_file():
-                    problem = f"found no file or folder {path}; allowed: one that exists"
-                    raise self._sources.error(location, problem)
-            try:
-                # The state comes first: the trial then reads files again that change before they
-                # are digested.
-                states[axis] = describe_state(files)
-                contents[axis] = self.digests.digest(files)
-            except OSError as error:
-                problem = f"{error.filename}: can't be read: {error.strerror}"
-                raise self._sources.error(location, problem) from None
-        return states, contents
-
-    def find_conflict(self, axes: Axes) -> str | None:
-        """Return why the workload can't be trained with these axes, None if it can.
-
-        Conflicts among the axes come first, then those of the workload's settings. Raises BadInput
-        for wrong settings, whatever the axes are.
-        """
-        declared = [self.options, self.data]
-        reason = find_conflict(axes)
-        if reason:
-            return reason
-        values = axes.values
-        for settings in declared:
-            reason = settings.conflict(values)
-            if reason:
-                return reason
-        for name, axis in self.active_axes.items():
-            reason = axis.conflict(values)
-            if reason is not None:
-                return f"{CUSTOM}.{name}: {reason}"
-        return None
 
 
 def plain(value: Any) -> Any:
@@ -366,37 +280,26 @@ def _check_is_plain(value: Any) -> None:
         ) from None
 
 
+def refuse_secret(name: str, value: Any) -> None:
+    """Raise ValueError for a text whose name says that it is a secret: settings are recorded."""
+    if SECRET_NAME.search(name) and isinstance(value, str) and value:
+        raise ValueError(
+            "found a name that says secret, and settings are recorded; allowed: an environment variable"
+            " that the workload reads itself"
+        )
+
+
 def base_folder(document: Document) -> Path:
     """Return the folder that relative paths in a sweep file are relative to."""
     return Path(document.sources[()]).absolute().parent
 
 
-def read_declaration(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
-    """Return the declaration of the workload of a sweep's entry; raises BadInput if there is none."""
-    uses = entry.uses or label
-    base, key = base_folder(document), _uses_key(label, entry)
-    return _find_declaration(document, uses, base, key, has_arguments=entry.arguments is not None)
-
-
-def with_class_of_file(document: Document, label: str, entry: WorkloadEntry) -> WorkloadEntry:
-    """Return an entry that uses a file with the one workload in it named: `lm.py:LM` for `lm.py`.
-
-    Any other entry is returned as it is, that of a script too. Raises BadInput for a file without a workload, or with
-    several.
-    """
-    uses = entry.uses or label
-    if not uses.endswith(".py"):
-        return entry
-    declaration = read_declaration(document, label, entry)
-    return replace(entry, uses=declaration.path)
-
-
 def named_declaration(uses: str, base: Path) -> Declaration:
     """Return the declaration of a workload named on the command line; raises BadInput."""
-    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base, ())
+    return find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base, ())
 
 
-def _find_declaration(
+def find_declaration(
     document: Document, uses: str, base: Path, key: Key, *, has_arguments: bool = False
 ) -> Declaration:
     """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
@@ -410,8 +313,9 @@ def _find_declaration(
     try:
         if uses.endswith(".py") and (is_script(uses, base) or has_arguments):
             ast.parse((base / Path(uses).expanduser()).read_bytes(), filename=uses)
-            # A batch size of 1 stands for one that is not known.
-            return Declaration(path=uses, options=Settings, data=Settings, batch_size=1)
+            return Declaration(
+                path=uses, options=Settings, data=Settings, batch_size=UNKNOWN_BATCH_SIZE
+            )
         workload_class = load_class(uses, base)
     except ValueError as error:
         raise document.error(key, str(error)) from None
@@ -420,7 +324,6 @@ def _find_declaration(
         if error.filename:
             source = f"{error.filename}:{error.lineno}"
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
-
     try:
         batch_size: int = decode_value(Count, workload_class.batch_size)
     except ValueError as error:
@@ -467,7 +370,7 @@ def _check_settings_class(declared: Any) -> None:
             ) from None
 
 
-def _uses_key(label: str, entry: WorkloadEntry) -> Key:
+def uses_key(label: str, entry: WorkloadEntry) -> Key:
     """Return the key that names the class of a workload in a sweep file: `uses`, or else its label."""
     if entry.uses:
         return ("workloads", label, "uses")
@@ -487,22 +390,6 @@ def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]
         if is_default and name not in written and name != SOURCE:
             unset.append(f"{section}.{name}")
     return unset
-
-
-def location_of(uses: str, base_folder: Path) -> str:
-    """Return a workload's name with the path of a file relative to the base folder.
-
-    So `w.py:W`, `./w.py:W` and the absolute path are one workload. Links to
-    folders are followed, but not a link to the file: modules are named after files.
-    """
-    location, colon, class_name = uses.rpartition(":")
-    if uses.endswith(".py"):  # a script
-        location, colon, class_name = uses, "", ""
-    if not location.endswith(".py"):
-        return uses
-    path = base_folder / Path(location).expanduser()
-    relative = os.path.relpath(path.parent.resolve() / path.name, base_folder.resolve())
-    return f"{Path(relative).as_posix()}{colon}{class_name}"
 
 
 def _refuse_keys_of_other_sources(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,11 @@ def pack_series(state: TrainingState) -> dict[str, Any]:
 def environment_of(assignment: Assignment) -> Environment:
     """Return this process's environment, with the parts that only the launcher knows."""
     cell = assignment.trial.cell
-    read: Sequence[str] = cell.workload.code.variables if cell.workload.code else ()
     return replace(
-        describe_environment(assignment.packages, axes=cell.environment, read=read),
+        describe_environment(assignment.packages, axes=cell.environment),
         code=assignment.code,
         mlflow=assignment.mlflow,
         repository=assignment.repository,
         installed=assignment.installed,
-        dynamic_files=describe_dynamic_files(cell.workload),
+        dynamic_files=describe_dynamic_files(cell.workload, Path(assignment.base_folder)),
     )

@@ -164,7 +164,7 @@ def test_label_of_the_test_set_that_training_lacks(here: Path) -> None:
 )
 def test_batch_larger_than_the_data(workload: str, samples: int) -> None:
     Path("sweep.yaml").write_text(
-        f"name: demo\nworkloads:\n  {workload}\naxes: {{batch_size: {samples + 1}}}\n",
+        f"name: demo\nworkloads:\n  {workload}\nmatrix: {{batch_size: {samples + 1}}}\n",
         encoding="utf-8",
     )
     reason = f"batch_size {samples + 1} is more than the {samples} training samples"
@@ -179,5 +179,5 @@ def test_batch_larger_than_the_data(workload: str, samples: int) -> None:
 def test_batch_larger_than_a_file(here: Path) -> None:
     rows = "".join(f"hi,{label}\n" for label in "aaaaaaabbb")
     Path("texts.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
-    Path("sweep.yaml").write_text(TEXTS + "axes: {batch_size: 9}\n", encoding="utf-8")
+    Path("sweep.yaml").write_text(TEXTS + "matrix: {batch_size: 9}\n", encoding="utf-8")
     assert "batch_size 9 is more than the 8 training samples" in refused("plan", "sweep.yaml")

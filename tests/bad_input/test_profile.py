@@ -14,7 +14,7 @@ from tests.bad_input.refusals import GOOD, check, refused
     "setting", ["precision: tf32", "loader.pin_memory: true", "execution: compile:reduce-overhead"]
 )
 def test_what_only_a_gpu_can_do(setting: str) -> None:
-    Path("sweep.yaml").write_text(GOOD + f"axes: {{{setting}}}\n", encoding="utf-8")
+    Path("sweep.yaml").write_text(GOOD + f"matrix: {{{setting}}}\n", encoding="utf-8")
     Path("cpu.yaml").write_text("device: cpu\n", encoding="utf-8")
     for command in ("plan", "run"):
         line = refused(command, "sweep.yaml", "--cluster", "cpu.yaml")
@@ -22,7 +22,9 @@ def test_what_only_a_gpu_can_do(setting: str) -> None:
 
 
 def test_world_size_beyond_the_machine() -> None:
-    Path("sweep.yaml").write_text(GOOD + "axes: {strategy: ddp, world_size: 2}\n", encoding="utf-8")
+    Path("sweep.yaml").write_text(
+        GOOD + "matrix: {strategy: ddp, world_size: 2}\n", encoding="utf-8"
+    )
     Path("small.yaml").write_text("slots: 1\n", encoding="utf-8")
     line = refused("run", "sweep.yaml", "--cluster", "small.yaml")
     assert "world_size: found 2; allowed: at most 1, the profile's `slots`" in line

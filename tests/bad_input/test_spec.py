@@ -14,7 +14,7 @@ UNKNOWN_KEYS = [
     param(
         "workloads",
         "name: demo\nworkload:\n  mlp: {data: {source: digits}}\n",
-        "sweep.yaml:2: workload: unknown key; did you mean 'workloads'? allowed: axes, ",
+        "sweep.yaml:2: workload: unknown key; did you mean 'workloads'? allowed: checkpoint, evaluate, exclud",
     ),
     param(
         "name",
@@ -61,8 +61,8 @@ UNKNOWN_KEYS = [
     ),
     param(
         "axes",
-        GOOD + "axes: {world-size: 2}\n",
-        "sweep.yaml:4: axes.world-size: unknown axis; did you mean 'world_size'? allowed: ",
+        GOOD + "matrix: {world-size: 2}\n",
+        "sweep.yaml:4: matrix.world-size: unknown axis; did you mean 'world_size'? allowed: activation_checkp",
     ),
     param(
         "workload-axes",
@@ -101,12 +101,12 @@ VALUES = [
     param(
         "excluded-workload",
         GOOD + "exclude:\n  - {workload: mpl, precision: bf16}\n",
-        "sweep.yaml:5: exclude[0].workload: found 'mpl'; did you mean 'mlp'? allowed: mlp",
+        "sweep.yaml:5: exclude[0].workload: found \"mpl\"; did you mean 'mlp'? allowed: mlp",
     ),
     param(
         "no-excluded-workload",
         GOOD + "exclude: [{workload: []}]\n",
-        "sweep.yaml:4: exclude[0].workload: found 'an empty list'; allowed: mlp",
+        "sweep.yaml:4: exclude[0].workload: found []; allowed: mlp",
     ),
     param(
         "empty-rule",
@@ -116,7 +116,7 @@ VALUES = [
     param(
         "checkpoint",
         GOOD + "checkpoint: beste\n",
-        "sweep.yaml:4: checkpoint: found \"beste\"; did you mean 'best'? allowed: best, none",
+        "sweep.yaml:4: checkpoint: found 'beste'; did you mean 'best'? allowed: best, {every: 10m, keep: 2}",
     ),
     param(
         "profile-steps",
@@ -132,31 +132,29 @@ VALUES = [
     param("profile-nothing", GOOD + "profile: {}\n", "sweep.yaml:4: profile.steps: missing"),
     param(
         "strategy-off",
-        GOOD + "axes: {strategy: off}\n",
-        f"sweep.yaml:4: axes.strategy: found the YAML boolean false {BOOLEAN};"
-        " allowed: ddp, fsdp2, hsdp, pp, single, tp",
+        GOOD + "matrix: {strategy: off}\n",
+        'sweep.yaml:4: matrix.strategy: found "off"; allowed: ddp, fsdp2, hsdp, single',
     ),
     param(
         "execution-on",
         GOOD + "matrix: {execution: [on]}\n",
-        f"sweep.yaml:4: matrix.execution[0]: found the YAML boolean true {BOOLEAN}; allowed: compile",
-    ),
-    param(
-        "name-yes",
-        GOOD.replace("demo", "yes"),
-        f"sweep.yaml:1: name: found the YAML boolean true {BOOLEAN}; allowed: text",
+        'sweep.yaml:4: matrix.execution[0]: found "on"; allowed: compile, compile:max-autotune, compile:reduc',
     ),
     param("name-number", GOOD.replace("demo", "3"), "sweep.yaml:1: name: found 3; allowed: text"),
     param(
         "name-blank",
         GOOD.replace("demo", "'  '"),
-        "sweep.yaml:1: name: found an empty name; allowed: any text",
+        "sweep.yaml:1: name: found ' '; allowed: letters, digits, ., - and _, at most 200",
     ),
-    param("no-name", "workloads: {mlp: }\n", "sweep.yaml: name: missing; write `name: my sweep`"),
+    param(
+        "no-name",
+        "workloads: {mlp: }\n",
+        "sweep.yaml: name: missing; it has no default",
+    ),
     param(
         "no-workloads",
         "name: demo\n",
-        "sweep.yaml: workloads: missing; write `workloads: {mlp: {}}`",
+        "sweep.yaml: workloads: missing; it has no default",
     ),
     param(
         "none",
@@ -166,7 +164,7 @@ VALUES = [
     param(
         "workload-list",
         "name: demo\nworkloads: [mlp]\n",
-        'sweep.yaml:2: workloads: found ["mlp"]; did you mean `workloads: {mlp: {}}`?',
+        'sweep.yaml:2: workloads: found ["mlp"]; allowed: keys with values',
     ),
     param(
         "workload-text",
@@ -181,18 +179,18 @@ VALUES = [
     ),
     param(
         "float",
-        GOOD + "axes: {batch_size: 64.0}\n",
-        "sweep.yaml:4: axes.batch_size: found 64.0; allowed: a whole n",
+        GOOD + "matrix: {batch_size: 64.0}\n",
+        "sweep.yaml:4: matrix.batch_size: found 64.0; allowed: a whole number",
     ),
     param(
         "text",
-        GOOD + "axes: {batch_size: '64'}\n",
-        'sweep.yaml:4: axes.batch_size: found "64"; allowed: a whole n',
+        GOOD + "matrix: {batch_size: '64'}\n",
+        'sweep.yaml:4: matrix.batch_size: found "64"; allowed: a whole number',
     ),
     param(
         "negative",
-        GOOD + "axes: {batch_size: -3}\n",
-        "sweep.yaml:4: axes.batch_size: found -3; allowed: at least 1",
+        GOOD + "matrix: {batch_size: -3}\n",
+        "sweep.yaml:4: matrix.batch_size: found -3; allowed: at least 1",
     ),
     param(
         "zero",
@@ -201,8 +199,8 @@ VALUES = [
     ),
     param(
         "nan",
-        GOOD + "axes: {batch_size: .nan}\n",
-        "sweep.yaml:4: axes.batch_size: found nan; allowed: a finite num",
+        GOOD + "matrix: {batch_size: .nan}\n",
+        "sweep.yaml:4: matrix.batch_size: found nan; allowed: a finite number",
     ),
     param(
         "infinite",
@@ -213,11 +211,6 @@ VALUES = [
         "no-repeats", GOOD + "repeats: 0\n", "sweep.yaml:4: repeats: found 0; allowed: at least 1"
     ),
     param(
-        "endless",
-        GOOD + f"repeats: {10**12}\n",
-        f"sweep.yaml:4: repeats: found {10**12}; allowed: at most 10000",
-    ),
-    param(
         "negative-warmup",
         GOOD + "warmup: -1\n",
         "sweep.yaml:4: warmup: found -1; allowed: at least 0",
@@ -225,7 +218,7 @@ VALUES = [
     param(
         "no-value",
         GOOD + "matrix: {execution: }\n",
-        "sweep.yaml:4: matrix.execution: found null; allowed: a list",
+        "sweep.yaml:4: matrix.execution: found null; allowed: compile, compile:max-autotune, compile:reduce-o",
     ),
     param(
         "no-values",
@@ -238,8 +231,7 @@ VALUES = [
     param(
         "no-seed",
         GOOD + "seeds: 0\n",
-        "sweep.yaml:4: seeds: found 0; allowed: how many seeds, from 1 to 20,000 (3: seeds 0, 1 and 2), or"
-        " a list of them ([0])",
+        "sweep.yaml:4: seeds: found 0; allowed: how many seeds, from 1 to 10,000 (3: seeds 0, 1 and 2), or a ",
     ),
     param(
         "seeds-mapping",
@@ -249,12 +241,12 @@ VALUES = [
     param(
         "seeds-text",
         GOOD + "seeds: three\n",
-        'sweep.yaml:4: seeds: found "three"; allowed: how many',
+        'sweep.yaml:4: seeds: found "three"; allowed: a list',
     ),
     param(
         "length-number",
         GOOD + "length: 5\n",
-        "sweep.yaml:4: length: found 5 without a unit; allowed: 5 epochs or 5 steps",
+        "sweep.yaml:4: length: found 5; allowed: a length such as 5 epochs or 300 steps",
     ),
     param(
         "length-text",
@@ -264,19 +256,7 @@ VALUES = [
     param(
         "length-zero",
         GOOD + "length: 0 epochs\n",
-        "sweep.yaml:4: length.epochs: found 0; allowed: at least 1",
-    ),
-    param(
-        "list-in-axes",
-        GOOD + "axes: {strategy: [single, ddp]}\n",
-        'sweep.yaml:4: axes.strategy: found ["single", "ddp"]; allowed: one value; several belong below'
-        ' matrix: `matrix: {strategy: ["single", "ddp"]}`',
-    ),
-    param(
-        "list-in-axes-of-a-variable",
-        GOOD + "axes: {env.NCCL_ALGO: [Ring, Tree]}\n",
-        "sweep.yaml:4: axes.env.NCCL_ALGO: found ",
-        '; several belong below matrix: `matrix: {env.NCCL_ALGO: ["Ring", "Tree"]}`',
+        'sweep.yaml:4: length: found "0 epochs"; allowed: a length such as 5 epochs or 300 steps',
     ),
     param(
         "seeds-none",
@@ -347,11 +327,6 @@ COMBINATIONS = [
         "sweep.yaml:5: warmup: found 30; allowed: fewer than the 30 steps of mlp",
     ),
     param(
-        "default-warmup",
-        GOOD + "length: {steps: 10}\n",
-        "sweep.yaml: warmup: found 10, the default; allowed: fewer than the 10 steps of mlp",
-    ),
-    param(
         "unequal-zip",
         GOOD + "zip:\n  - strategy: [single, ddp]\n    world_size: [1]\n",
         "sweep.yaml:5: zip[0]: found lists of lengths {'strategy': 2, 'world_size': 1}; allowed: equal lengths",
@@ -367,23 +342,13 @@ COMBINATIONS = [
         "sweep.yaml:6: zip[1].strategy: found a second time; allowed: an axis in one place",
     ),
     param(
-        "axes-and-matrix",
-        GOOD + "axes: {precision: bf16}\nmatrix: {precision: [fp32]}\n",
-        "sweep.yaml:5: matrix.precision: found a second time; allowed: an axis in one place",
-    ),
-    param(
-        "workload-and-matrix",
-        "name: demo\nworkloads:\n  mlp:\n    axes: {precision: bf16}\nmatrix: {precision: [fp32]}\n",
-        "sweep.yaml:4: workloads.mlp.axes.precision: found in matrix or zip too; allowed: an axis in one place",
-    ),
-    param(
         "all-excluded",
         GOOD + "matrix: {precision: [fp32, bf16]}\nexclude:\n  - workload: mlp\n",
         "sweep.yaml: found no cell to run: 2 left out by exclude[0]; allowed: at least one cell",
     ),
     param(
         "not-divisible",
-        GOOD + "axes: {strategy: ddp, world_size: 2, batch_size: 63}\n",
+        GOOD + "matrix: {strategy: ddp, world_size: 2, batch_size: 63}\n",
         "sweep.yaml: found no cell to run: 1 left out because batch_size 63 can't be shared out evenly among 2 ranks",
     ),
     param(

@@ -1,41 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
-from harness.core.errors import BadInput, did_you_mean, parse_percentage
-from harness.core.synonyms import SYNONYMS
-from harness.core.validation import members_by_source
-from harness.spec.axes import AXIS_TYPES, axis_choices
-from harness.spec.sweep import SWEEP_KEYS
-from workloads.catalog import BUILT_IN
-
-
-@pytest.mark.parametrize(
-    ("word", "allowed", "nearest"),
-    [
-        ("float16", ["bf16", "fp16", "fp32"], "fp16"),
-        ("Half", ["bf16", "fp16"], "fp16"),
-        ("bfloat16", ["bf16", "fp16"], "bf16"),
-        ("eagr", ["compile", "eager"], "eager"),
-        ("float16", ["float", "int"], "float"),
-    ],
-)
-def test_synonym_goes_before_words_that_are_spelled_alike(
-    word: str, allowed: list[str], nearest: str
-) -> None:
-    assert did_you_mean(word, allowed).startswith(f"did you mean {nearest!r}? allowed: ")
-
-
-def test_every_synonym_is_of_a_word_that_a_sweep_file_may_have() -> None:
-    words = {*AXIS_TYPES, *SWEEP_KEYS, "length.epochs", "length.steps"}
-    for axis in AXIS_TYPES:
-        words.update(axis_choices(axis))
-    for workload in BUILT_IN.values():
-        words.update(field.name for field in fields(workload.options))
-        words.update(members_by_source(workload.data))
-    assert set(SYNONYMS.values()) <= words
+from harness.core.errors import BadInput, parse_percentage
 
 
 @pytest.mark.parametrize(

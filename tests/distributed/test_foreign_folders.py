@@ -61,7 +61,7 @@ def project(tmp_path: Path) -> Path:
     sweep = {
         "name": "mine",
         "workloads": {"mine": {"uses": "models/mine.py:Mine", "options": {"hidden": [8]}}},
-        "axes": {"strategy": "ddp", "num_workers": 1},
+        "matrix": {"strategy": "ddp", "num_workers": 1},
         "length": {"steps": 3},
         "warmup": 1,
     }

@@ -62,7 +62,7 @@ def test_the_same_code_passes_with_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_other_losses_fail_where_bits_matter(tmp_path: Path) -> None:
-    repository = Repository(tmp_path, axes={"strategy": "ddp", "world_size": 2})
+    repository = Repository(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
     repository.write(
         0.0,
         # Not `MLP.optimizer`: this process plans the sweep too, and later tests in it train MLPs.

@@ -32,7 +32,7 @@ def test_losses_agree_with_one_process(tmp_path: Path) -> None:
         },
         "length": {"steps": 12},
         "evaluate": {"steps": 12},
-        "axes": {"batch_size": 16},
+        "matrix": {"batch_size": 16},
     }
     path = tmp_path / "gpt.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -105,8 +105,8 @@ def test_a_range_is_a_list(demo: Sweep, tmp_path: Path) -> None:
 
 
 def test_a_single_cell_and_a_path_are_taken_as_they_are(demo: Sweep, tmp_path: Path) -> None:
-    assert len(harness.load("demo", cells="precision=bf16").records) == 3
-    assert len(harness.plan(tmp_path / "sweep.yaml", cells="precision=bf16").trials) == 3
+    assert len(harness.load("demo", only=["precision=bf16"]).records) == 3
+    assert len(harness.plan(tmp_path / "sweep.yaml", only=["precision=bf16"]).trials) == 3
     folder = Path("results/runs/demo")
     assert harness.compare(folder, folder).b == [str(folder)]
 
@@ -151,7 +151,7 @@ def test_errors_can_be_caught(demo: Sweep) -> None:
 
 def test_steps_are_those_of_every_rank_and_of_failed_trials_too(tmp_path: Path) -> None:
     axes = {"strategy": "ddp", "world_size": 2}
-    sweep = load(tmp_path, axes=axes, seeds=[0, 1, 2], length={"steps": 20}, warmup=2)
+    sweep = load(tmp_path, matrix=axes, seeds=[0, 1, 2], length={"steps": 20}, warmup=2)
     results = Results(tmp_path / "results")
     folder = results.sweep_folder("demo")
     done = make_record(sweep.cells[0], seed=0)
@@ -191,12 +191,14 @@ def test_loaded_sweeps_are_compared_across_results_folders(demo: Sweep, tmp_path
 
 
 def test_a_plan_knows_what_its_trials_took(demo: Sweep, tmp_path: Path) -> None:
-    plan = harness.plan(tmp_path / "sweep.yaml", settings={"seeds": [0, 1]}, only="precision=bf16")
+    plan = harness.plan(
+        tmp_path / "sweep.yaml", settings={"seeds": [0, 1]}, only=["precision=bf16"]
+    )
     assert [trial.seed for trial in plan.trials] == [0, 1]
     assert plan.seconds == pytest.approx(2 * 5.16, abs=0.01)
     assert plan.cells.precision.to_list() == ["bf16"]
     varied = harness.plan(
-        "quickstart", settings={"options.hidden": [[64], [128, 64]]}, only="workload=mlp"
+        "quickstart", settings={"options.hidden": [[64], [128, 64]]}, only=["workload=mlp"]
     )
     assert plan.cells.trial_s.notna().all()
     assert varied.cells["options.hidden"].value_counts()[(128, 64)] == 3

@@ -45,14 +45,6 @@ def test_only_variables_that_bear_on_a_measurement_are_kept() -> None:
     assert "hunter2" not in json.dumps(kept)
 
 
-def test_variables_that_the_workload_reads_are_kept_without_their_values() -> None:
-    given = {"MY_LR": "0.1", "OTHER": "1", "HIDDEN": "7"}
-    assert relevant_variables(given, axes=["OTHER"], read=["MY_LR", "UNSET"]) == {
-        "MY_LR": WITHHELD,
-        "OTHER": "1",
-    }
-
-
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
     done = subprocess.run(

@@ -61,7 +61,7 @@ def random_sweep(
         seeds=list(seeds),
         zip=STRATEGIES,
         stacks={} if stack is None else {"other": stack},
-        axes={} if stack is None else {"stack": "other"},
+        matrix={} if stack is None else {"stack": "other"},
         exclude=left_out,
         checkpoint=checkpoint,
     )

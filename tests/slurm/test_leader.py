@@ -470,7 +470,7 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     plant_step(slurm, WAITING_SRUN)
-    sweep = load(tmp_path, axes={"strategy": "ddp", "world_size": 2})
+    sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
     slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
     runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
@@ -500,7 +500,7 @@ def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
     monkeypatch.setattr("harness.launch.runner.GRACE_SECONDS", 0.1)
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     plant_step(slurm, DYING_NODE_SRUN)
-    sweep = load(tmp_path, axes={"strategy": "ddp", "world_size": 2})
+    sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
     runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
 

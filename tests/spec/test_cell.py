@@ -16,6 +16,7 @@ from harness.spec.axes import AXES, DEFAULTS, Axes, axis_choices
 from harness.spec.cell import (
     Cell,
     Length,
+    ReportedTarget,
     StopRule,
     Trial,
     WorkloadRef,
@@ -40,17 +41,17 @@ GOLDEN = [
     (
         "distilbert-bab805dbc3",
         "distilbert: {data: {source: tickets}, options: {padding: fixed}}",
-        "axes: {execution: compile}",
+        "matrix: {execution: compile}",
     ),
     (
         "mlp-8972259cfd",
         "mlp: ",
-        "axes: {strategy: fsdp2, world_size: 2, precision: bf16, num_workers: 2, num_threads: 4}",
+        "matrix: {strategy: fsdp2, world_size: 2, precision: bf16, num_workers: 2, num_threads: 4}",
     ),
     (
         "mlp-9c0cc67992",
         "mlp: ",
-        "axes: {batch_size: 32}\nlength: {steps: 90}\nevaluate: {steps: 30}\nwarmup: 20",
+        "matrix: {batch_size: 32}\nlength: {steps: 90}\nevaluate: {steps: 30}\nwarmup: 20",
     ),
 ]
 
@@ -73,7 +74,7 @@ def test_golden_ids(tmp_path: Path, golden: str, workloads: str, keys: str) -> N
 
 def test_id_is_the_same_in_any_process_and_folder(tmp_path: Path) -> None:
     path = write(
-        tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, axes={"num_threads": 2}
+        tmp_path, {"mlp": {"options": {"hidden": [64], "dropout": 0.1}}}, matrix={"num_threads": 2}
     )
     program = (
         "import sys, pathlib; from harness.spec import sweep\n"
@@ -118,7 +119,7 @@ def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
     others: list[Any] = [words.get(word, word) for word in axis_choices(axis)] or [3]
     for value in others:
         if value != DEFAULTS.get(axis):
-            other = make(axes=Axes(**{"batch_size": 64, axis: value}))
+            other = make(axes=Axes.of({"batch_size": 64, axis: value}))
             assert other.id != standard.id
             assert (
                 other.label != standard.label or axis == "world_size"
@@ -213,7 +214,7 @@ def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
     plain = load(
         tmp_path,
         {"mlp": {"options": {"dropout": 0.1, "hidden": [8]}}},
-        axes={"num_threads": 2, "num_workers": 1},
+        matrix={"num_threads": 2, "num_workers": 1},
     )
     other = load(
         tmp_path,
@@ -223,8 +224,7 @@ def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
         profile={"steps": 5},
         seeds=[7, 8],
         repeats=3,
-        description="other words",
-        axes={"num_workers": 1, "num_threads": 2},
+        matrix={"num_workers": 1, "num_threads": 2},
         sets=["name=other"],
     )
     assert [cell.id for cell in other.cells] == [cell.id for cell in plain.cells]
@@ -244,7 +244,7 @@ def test_default_that_is_written_out_leaves_the_id_alone(tmp_path: Path) -> None
     written_out = load(
         tmp_path,
         {"mlp": {"options": options, "data": {"source": "digits", "split_seed": 0}}},
-        axes={"batch_size": 64, **axes},
+        matrix={"batch_size": 64, **axes},
         length={"epochs": 1},
         evaluate={"epochs": 1},
         warmup=10,
@@ -310,15 +310,13 @@ def test_a_rule_for_stopping_is_part_of_the_id() -> None:
 
 
 def test_without_defaults_keeps_what_has_no_default() -> None:
-    assert without_defaults(Axes(batch_size=64, num_workers=2)) == {
-        "batch_size": 64,
-        "num_workers": 2,
-    }
+    target = ReportedTarget(name="loss", higher_is_better=True)
+    assert without_defaults(target) == {"name": "loss"}
 
 
 def test_a_cell_for_any_code_has_what_the_sweep_sets_and_no_default(tmp_path: Path) -> None:
     workload = {"uses": "mlp", "data": {"source": "digits"}, "options": {"hidden": [8], "lr": 1e-3}}
-    path = write(tmp_path, {"own": workload}, axes={"options.dropout": 0.2})
+    path = write(tmp_path, {"own": workload}, matrix={"options.dropout": 0.2})
     cell = only_cell(path)
     written = cell.with_any_code().workload
     # 1e-3 and 0.2 are defaults too, and may be none of another revision.
@@ -334,8 +332,8 @@ def test_a_cell_for_any_code_has_what_the_sweep_sets_and_no_default(tmp_path: Pa
 @pytest.mark.parametrize(
     "keys",
     [
-        {"axes": {"batch_size": 64}},
-        {"matrix": {"rank_batch_size": [64]}},
+        {"matrix": {"batch_size": 64}},
+        {"matrix": {"batch_size": [64, 128]}},
         {"include": [{"batch_size": 64}]},
     ],
 )
@@ -343,7 +341,7 @@ def test_a_batch_size_that_the_sweep_sets_is_that_of_any_code(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     path = write(tmp_path, {"mlp": {"data": {"source": "digits"}}}, **keys)
-    assert "batch_size" not in only_cell(path).workload.unset
+    assert "batch_size" not in spec.load_sweep(path).cells[0].workload.unset
 
 
 def test_a_hub_name_that_was_written_as_a_folder_is_kept_for_any_code(tmp_path: Path) -> None:

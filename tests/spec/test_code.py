@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,11 @@ def sweep(tmp_path: Path) -> Sweep:
     return planned(tmp_path)
 
 
+KEYS: dict[str, Any] = {"length": {"steps": 20}, "warmup": 2}
+
+
 def planned(folder: Path) -> Sweep:
-    return load(folder, {"spiral": {"uses": "spiral.py:Spiral"}}, length={"steps": 20}, warmup=2)
+    return load(folder, {"spiral": {"uses": "spiral.py:Spiral"}}, **KEYS)
 
 
 def run(sweep: Sweep, results: Results) -> None:
@@ -109,33 +113,19 @@ def test_code_that_was_edited_after_the_plan_is_refused_by_file(
     check_code(replace(reference, code=None), tmp_path)  # as a gate's arm has it
 
 
-def test_a_comment_changes_no_id_and_fails_no_trial(sweep: Sweep, tmp_path: Path) -> None:
-    (before,) = sweep.cells
-    path = tmp_path / "layers.py"
-    path.write_text('"""Sizes."""\nWIDTH = 32  # features\n', encoding="utf-8")
-    (after,) = planned(tmp_path).cells
-    assert after.id == before.id
-    assert before.workload.code is not None
-    assert after.workload.code is not None
-    texts = before.workload.code.texts, after.workload.code.texts
-    assert texts[0]["spiral.py"] == texts[1]["spiral.py"]
-    assert texts[1]["layers.py"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert texts[0]["layers.py"] != texts[1]["layers.py"]
-    check_code(before.workload, tmp_path)
-
-
 def test_a_file_that_was_imported_by_a_computed_name_is_described_even_if_it_is_gone_by_now(
     sweep: Sweep, tmp_path: Path
 ) -> None:
     reference = sweep.cells[0].workload
     late = tmp_path / "late.py"
     late.write_text("WIDTH = 32\n", encoding="utf-8")
+    importing.make_importable(tmp_path)
     importing.import_module("late")
     digest = hashlib.sha256(late.read_bytes()).hexdigest()
     # Beside it there may be what the workloads of earlier tests have imported in this process.
-    assert describe_dynamic_files(reference)["late.py"] == digest
+    assert describe_dynamic_files(reference, tmp_path)["late.py"] == digest
     late.unlink()
-    assert describe_dynamic_files(reference)["late.py"] == MISSING
+    assert describe_dynamic_files(reference, tmp_path)["late.py"] == MISSING
 
 
 def test_another_version_of_an_installed_workload_is_refused(sweep: Sweep) -> None:
@@ -147,13 +137,25 @@ def test_another_version_of_an_installed_workload_is_refused(sweep: Sweep) -> No
         check_code(reference, Path())
 
 
-def test_files_of_one_name_in_two_folders_both_count(tmp_path: Path) -> None:
-    """That of a workload, and that of an axis of the user's own."""
-    for folder, text in (("train", "WIDTH = 1\n"), ("axes", "FREEZE = 1\n")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "model.py").write_text(text, encoding="utf-8")
-    custom = ["axes/model.py:Freeze"]
-    before = describe_workload_code("train/model.py:Net", tmp_path, custom).files
-    assert set(before) == {"model.py", "axes/model.py/model.py"}
-    (tmp_path / "train" / "model.py").write_text("WIDTH = 2\n", encoding="utf-8")
-    assert describe_workload_code("train/model.py:Net", tmp_path, custom).files != before
+@pytest.mark.parametrize("uses", ["spiral:Spiral", "spiral.py", "./spiral.py:Spiral"])
+def test_one_workload_has_one_id_however_it_is_named(
+    sweep: Sweep, tmp_path: Path, uses: str
+) -> None:
+    (cell,) = load(tmp_path, {"mine": {"uses": uses}}, **KEYS).cells
+    assert (cell.id, cell.settings_id) == (sweep.cells[0].id, sweep.cells[0].settings_id)
+
+
+def test_a_sweep_may_move_without_another_id(sweep: Sweep, tmp_path: Path) -> None:
+    below = tmp_path / "sweeps"
+    below.mkdir()
+    (cell,) = load(below, {"mine": {"uses": "../spiral.py:Spiral"}}, **KEYS).cells
+    assert (cell.id, cell.settings_id) == (sweep.cells[0].id, sweep.cells[0].settings_id)
+
+
+@pytest.mark.parametrize("text", ["# why", '"""What is read as `__doc__`."""'])
+def test_comments_and_docstrings_are_code_as_code_can_read_them(
+    sweep: Sweep, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "layers.py"
+    path.write_text(f"{text}\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
+    assert planned(tmp_path).cells[0].id != sweep.cells[0].id

@@ -85,7 +85,7 @@ def test_axes_hold_for_all_and_a_workload_has_its_own(tmp_path: Path) -> None:
         "batch_size",
         "num_threads",
         workloads=workloads,
-        axes={"batch_size": 32, "num_threads": 2},
+        matrix={"batch_size": 32, "num_threads": 2},
     )
     assert found == [(16, 2), (32, 2), (32, 4)]
 
@@ -163,39 +163,6 @@ def test_conflict_of_a_workload_is_left_out_and_named(tmp_path: Path) -> None:
     assert "set padding to fixed" in sweep.excluded[0].reason
 
 
-RULE = """
-from workloads.axis import CustomAxis
-
-
-class Ranks(CustomAxis):
-    Value = int
-    default = 1
-
-    def conflict(self, axes):
-        product = axes["world_size"] * axes["num_threads"]
-        return None if product == self.value else f"found {product}"
-
-    def change_model(self, model):
-        pass
-
-    def find_problem(self):
-        return None
-"""
-
-
-def test_a_users_own_rule_is_asked_about_every_point(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(RULE)
-    found = points(
-        tmp_path,
-        "world_size",
-        "num_threads",
-        custom={"ranks": "ranks.py:Ranks"},
-        matrix={"custom.ranks": [2, 4], "world_size": [1, 2, 4], "num_threads": [1, 2]},
-        axes={"strategy": "ddp"},
-    )
-    assert found == [(1, 2), (2, 1), (2, 2), (4, 1)]
-
-
 def test_included_cells_come_after_the_matrix(tmp_path: Path) -> None:
     found = points(
         tmp_path,
@@ -239,8 +206,8 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
 
 def test_a_point_has_a_value_of_every_axis() -> None:
     values = {"env.A": "1", "env.B": None, "strategy": "ddp", "world_size": 2, "batch_size": 64}
-    point = MatrixPoint.of({**values, "options.hidden": [64], "rank_batch_size": 8})
-    expected = Axes(batch_size=16, strategy="ddp", world_size=2)
+    point = MatrixPoint.of({**values, "options.hidden": [64]})
+    expected = Axes(batch_size=64, strategy="ddp", world_size=2)
     assert point.axes == expected
     levels = expected.values | {"env.A": "1", "env.B": None, "options.hidden": [64]}
     assert list(point.levels.items()) == list(levels.items())
@@ -370,39 +337,9 @@ def test_what_only_a_gpu_can_do() -> None:
     assert setting_that_needs_gpu(Axes(batch_size=1, execution="compile:max-autotune")) is None
 
 
-def test_a_batch_size_may_be_given_for_each_rank(tmp_path: Path) -> None:
-    ranks = [{"strategy": ["single", "ddp"], "world_size": [1, 2]}]
-    found = points(tmp_path, "world_size", "batch_size", axes={"rank_batch_size": 16}, zip=ranks)
-    assert found == [(1, 16), (2, 32)]
-    left = points(
-        tmp_path,
-        "batch_size",
-        matrix={"rank_batch_size": [16, 8]},
-        exclude=[{"rank_batch_size": 8}],
-    )
-    assert left == [(16,)]
-
-
-def test_an_included_batch_size_replaces_that_of_each_rank(tmp_path: Path) -> None:
-    ranks = {"strategy": "ddp", "world_size": 2, "rank_batch_size": 16}
-    included = [{"batch_size": 128}, {"rank_batch_size": 8}]
-    assert points(tmp_path, "batch_size", axes=ranks, include=included) == [(32,), (128,), (16,)]
-
-
-def test_a_batch_size_is_given_once(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"include\[0\]: found batch_size and rank_batch_size"):
-        load(tmp_path, include=[{"batch_size": 8, "rank_batch_size": 8}])
-    with pytest.raises(
-        BadInput, match="found batch_size and rank_batch_size; allowed: one of them"
-    ):
-        load(tmp_path, axes={"rank_batch_size": 16}, matrix={"batch_size": [8]})
-
-
 @pytest.mark.parametrize(
     "keys",
     [
-        {"axes": {"num_threads": 1}, "matrix": {"num_threads": [1]}},
-        {"axes": {"num_threads": 1}, "zip": [{"num_threads": [1]}]},
         {"matrix": {"num_threads": [1]}, "zip": [{"num_threads": [1]}]},
         {"zip": [{"num_threads": [1]}, {"num_threads": [1]}]},
     ],

@@ -75,7 +75,7 @@ def test_set_decides_an_option_whatever_decided_it_in_the_file(tmp_path: Path) -
     for text, layers in (("[64]", [(64,)]), ("[64],[32,16]", [(64,), (32, 16)])):
         cells = load(tmp_path, workloads, sets=[f"{HIDDEN}={text}"]).cells
         assert [cell.level(HIDDEN) for cell in cells] == layers
-    cells = load(tmp_path, workloads, axes={"options.dropout": 0.4, HIDDEN: [3]}).cells
+    cells = load(tmp_path, workloads, matrix={"options.dropout": 0.4, HIDDEN: [3]}).cells
     assert [cell.level(HIDDEN) for cell in cells] == [(4,)]  # the workload's own goes first
 
 
@@ -85,9 +85,7 @@ def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
     data = {"source": "csv"}
     paths = {"data.path": ["a.csv", "b.csv"]}
-    a, b = load(
-        tmp_path, {"distilbert": {"data": data}}, matrix=paths, axes={"batch_size": 8}
-    ).cells
+    a, b = load(tmp_path, {"distilbert": {"data": data}}, matrix={**paths, "batch_size": 8}).cells
     assert a.id != b.id
     assert [a.level("data.path"), b.level("data.path")] == [
         str(tmp_path / "a.csv"),
@@ -102,7 +100,7 @@ def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
     [
         (
             "options.hidden: [[64], [0]]",
-            ":4: matrix.options.hidden[1][0]: found 0; allowed: at least 1",
+            ":4: workloads.mlp.options.hidden[0]: found 0; allowed: at least 1",
         ),
         (
             "options.hiden: [[64]]",
@@ -110,9 +108,12 @@ def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
             " 'options.hidden'? allowed: data.classes, ",
         ),
         ("options.hidden: []", ":4: matrix.options.hidden: found an empty list; allowed: at least"),
-        ("options.hidden: 64", ":4: matrix.options.hidden: found 64; allowed: a list"),
+        ("options.hidden: 64", ":4: workloads.mlp.options.hidden: found 64; allowed: a list"),
         ("data.source: [csv]", ":4: workloads.mlp.data.source: found 'csv'; allowed: digits, idx"),
-        ("data.split_seed: [1]", ":2: workloads.cnn.data.split_seed: found in matrix or zip too"),
+        (
+            "data.split_seed: [1, 2]",
+            ":2: workloads.cnn.data.split_seed: found in matrix or zip too",
+        ),
     ],
 )
 def test_settings_are_checked_by_the_workloads_own_types(

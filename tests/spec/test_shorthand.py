@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import BadInput
-from harness.spec.sweep import load_sweep
 from tests.support.commands import harness
 from tests.support.sweeps import DIGITS, load, write
 
@@ -83,38 +81,3 @@ def test_file_with_one_workload_needs_no_class(tmp_path: Path) -> None:
         sweeps.append(load(tmp_path, {"mine": {"uses": uses}}))
     assert sweeps[0].cells == sweeps[1].cells
     assert sweeps[0].cells[0].workload.uses == "mine.py:Mine"
-
-
-@pytest.mark.parametrize(
-    ("line", "instead"),
-    [
-        ("epochs: 5", "length: 5 epochs"),
-        ("max_steps: 300", "length: 300 steps"),
-        ("lr: 0.1", "axes: {lr: 0.1}"),
-        ("learning_rate: [0.1, 0.2]", "matrix: {lr: [0.1, 0.2]}"),
-        ("batch_size: 64", "axes: {batch_size: 64}"),
-        ("dtype: float16", "axes: {precision: fp16}"),
-        ("model: cnn", "workloads: {cnn: {}}"),
-        ("dataset: digits", "workloads: {LABEL: {data: {source: digits}}}"),
-        ("data: {source: digits}", "workloads: {LABEL: {data: {source: …}}}"),
-        ("  cnn: {epochs: 5}", "length: 5 epochs"),
-        ("  cnn: {lr: 0.1}", "axes: {lr: 0.1}"),
-        ("  mine: {model: cnn}", "uses: cnn"),
-        ("  cnn: {dataset: digits}", "data: {source: digits}"),
-    ],
-)
-def test_misplaced_key_is_answered_with_the_line_to_write(
-    tmp_path: Path, line: str, instead: str
-) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(f"name: demo\nworkloads:\n  mlp: {{}}\n{line}\n", encoding="utf-8")
-    with pytest.raises(BadInput) as refusal:
-        load_sweep(path)
-    message = str(refusal.value)
-    assert message.startswith(f"{path}:4: ")
-    assert f": unknown key; did you mean `{instead}`? allowed: " in message
-
-
-def test_key_of_another_tool_is_answered_with_ours(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"grid: unknown key; did you mean 'matrix'\? allowed: "):
-        load(tmp_path, grid={"precision": ["fp32"]})

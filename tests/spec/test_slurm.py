@@ -1,4 +1,4 @@
-"""The Slurm section of a profile: what it may say, and that it is held against what sinfo answers."""
+"""The Slurm section of a profile: what it may say."""
 
 from __future__ import annotations
 
@@ -8,26 +8,16 @@ import pytest
 import yaml
 
 from harness.core.errors import BadInput
-from harness.spec import cluster, partitions
+from harness.spec import cluster
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions, time_limit
 from tests.factories import make_cell
 
-SINFO = """\
-gpu*|2-00:00:00|12|64|515000|gpu:h100:8(S:0-1)
-gpu*|2-00:00:00|4|128|1031000|gpu:h100:4,gpu:mig:7
-long|infinite|2|32|257000|(null)
-short|30:00|3|32+|257000+|gpu:2
-slurm_load_partitions: some warning
-"""
-KNOWN = partitions.parse_sinfo(SINFO)
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, beside a cluster that doesn't answer."""
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(partitions, "query", list)
     return tmp_path
 
 
@@ -201,125 +191,6 @@ def test_time_limits(text: str, seconds: int) -> None:
 )
 def test_memory(text: str, mebibytes: int) -> None:
     assert SlurmOptions(memory=text).memory_mib == mebibytes
-
-
-def test_sinfo_is_understood() -> None:
-    gpu, long, short = KNOWN
-    assert (gpu.name, gpu.default, gpu.time_limit_seconds) == ("gpu", True, 172800)
-    assert [(one.count, one.cpus, one.memory_mib, one.gpus) for one in gpu.nodes] == [
-        (12, 64, 515000, {"h100": 8}),
-        (4, 128, 1031000, {"h100": 4, "mig": 7}),
-    ]
-    assert (long.time_limit_seconds, long.nodes[0].gpus) == (None, {})
-    assert (short.time_limit_seconds, short.nodes[0].gpus, short.nodes[0].cpus) == (
-        1800,
-        {"": 2},
-        32,
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "key", "line"),
-    [
-        (
-            {"partition": "gqu"},
-            "partition",
-            "found 'gqu'; did you mean 'gpu'? allowed: gpu, long, short",
-        ),
-        ({"partition": "gpu,lnog"}, "partition", "found 'lnog'; did you mean 'long'?"),
-        (
-            {"time": "3-0"},
-            "time",
-            "found '3-0', 259200 s; allowed: at most 172800 s in partition gpu",
-        ),
-        (
-            {"partition": "short"},
-            "time",
-            "found '01:00:00', 3600 s; allowed: at most 1800 s in partition short",
-        ),
-        (
-            {"ranks_per_node": 8, "cpus_per_rank": 17},
-            "cpus_per_rank",
-            "found 17; allowed: at most 128 for the 8 ranks",
-        ),
-        (
-            {"ranks_per_node": 16, "gpus_per_rank": 1},
-            "gpus_per_rank",
-            "found 1; allowed: at most 11 for the 16 ranks",
-        ),
-        (
-            {"gpus_per_rank": 1, "gpu_type": "a100"},
-            "gpu_type",
-            "found 'a100'; did you mean 'h100'? allowed: h100, mig",
-        ),
-        ({"memory": "2T"}, "memory", "found '2T'; allowed: at most 1031000 MiB in partition gpu"),
-        (
-            {"nodes": 17},
-            "nodes",
-            "found 17; allowed: at most 16, which have what is asked for in partition gpu",
-        ),
-        (
-            {"nodes": 5, "cpus_per_rank": 128},
-            "nodes",
-            "found 5; allowed: at most 4, which have what is asked for",
-        ),
-    ],
-)
-def test_what_the_cluster_cannot_do(asked: dict[str, str], key: str, line: str) -> None:
-    mismatch = partitions.find_mismatch(SlurmOptions(**asked), KNOWN)  # type: ignore[arg-type]
-    assert mismatch is not None
-    assert mismatch.key == key
-    assert mismatch.problem.startswith(line)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
-        {"nodes": 16, "time": "2-0"},
-        {
-            "nodes": 12,
-            "ranks_per_node": 8,
-            "gpus_per_rank": 1,
-            "gpu_type": "h100",
-            "memory": "500G",
-        },
-        {"partition": "long", "time": "30-0"},
-        {"partition": "short,long", "time": "30-0"},
-    ],
-    ids=str,
-)
-def test_what_it_can(asked: dict[str, str]) -> None:
-    assert partitions.find_mismatch(SlurmOptions(**asked), KNOWN) is None  # type: ignore[arg-type]
-
-
-def test_a_cluster_without_a_default_needs_a_partition() -> None:
-    gpu_only = partitions.parse_sinfo("gpu|1:00:00|1|1|1000|(null)\n")
-    assert partitions.find_mismatch(SlurmOptions(), gpu_only) == partitions.Mismatch(
-        key="partition", problem="found null, and the cluster has no default; allowed: gpu"
-    )
-
-
-def test_loading_asks_the_cluster_and_names_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "query", lambda: KNOWN)
-    assert refused("  time: 1:00:00\n  nodes: 99\n") == (
-        "p.yaml:4: slurm.nodes: found 99; allowed: at most 16, which have what is asked for in partition gpu"
-    )
-
-
-@pytest.mark.parametrize("script", ["exit 1", "sleep 60", None])
-def test_a_cluster_that_does_not_answer_says_nothing(
-    script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(partitions, "TIMEOUT", 0.2)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if script is not None:
-        (tmp_path / "sinfo").write_text(
-            f"#!/bin/sh\necho 'gpu*|1:00|1|1|1|(null)'\nPATH=/bin:/usr/bin exec {script}\n"
-        )
-        (tmp_path / "sinfo").chmod(0o755)
-    assert partitions.query() == []
 
 
 @pytest.mark.parametrize(("time", "seconds"), [("90", 5400), ('"90"', 5400), ("1:30:00", 5400)])

@@ -51,7 +51,6 @@ def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
     plan = planned(write(tmp_path))
     wanted = {
         "name": "demo",
-        "description": "",
         "seeds": [0],
         "repeats": 1,
         "checkpoint": "none",
@@ -107,11 +106,6 @@ def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path
     assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
     assert "exclude[1] matches no cell" in shown
     assert "time: unknown, no cell has a record yet" in shown
-
-
-def test_plan_shows_brackets_as_they_are(tmp_path: Path) -> None:
-    shown = harness("plan", str(write(tmp_path, description="a [/b] [red]c")))
-    assert (shown.code, shown.out.splitlines()[0]) == (0, "demo  a [/b] [red]c")
 
 
 def test_block_holds_each_cell_once_forth_and_back_and_repeats_come_last(tmp_path: Path) -> None:
@@ -335,7 +329,7 @@ class TestSet:
     def test_axis_replaces_that_of_axes_and_of_a_workload(self, tmp_path: Path) -> None:
         workloads = {"mlp": {"axes": {"num_threads": 2}}, "cnn": None}
         sweep = load(
-            tmp_path, workloads, axes={"num_threads": 3, "num_workers": 1}, sets=["num_threads=4"]
+            tmp_path, workloads, matrix={"num_threads": 3, "num_workers": 1}, sets=["num_threads=4"]
         )
         assert [(cell.axes.num_threads, cell.axes.num_workers) for cell in sweep.cells] == [
             (4, 1),
@@ -356,7 +350,7 @@ class TestSet:
         rules = [{"strategy": "ddp", "world_size": 2}, {"num_threads": 8}]
         sets = ["num_threads=4", "lr=0.1", "options.hidden=[32]"]
         axes = {"num_threads": 2, "lr": 0.01}
-        cells = load(tmp_path, workloads, axes=axes, include=rules, sets=sets).cells
+        cells = load(tmp_path, workloads, matrix=axes, include=rules, sets=sets).cells
         assert [cell.axes.lr for cell in cells] == [0.1] * 5
         # The cnn has no `hidden`, so its point of the matrix is left out.
         assert [cell.axes.num_threads for cell in cells] == [4, 4, 8, 4, 8]
@@ -371,13 +365,7 @@ class TestSet:
         assert [cell.axes.strategy for cell in sweep.cells] == ["ddp"]
         assert [point.axes["precision"] for point in sweep.excluded] == ["fp32", "bf16"]
         with pytest.raises(BadInput, match=r"include\[0\].*world_size is 2"):
-            load(tmp_path, include=[{"world_size": 2}], sets=["lr=0.1"])
-
-    def test_several_values_are_of_the_matrix_only(self, tmp_path: Path) -> None:
-        rules = [{"precision": "bf16"}]
-        for text in ("num_threads=4,8", "matrix.num_threads=4"):
-            cells = load(tmp_path, include=rules, sets=[text]).cells
-            assert cells[-1].axes.num_threads == 1
+            load(tmp_path, include=[{"world_size": 2}])
 
     def test_last_of_two_counts(self, tmp_path: Path) -> None:
         assert [

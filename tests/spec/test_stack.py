@@ -20,17 +20,6 @@ def load(folder: Path, text: str, *sets: str) -> Sweep:
     return load_sweep(path, sets)
 
 
-def test_stacks_are_declared_in_the_matrix_or_under_a_key_of_their_own(tmp_path: Path) -> None:
-    in_place = load(tmp_path, f"matrix:\n  stack:\n    old: {OLD}\n    box: {BOX}\n")
-    by_key = load(tmp_path, f"stacks: {{old: {OLD}, box: {BOX}}}\nmatrix: {{stack: [old, box]}}\n")
-    assert in_place.cells == by_key.cells
-    assert [cell.stack.command for cell in in_place.cells if cell.stack] == [
-        ["/envs/old/bin/python"],
-        ["apptainer", "exec", "image.sif", "python3"],
-    ]
-    assert [cell.label.split()[-1] for cell in in_place.cells] == ["stack=old", "stack=box"]
-
-
 def test_a_stack_is_an_axis_as_any_other(tmp_path: Path) -> None:
     text = (
         f"stacks: {{old: {OLD}, box: {BOX}}}\n"
@@ -42,14 +31,9 @@ def test_a_stack_is_an_axis_as_any_other(tmp_path: Path) -> None:
     assert levels == [(None, "fp32"), ("box", "fp32"), ("box", "bf16")]
 
 
-def test_set_names_what_the_matrix_declared(tmp_path: Path) -> None:
-    text = f"matrix: {{stack: {{old: {OLD}, box: {BOX}}}}}\n"
-    assert [cell.axes.stack for cell in load(tmp_path, text, "stack=box").cells] == ["box"]
-
-
 def test_name_and_definition_decide_the_id_and_other_stacks_do_not(tmp_path: Path) -> None:
     def cell_id(stacks: str, name: str) -> str:
-        sweep = load(tmp_path, f"stacks: {stacks}\naxes: {{stack: {name}}}\n")
+        sweep = load(tmp_path, f"stacks: {stacks}\nmatrix: {{stack: {name}}}\n")
         return sweep.cells[0].settings_id
 
     plain = load(tmp_path, "").cells[0].settings_id
@@ -71,16 +55,12 @@ def test_name_and_definition_decide_the_id_and_other_stacks_do_not(tmp_path: Pat
             "4: matrix.stack[0]: found 'old'; allowed: null, or a stack that the key stacks declares",
         ),
         (
-            f"stacks: {{old: {OLD}, box: {BOX}}}\naxes: {{stack: odl}}\n",
-            "5: axes.stack: found 'odl'; did you mean 'old'? allowed: box, null, old",
+            f"stacks: {{old: {OLD}, box: {BOX}}}\nmatrix: {{stack: odl}}\n",
+            "5: matrix.stack: found 'odl'; did you mean 'old'? allowed: box, null, old",
         ),
         (
-            f"stacks: {{old: {OLD}}}\nmatrix:\n  stack:\n    old: {BOX}\n",
-            "7: stacks.old: found in stacks and in the matrix; allowed: one of them",
-        ),
-        (
-            "matrix:\n  stack:\n    old: {pyton: x}\n",
-            "6: stacks.old.pyton: unknown key; did you mean 'python'?",
+            "stacks:\n  old: {pyton: x}\n",
+            "5: stacks.old.pyton: unknown key; did you mean 'python'?",
         ),
         (
             "stacks: {old: {}}\n",
@@ -91,7 +71,7 @@ def test_name_and_definition_decide_the_id_and_other_stacks_do_not(tmp_path: Pat
             "4: stacks.old: found ''; allowed: text without control characters",
         ),
     ],
-    ids=["undeclared", "misspelled", "twice", "unknown key", "empty", "empty word"],
+    ids=["undeclared", "misspelled", "unknown key", "empty", "empty word"],
 )
 def test_what_is_no_stack_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInput) as refusal:

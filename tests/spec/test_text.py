@@ -10,38 +10,18 @@ from harness.core.paths import Results
 from harness.records.store import read_recorded_spec, write_spec
 from harness.spec.cluster import load_profile
 from harness.spec.sweep import find_sweep_file
-from harness.spec.text import find_control_character, problem_of_name
+from harness.spec.text import find_control_character
 from tests.support.sweeps import DIGITS, load
-
-
-@pytest.mark.parametrize(
-    "name", ["mlp[small]", "mlp[/x]", "数据", "naïve 2×", ":fire:", "a:b", "'"]
-)
-def test_names_in_characters_that_can_be_seen_are_free(name: str) -> None:
-    assert problem_of_name(name) is None
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "", " ", "a\nb", "a\tb", "a\x1b[31mb", "a\x7f", "a\x9b2J", "a\u2028b", "\u202eplm", "a\u200bb", "a\ud800",
-        "::error::no", "a ::set-output name=x::y", "##[error]no", "x" * 201,
-    ],
-)  # fmt: skip
-def test_names_that_a_terminal_or_a_log_of_ci_takes_for_commands(name: str) -> None:
-    problem = problem_of_name(name)
-    assert problem is not None
-    assert "found" in problem
-    assert "; allowed: " in problem
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"name": "a\nb"}, r"^\S*sweep.yaml:1: name: found 'a\\nb'; allowed: a name in one line"),
+        ({"name": "a\nb"}, r"^\S*sweep.yaml:1: name: found 'a\\nb'; allowed: letters, digits"),
+        ({"name": "../b"}, r"^\S*sweep.yaml:1: name: found '../b'; allowed: letters, digits"),
         (
             {"workloads": {"::error::": DIGITS["mlp"] | {"uses": "mlp"}}},
-            r"^\S*sweep.yaml:3: workloads.::error::: found '::error::'; allowed: a name without ::",
+            r"^\S*sweep.yaml:3: workloads.::error::: found '::error::'; allowed: letters, digits",
         ),
     ],
 )
@@ -54,7 +34,7 @@ def test_sweep_with_such_a_name_is_refused(
 
 @pytest.mark.parametrize("name", ["\x1b[2J.yaml", "a\nb", "\udcff.yaml"])
 def test_paths_and_profiles_with_control_characters_are_refused(name: str) -> None:
-    with pytest.raises(BadInput, match="found a control character"):
+    with pytest.raises(BadInput, match="no such sweep file"):
         find_sweep_file(name)
     with pytest.raises(BadInput, match=r"--cluster .*: found a control character"):
         load_profile(name)

@@ -27,7 +27,7 @@ def test_jax_computes_the_losses_of_torch(tmp_path: Path) -> None:
     entry = {"data": {"source": "digits"}, "options": {"dropout": 0.0, "width": 4}}
     length = {"steps": STEPS}
     axes = {"precision": "fp64", "batch_size": 128}
-    sweep = load(tmp_path, {"cnn": entry}, length=length, evaluate=length, seeds=[3], axes=axes)
+    sweep = load(tmp_path, {"cnn": entry}, length=length, evaluate=length, seeds=[3], matrix=axes)
     (trial,) = sweep.trials()
     assignment = Assignment(trial=trial, base_folder=str(tmp_path), device="cpu")
     torch_loop = Harness(assignment, tmp_path / "torch", SINGLE_RANK)

@@ -185,7 +185,7 @@ class GateCampaign:
 def _write_repository(work: Path) -> None:
     """Write a repository whose second commit changes the losses, and a profile."""
     axes = {"num_workers": 1}
-    repository = Repository(work, axes=axes, evaluate={"epochs": 1})
+    repository = Repository(work, matrix=axes, evaluate={"epochs": 1})
     content = yaml.safe_load(repository.sweep.read_text(encoding="utf-8"))
     content["workloads"]["own"]["options"] = {"hidden": [8]}
     repository.sweep.write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -50,7 +50,7 @@ def tries(
     slower: float, seconds: float, count: int, min_effect: float, folder: Path
 ) -> list[PairedResult]:
     """As many contests of a workload with itself, the second slower by this share."""
-    keys = {"workloads": {"own": SMALL}, "axes": {"batch_size": 16}}
+    keys = {"workloads": {"own": SMALL}, "matrix": {"batch_size": 16}}
     before, now = Repository(folder / "before", **keys), Repository(folder / "now", **keys)
     now.write(slower)
     trees = {

@@ -116,7 +116,7 @@ def make_assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assi
     sweep = load(
         folder,
         workloads,
-        axes={"world_size": ranks.world_size, "strategy": strategy},
+        matrix={"world_size": ranks.world_size, "strategy": strategy},
         length={"steps": PLANNED_STEPS},
         evaluate={"steps": PLANNED_STEPS},
     )
