@@ -376,8 +376,6 @@ class TextFile(Corpus):
 ImageData = Digits | Idx
 TextData = Csv | Tickets
 CorpusData = PythonTopics | TextFile
-# The sources that need a path.
-SOURCES_OF_FILES = frozenset(kind.source for kind in (Idx, Csv, TextFile))
 
 
 def _format_size(size: tuple[int, ...]) -> str:

@@ -7,9 +7,6 @@ a verdict on it compares what the rules led to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from statistics import fmean
-
 from harness.records.record import Record
 
 
@@ -33,9 +30,3 @@ def epochs_to_goal(record: Record) -> float | None:
     if record.rank0 is None or record.rank0.stop is None or record.rank0.stop.reason != "goal":
         return None
     return epochs_trained(record)
-
-
-def mean_over(records: Iterable[Record], read: Callable[[Record], float | None]) -> float | None:
-    """Return the mean of a number over the records that have it, None if none has."""
-    values = [value for value in map(read, records) if value is not None]
-    return fmean(values) if values else None

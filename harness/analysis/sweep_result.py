@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
@@ -73,11 +72,6 @@ class SweepResult:
     def all_cells(self) -> list[Cell]:
         """The cells without their results."""
         return [result.cell for result in self.cells]
-
-    @property
-    def all_records(self) -> list[Record]:
-        """The records by cell."""
-        return list(chain.from_iterable(self.records.values()))
 
     @cached_property
     def workloads(self) -> dict[str, list[CellResult]]:

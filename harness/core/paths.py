@@ -176,11 +176,6 @@ class SweepFolder:
         """Return the folder of what was submitted to Slurm; each submission has a folder in it."""
         return self.path / "jobs"
 
-    @property
-    def compiled_path(self) -> Path:
-        """Return the folder of compiled code, which ranks load and run."""
-        return self.path / "compiled"
-
     def packages_path(self, digest: str) -> Path:
         """Return the list of all packages that were installed, of that SHA-256, for `pip install -r`.
 
@@ -232,10 +227,6 @@ class SweepFolder:
         names = self.subfolders() if among is None else among
         return self._folders_with(TrialFolder(Path()).record_path, names)
 
-    def exported_ids(self) -> list[str]:
-        """Return the ids of the trials that `harness export` was used on, sorted."""
-        return self._folders_with(TrialFolder(Path()).export_path, self.subfolders())
-
     def subfolders(self) -> list[str]:
         """Return the names of the folders in this one: ids of trials, as a rule."""
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
@@ -284,11 +275,6 @@ class Results:
     def peaks(self) -> Path:
         """Return the folder of measured peaks, which has a file for each machine's key."""
         return self.path / "peaks"
-
-    @property
-    def nodes_path(self) -> Path:
-        """Return where `harness doctor --measure` keeps what it has measured of nodes."""
-        return self.path / "nodes.json"
 
     @property
     def certificates(self) -> Path:

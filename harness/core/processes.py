@@ -239,37 +239,3 @@ def run_command(
         output.decode(errors=undecodable),
         errors.decode(errors="replace"),
     )
-
-
-def output_lines(
-    command: Sequence[str], variables: Mapping[str, str], timeout_seconds: float
-) -> list[str]:
-    """Run a command in a new session, and return the lines of both its streams.
-
-    Empty lines are left out. A command that takes longer than `timeout_seconds` is ended with
-    everything that it started, and a line that says so is added. `variables` are its whole
-    environment.
-    """
-    process = subprocess.Popen(
-        command,
-        env=dict(variables),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_seconds)
-    except subprocess.TimeoutExpired:
-        end_process_group(process)
-        try:
-            output, _ = process.communicate(timeout=KILL_TIMEOUT)
-        except subprocess.TimeoutExpired as error:  # what has left its group still has the streams
-            output = error.output or b""
-        output += f"\nended after {timeout_seconds:g} s".encode()
-    finally:
-        end_process_group(process)
-        if process.stdout is not None:
-            process.stdout.close()
-    lines = output.decode(errors="replace").splitlines()
-    return [line for line in lines if line.strip()]

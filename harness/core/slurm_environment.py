@@ -20,21 +20,6 @@ JOB_PREFIXES = ("SLURM_", "SLURMD_")  # what a job has, and what srun and sbatch
 CONNECTION = {"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
 
 
-# How SLURM_CPU_BIND_TYPE begins where Slurm has given each task separate cores.
-SEPARATE_CORES = ("mask_", "map_", "rank")
-
-
-def tasks_per_node() -> int | None:
-    """Return how many tasks each node of this job has, None if its submission did not say so."""
-    count = os.environ.get("SLURM_NTASKS_PER_NODE")
-    return None if count is None else int(count)
-
-
-def has_separate_cores() -> bool:
-    """Return whether Slurm has bound this task to cores that no other task of its node has."""
-    return os.environ.get("SLURM_CPU_BIND_TYPE", "").startswith(SEPARATE_CORES)
-
-
 def own_job_id() -> str:
     """Return the id of the job that this process runs in: 71, or 71_3 for a task of an array.
 

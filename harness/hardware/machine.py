@@ -25,7 +25,6 @@ MACHINE_FORMAT = FileFormat(
 )
 
 PEAKS_FOLDER = "peaks"  # in the folder of the ranks that measure
-SATURATION = 0.9  # the share of the peak from which on a product counts as reaching it
 Device = Literal["cpu", "cuda"]
 # The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer
 # uses nt in forward, nn for the gradient of its input and tn for the gradient of its weights.
@@ -145,15 +144,6 @@ class Machine:
         """
         return max(self._rates(dtype, threads).values(), default=None)
 
-    def saturating_size(self, dtype: str, threads: int | None) -> int | None:
-        """Return the smallest size whose product reaches SATURATION of the peak, None of no product.
-
-        Products in this dtype and with this number of threads count, by their best repeats.
-        """
-        rates = self._rates(dtype, threads)
-        peak = max(rates.values(), default=0.0)
-        return min((size for size in rates if rates[size] >= SATURATION * peak), default=None)
-
     def _rates(self, dtype: str, threads: int | None) -> dict[int, float]:
         """Return the FLOP/s of the best repeat by size."""
         rates = {}
@@ -169,11 +159,6 @@ class Machine:
             return None
         largest = max(copies, key=lambda copy: copy.bytes)
         return largest.work / largest.timing.best
-
-    def cache_bandwidth(self, threads: int | None) -> float | None:
-        """Return the bytes/s of the array that is copied fastest, which fits in a cache."""
-        copies = self._memory_copies(threads)
-        return max((copy.work / copy.timing.best for copy in copies), default=None)
 
     def _memory_copies(self, threads: int | None) -> list[Copy]:
         """Return the copies within memory by this number of threads."""

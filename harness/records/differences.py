@@ -110,11 +110,6 @@ def as_text(value: Value) -> str:
     return str(value)
 
 
-def trial_differences(a: Trial, b: Trial) -> list[Difference]:
-    """Return what differs between what two trials were asked to compute, in the same order."""
-    return differences(trial_fields(a), trial_fields(b))
-
-
 def differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Difference]:
     """Return the fields in which two flat tables differ, in the order of `ORDER`."""
     differing = []

@@ -86,13 +86,6 @@ class Failure:
     attempt: Ordinal | None = None
 
     @property
-    def bad_node(self) -> str | None:
-        """Return the node that died and took the trial with it, None where that is not why."""
-        if self.kind == "NodeFailure":
-            return self.host
-        return None
-
-    @property
     def own_line(self) -> str | None:
         """Return where the user's own code was when it failed, as in `lm.py:12`, None elsewhere."""
         frame = own_frame(self.traceback or "")
@@ -536,12 +529,3 @@ class Record(Outcome):
     settings: RunSettings | None = None  # the runner adds them to the assembled record
     ranks: RankResults
     loss: Series | None  # mean over ranks at each step; None unless the trial finished
-
-    @property
-    def bad_nodes(self) -> list[str]:
-        """Return the node of each attempt that was lost with its node, in the order of attempts."""
-        nodes: list[str] = []
-        for failure in (*self.previous_failures, self.failure):
-            if failure is not None and failure.bad_node:
-                nodes.append(failure.bad_node)
-        return nodes

@@ -10,7 +10,7 @@ and see what norms and sums miss: signs, swapped elements and permuted rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
@@ -131,18 +131,6 @@ def combine(digests: Sequence[tuple[str, str]]) -> tuple[str, str]:
         f"{len(digests)} tensors {xxhash.xxh3_64_hexdigest(names.encode())}",
         xxhash.xxh3_128_hexdigest(repr(digests).encode()),
     )
-
-
-def phase_digests(combined: Iterable[Mark]) -> dict[tuple[int, str], str]:
-    """Return the digest of each step and phase, given marks that have one digest a moment.
-
-    A phase that comes once for each micro-batch has several moments in a step.
-    """
-    digests: dict[tuple[int, str], xxhash.xxh3_128] = {}
-    for mark in combined:
-        digest = digests.setdefault((mark.step, mark.phase), xxhash.xxh3_128())
-        digest.update(repr((mark.name, mark.digest)).encode())
-    return {key: digest.hexdigest() for key, digest in digests.items()}
 
 
 def write_recording(folder: Path, recording: Recording) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito, distinguishable for the color-blind too (Color Universal Design,
 # 2008). The last three are pale on white and so come last.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D31", "#E69F00", "#56B4E9", "#B3A800")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK = "#222222"  # text, and lines that stand for no series
 PALE = "#DDDDDD"  # grid lines
 SPINE = "#888888"
@@ -64,8 +63,3 @@ def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:
 def si_tick(value: float, _: float) -> str:
     """Return a tick's label with an SI prefix: `208 G`."""
     return si_prefixed(value).strip()
-
-
-def plain_tick(value: float, _: float) -> str:
-    """Return a tick's label without powers of ten: `0.25`."""
-    return f"{value:g}"

@@ -87,11 +87,6 @@ class Attribution:
         return sorted(self.effects, key=lambda effect: -effect.magnitude)
 
     @property
-    def main_effects(self) -> list[Effect]:
-        """The effects of single axes, the largest first."""
-        return [effect for effect in self.largest_first if effect.is_main]
-
-    @property
     def interactions(self) -> list[Effect]:
         """The interactions of two axes, the largest first."""
         return [effect for effect in self.largest_first if not effect.is_main]

@@ -149,15 +149,6 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     return p
 
 
-def half_width_after(count: int, deviation: float, alpha: float) -> float:
-    """Return half the width of the interval after so many values, of a usual sample.
-
-    Its values are `deviation` above and below their mean, neither skewed nor correlated.
-    """
-    low, high = confidence_sequence(deviation * np.resize([1.0, 1.0, -1.0, -1.0], count), alpha)
-    return float(high[-1] - low[-1]) / 2
-
-
 @dataclass(frozen=True)
 class Stop:
     """When measuring may end, and the decision then; both of shape (…)."""

@@ -29,8 +29,6 @@ from harness.core.errors import BadInput
 from harness.core.ports import listen
 
 THREADS = Path("/proc/self/task")  # a folder for each thread of this process
-# Of a process that is a rank's child and no rank itself, but a trial of its own.
-SINGLE_RANK_VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -495,7 +495,7 @@ class TestSideBySide:
                 trials.append(replace(trial, company="alone" if share == 1.0 else "4 side by side"))
             results.append(replace(cell, trials=trials))
         (attribution,) = attributions(side("A", *results)).values()
-        ratios = {tuple(effect.levels.items()): effect.ratio for effect in attribution.main_effects}
+        ratios = {tuple(effect.levels.items()): effect.ratio for effect in attribution.effects}
         assert ratios == {
             (("batch_size", 64),): pytest.approx(1.5),
             (("company", "4 side by side"),): pytest.approx(0.8),

@@ -14,12 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.core import processes
 from harness.core.errors import HarnessError
 from harness.core.processes import (
     PARENT_VARIABLE,
     end_process_group,
-    output_lines,
     run_command,
     signal_group,
     start_session,
@@ -65,23 +63,6 @@ def test_threads_that_never_rest_are_not_waited_for_for_long() -> None:
     assert not ended.is_set()
     ended.set()
     restless.join()
-
-
-class TestOutputLines:
-    def test_are_those_of_both_streams(self) -> None:
-        command = ["sh", "-c", "echo out; echo; echo err >&2; exit 3"]
-        assert output_lines(command, {}, 60.0) == ["out", "err"]
-
-    def test_end_with_a_note_if_the_command_takes_too_long(self) -> None:
-        command = ["sh", "-c", "echo out; exec sleep 60"]
-        assert output_lines(command, {"PATH": "/bin:/usr/bin"}, 0.2) == ["out", "ended after 0.2 s"]
-
-    def test_do_not_wait_for_what_has_left_the_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(processes, "KILL_TIMEOUT", 0.5)
-        command = ["sh", "-c", "setsid sleep 60 & echo $!; exec sleep 60"]
-        pid, note = output_lines(command, {"PATH": "/bin:/usr/bin"}, 0.2)
-        os.kill(int(pid), signal.SIGKILL)  # it still ran
-        assert note == "ended after 0.2 s"
 
 
 def run_program(program: str, **variables: str) -> str:

@@ -49,7 +49,6 @@ class TestFigures:
     def test_bandwidth_is_that_of_the_largest_array(self) -> None:
         machine = make_machine()
         assert machine.bandwidth(1) == pytest.approx(10e9)
-        assert machine.cache_bandwidth(1) == pytest.approx(50e9)
         assert machine.bandwidth(2) == pytest.approx(16e9)
         assert machine.bandwidth(3) is None
 

@@ -14,7 +14,7 @@ from harness.records.differences import (
     differences,
     environment_fields,
     record_fields,
-    trial_differences,
+    trial_fields,
 )
 from harness.records.environment import Gpu, Hardware, Software, TorchSettings
 from harness.records.record import Record
@@ -93,7 +93,9 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
         length=Length(epochs=1),
     )
     b = replace(b, trial=replace(b.trial, seed=3))
-    assert [difference.field for difference in trial_differences(a.trial, b.trial)] == [
+    assert [
+        difference.field for difference in differences(trial_fields(a.trial), trial_fields(b.trial))
+    ] == [
         "seed",
         "code.files.spiral.py",
         "data.path",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import BadInput
-from harness.records.differences import trial_differences
+from harness.records.differences import differences, trial_fields
 from harness.records.record import RunSettings
 from harness.reproduce.rebuild import (
     public_environment,
@@ -69,7 +69,9 @@ def test_a_changed_byte_of_the_data_is_named(tmp_path: Path) -> None:
     file = tmp_path / "data" / "train.csv"
     file.write_text(CSV.replace("word3", "wort3", 1), encoding="utf-8")
     rebuilt = rebuild_cell(cell, tmp_path, ())
-    found = trial_differences(Trial(cell=cell, seed=0), Trial(cell=rebuilt, seed=0))
+    found = differences(
+        trial_fields(Trial(cell=cell, seed=0)), trial_fields(Trial(cell=rebuilt, seed=0))
+    )
     assert [entry.field for entry in found] == ["data.path"]
     assert rebuilt.id != cell.id
 
@@ -79,7 +81,9 @@ def test_a_changed_default_is_named_and_the_recorded_value_runs(tmp_path: Path) 
     options = {**cell.workload.options, "dropout": 0.7}  # the default when it was recorded
     recorded = replace(cell, workload=replace(cell.workload, options=options))
     rebuilt = rebuild_cell(recorded, tmp_path, ())
-    found = trial_differences(Trial(cell=recorded, seed=0), Trial(cell=rebuilt, seed=0))
+    found = differences(
+        trial_fields(Trial(cell=recorded, seed=0)), trial_fields(Trial(cell=rebuilt, seed=0))
+    )
     assert [entry.field for entry in found] == ["options.dropout"]
     assert rebuilt.workload.options["dropout"] == 0.7
 

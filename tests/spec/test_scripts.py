@@ -10,7 +10,7 @@ import yaml
 
 from harness.analysis.compare import matching_key
 from harness.core.errors import BadInput
-from harness.records.differences import trial_differences
+from harness.records.differences import differences, trial_fields
 from harness.render.format import cell_name
 from harness.reproduce.rebuild import rebuild_cell
 from harness.spec.cell import Trial
@@ -201,5 +201,7 @@ def test_cells_with_other_arguments_are_not_compared_as_equal(tmp_path: Path) ->
     assert wide.label == narrow.label
     assert matching_key(wide, ()) != matching_key(narrow, ())
     assert matching_key(wide, ("arguments",)) == matching_key(narrow, ("arguments",))
-    differences = trial_differences(Trial(cell=wide, seed=0), Trial(cell=narrow, seed=0))
-    assert [entry.field for entry in differences] == ["arguments"]
+    found = differences(
+        trial_fields(Trial(cell=wide, seed=0)), trial_fields(Trial(cell=narrow, seed=0))
+    )
+    assert [entry.field for entry in found] == ["arguments"]

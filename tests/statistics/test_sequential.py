@@ -14,7 +14,6 @@ from harness.statistics.sequential import (
     SKEWNESS_FACTOR,
     confidence_sequence,
     decide,
-    half_width_after,
     log_ratio,
     normal_half_width,
     running_moments,
@@ -193,12 +192,6 @@ def test_one_side_takes_fewer_pairs_and_raises_no_more_alarms(noise: float) -> N
     assert np.mean(one.sign == -1) <= bound()
     lost = stop(values + math.log1p(-0.01), 0.01, one_sided=True)
     assert np.mean(lost.sign >= 0) <= bound()
-
-
-def test_half_width_after_so_many_values_is_that_of_usual_samples() -> None:
-    low, high = confidence_sequence(normal(16, 30, spread=0.02))
-    usual = np.median(high[:, -1] - low[:, -1]) / 2
-    assert half_width_after(30, 0.02, 0.05) == pytest.approx(usual, rel=0.1)
 
 
 def in_turn(windows: int, b_first: bool, slowdown: float, ramp: float) -> Numbers:

@@ -127,7 +127,7 @@ def _draw_curve(
         sizes,
         values,
         color=chart.COLORS[number % len(chart.COLORS)],
-        marker=chart.MARKERS[number // len(chart.COLORS) % len(chart.MARKERS)],
+        marker="o",
         linewidth=1.3,
         markersize=4.5,
         label=name,
