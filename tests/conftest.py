@@ -228,7 +228,7 @@ def shared_host() -> Iterator[None]:
 def room_for_forkservers() -> Iterator[None]:
     """Let the forkservers of a process's tests stay: each that ends has to load torch again."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(forkserver, "MIN_SERVERS", 12)
+        monkeypatch.setattr(forkserver, "MAX_SERVERS", 12)
         yield
 
 

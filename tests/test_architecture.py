@@ -261,6 +261,7 @@ def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line(
     log = tmp_path / "log"
     variables = Torchrun(environment={}).variables(1, {})
     process = forkserver.start_worker(module_command(sys.executable, "looks_up"), variables, log)
+    assert process is not None
     assert process.wait(300) == 0, log.read_text(encoding="utf-8")
     (packages,) = told(log.read_text(encoding="utf-8"))
     assert "torch" in packages

@@ -7,7 +7,6 @@ harness, and keeps its traceback.
 
 import errno
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -28,6 +27,7 @@ from harness.core.errors import (
     one_line,
 )
 from harness.core.storage import storage_error
+from harness.launch.interrupt import handle_signals, interrupt
 
 BROKEN_PIPE = 1  # exit code
 # What the system says of each errno.
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 success, 1 a trial failed or a gate said fail, 2 bad input, 3 inconclusive,
     130 interrupted.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    handle_signals(interrupt)
     arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is
@@ -147,12 +147,3 @@ def _fail(message: str, code: int) -> int:
     """
     print(f"harness: {one_line(message, MAX_MESSAGE)}", file=sys.stderr)
     return code
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """Treat SIGTERM as Ctrl-C, so that every process that was started is ended too.
-
-    Python's default for SIGTERM ends the process at once, without the cleanup of `with` and
-    `finally`. CI systems and batch schedulers send it where a person would press Ctrl-C.
-    """
-    raise KeyboardInterrupt

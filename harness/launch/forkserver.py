@@ -21,9 +21,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
-from harness.core.control_groups import memory_limit
 from harness.core.errors import HarnessError
 from harness.core.logs import last_log_line
 from harness.core.processes import (
@@ -36,7 +33,6 @@ from harness.core.processes import (
 from harness.core.scratch import ScratchFolder
 from harness.launch.abandoned import mark_variables
 from harness.launch.stack import ReadyStack
-from harness.launch.stall import POLL, StallDetector
 from harness.training.interruption import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
@@ -47,15 +43,10 @@ TORCH = ("torch._dynamo", "torch.distributed.fsdp")
 # A gate's arms get TORCH alone, because each imports the harness from its own tree.
 PRELOAD = (*TORCH, "harness.launch.preload")
 START_TIMEOUT = 300.0  # seconds that it may take to load its modules and to fork
-STALL_TIMEOUT = 15.0  # seconds without CPU time, after which it counts as stalled
+SEND_TIMEOUT = 15.0  # seconds that it may take to read a request
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
-SERVER_BYTES = 230 * 2**20  # of memory that a forkserver takes with torch loaded
-MEMORY_SHARE = 8  # the forkservers of a command may take an eighth of the memory
-MIN_SERVERS = 4  # however little memory there is
-
-
-class ForkServerStalled(HarnessError):
-    """A forkserver that does not answer; another one may."""
+MAX_SERVERS = 4  # that a command keeps where they run nothing: each takes 230 MiB with torch loaded
+STARTS = 2  # that are tried before ranks are started without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,52 +82,29 @@ class ForkServer:
     It ends with this process, however that ends, and everything that it has forked ends with it.
     """
 
-    def __init__(
-        self,
-        process: Process,
-        connection: socket.socket,
-        log: Path,
-        log_folder: ScratchFolder | None = None,
-    ) -> None:
-        """Take over a forkserver that has been started, which `connection` leads to.
-
-        `log_folder` is the temporary folder of the log, if it has one.
-        """
-        self.process = process
-        self.connection = connection
-        self.connection.settimeout(STALL_TIMEOUT)  # of sending: `select` precedes what is received
-        self.log = log
-        self._log_folder = log_folder
+    def __init__(self, setup: Setup, variables: Mapping[str, str]) -> None:
+        """Start one for this process alone, with `variables` as its environment."""
+        self._log_folder = ScratchFolder("forkserver")
+        self.log = self._log_folder.path / "forkserver.log"
+        self.connection, servers_end = socket.socketpair()
+        self.connection.settimeout(SEND_TIMEOUT)  # of sending: `select` precedes what is received
+        with servers_end:
+            command = [setup.python, "-P", str(PROGRAM)]
+            environment = {**variables, **parent_variables()}
+            self.process: Process = start_session(
+                command, environment, self.log, stdin=servers_end.fileno()
+            )
         self.has_ended = False
         self.exit_codes: dict[int, int] = {}  # of forked processes that have ended, by number
         self._running: set[int] = set()  # numbers of forked processes that have not ended
         self._forked: list[list[int]] = []  # answers to requests, each the numbers of new processes
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
-
-    @staticmethod
-    def start(setup: Setup, variables: Mapping[str, str], log: Path | None = None) -> ForkServer:
-        """Start one for this process alone, with `variables` as its environment.
-
-        Without a `log` it gets a temporary one, which is removed when the forkserver is closed,
-        unless an error has named it.
-        """
-        log_folder = None
-        if log is None:
-            log_folder = ScratchFolder("forkserver")
-            log = log_folder.path / "forkserver.log"
-        connection, servers_end = socket.socketpair()
-        with servers_end:
-            command = [setup.python, "-P", str(PROGRAM)]
-            environment = {**variables, **parent_variables()}
-            process = start_session(command, environment, log, stdin=servers_end.fileno())
-        server = ForkServer(process, connection, log, log_folder)
-        server._send(asdict(setup))
-        return server
+        self._send(asdict(setup))
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
         """Return new processes in the order of the requests.
 
-        Raises HarnessError if the forkserver has ended, ForkServerStalled if it does not answer.
+        Raises HarnessError if the forkserver has ended or does not answer; it has ended then.
         """
         marked = []
         for request in requests:
@@ -154,35 +122,21 @@ class ForkServer:
         return [ForkedProcess(self, pid) for pid in self._forked.pop()]
 
     def _wait_for_answer(self) -> None:
-        """Wait until the forkserver has forked what it was last asked for.
-
-        How long it takes to load torch depends on the file system. A process that is stopped, or
-        hangs, shows by its CPU time long before any limit that is fair to slow ones.
-        """
-        start = time.monotonic()
-        stall = StallDetector(self.process.pid)
+        """Wait until the forkserver has forked what it was last asked for."""
+        deadline = time.monotonic() + START_TIMEOUT
         while not self._forked:
-            self.receive(POLL)
+            self.receive(max(0.0, deadline - time.monotonic()))
             if self.has_ended:
                 raise self.error()
-            waited = time.monotonic() - start
-            stalled_for = stall.seconds()
-            if self._forked or (waited < START_TIMEOUT and stalled_for < STALL_TIMEOUT):
-                continue
-            self._keep_log()
-            raise ForkServerStalled(
-                f"waited {waited:.0f} s for the process that ranks are forked from, which used no"
-                f" CPU time for {stalled_for:.0f} s and was ended; log: {self.log}"
-            )
+            if not self._forked and time.monotonic() > deadline:
+                raise HarnessError(
+                    f"waited {START_TIMEOUT:.0f} s for the process that ranks are forked from"
+                )
 
     def error(self) -> HarnessError:
-        """Return the error that says that the forkserver has ended.
-
-        It has the last line of the log and names the log, which stays from now on.
-        """
-        self._keep_log()
+        """Return the error that says that the forkserver has ended, with the last line that it wrote."""
         return HarnessError(
-            f"the process that ranks are forked from ended: {last_log_line(self.log)}; log: {self.log}"
+            f"the process that ranks are forked from ended: {last_log_line(self.log)}"
         )
 
     def receive(self, timeout: float | None) -> None:
@@ -216,27 +170,20 @@ class ForkServer:
         return self.connection.fileno()
 
     def close(self) -> None:
-        """End the forkserver and all that it has forked; remove its temporary log."""
+        """End the forkserver and all that it has forked; remove its log."""
         self.connection.close()
         end_process_group(self.process)
-        if self._log_folder is not None:
-            self._log_folder.remove()
-
-    def _keep_log(self) -> None:
-        """Leave the log for the user, whom an error sends there."""
-        if self._log_folder is not None:
-            self._log_folder.keep()
+        self._log_folder.remove()
 
     def _send(self, message: object) -> None:
-        """Send a line; raises ForkServerStalled if there is no room for it in the socket."""
+        """Send a line; raises HarnessError if there is no room for it in the socket."""
         try:
             self.connection.sendall((json.dumps(message) + "\n").encode())
         except BrokenPipeError:
             pass  # it has ended, which the next `receive` notices
         except TimeoutError:
-            raise ForkServerStalled(
-                f"waited {STALL_TIMEOUT:g} s for the process that ranks are forked from to read"
-                f" a request; log: {self.log}"
+            raise HarnessError(
+                f"waited {SEND_TIMEOUT:g} s for the process that ranks are forked from"
             ) from None
 
 
@@ -290,26 +237,19 @@ def kill_all(processes: Sequence[ForkedProcess]) -> None:
         try:
             process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise ForkServerStalled(
-                f"waited {END_TIMEOUT:g} s for the end of process {process.pid}, which was killed;"
-                f" log: {process.server.log}"
+            raise HarnessError(
+                f"waited {END_TIMEOUT:g} s for the end of process {process.pid}, which was killed"
             ) from None
 
 
-def shared_server(
-    variables: Mapping[str, str], setup: Setup, *, log: Path | None = None
-) -> ForkServer:
+def shared_server(variables: Mapping[str, str], setup: Setup) -> ForkServer:
     """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
     There is one for each interpreter, each set of modules and each change of this process's
     environment, because libraries read variables when they are loaded. It ends with this process,
-    or when as many others as `max_servers` allows were used after it.
+    or when MAX_SERVERS others were used after it.
     """
-    changed: dict[str, str | None] = {}  # None where a variable is missing
-    for name in sorted({*variables, *os.environ}):
-        if variables.get(name) != os.environ.get(name):
-            changed[name] = variables.get(name)
-    key = json.dumps([asdict(setup), changed])
+    key = _key(variables, setup)
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
@@ -319,12 +259,11 @@ def shared_server(
         _close(server)
     # Make room for another one: those that run nothing end, the least recently used ones first. If one
     # is needed again, it has to load torch again.
-    limit = max_servers()
     for other_key, other in list(_servers.items()):
-        if len(_servers) >= limit and other.is_idle():
+        if len(_servers) >= MAX_SERVERS and other.is_idle():
             del _servers[other_key]
             _close(other)
-    server = ForkServer.start(setup, variables, log)
+    server = ForkServer(setup, variables)
     _servers[key] = server
     atexit.register(server.close)
     return server
@@ -333,18 +272,17 @@ def shared_server(
 # The forkservers of this process, by what `shared_server` tells them apart by, in the order of their
 # last use.
 _servers: dict[str, ForkServer] = {}
+# Why those could not be started that are not tried any more.
+_refused: dict[str, str] = {}
 
 
-def max_servers() -> int:
-    """Return how many forkservers a command may have: as many as an eighth of the memory holds.
-
-    That is the memory of this machine, or of the control group that limits this process.
-    """
-    memory: int = psutil.virtual_memory().total
-    limit = memory_limit()
-    if limit is not None:
-        memory = min(memory, limit)
-    return max(MIN_SERVERS, memory // MEMORY_SHARE // SERVER_BYTES)
+def _key(variables: Mapping[str, str], setup: Setup) -> str:
+    """Return what tells the forkservers of this process apart."""
+    changed: dict[str, str | None] = {}  # None where a variable is missing
+    for name in sorted({*variables, *os.environ}):
+        if variables.get(name) != os.environ.get(name):
+            changed[name] = variables.get(name)
+    return json.dumps([asdict(setup), changed])
 
 
 def _close(server: ForkServer) -> None:
@@ -360,12 +298,12 @@ def start_worker(
     *,
     preload: Sequence[str] = (),
     stack: ReadyStack | None = None,
-) -> Process:
+) -> Process | None:
     """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
     worker and the modules `preload` loaded.
 
-    The worker runs under `stack`, if there is one. Raises HarnessError if the forkserver does not
-    start.
+    The worker runs under `stack`, if there is one. Returns None if no forkserver starts, of which
+    `log` has the reason.
     """
     module, *module_arguments = arguments[arguments.index("-m") + 1 :]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -382,14 +320,16 @@ def start_worker(
         python=sys.executable if stack is None else stack.python,
     )
 
-    def fork() -> ForkedProcess:
-        """Fork it from the forkserver that runs, or from a new one."""
-        (process,) = shared_server(variables, setup, log=log).fork([request])
-        return process
-
-    try:
-        with suppress(ForkServerStalled):
-            return fork()
-        return fork()  # once more, from a new one
-    except HarnessError as error:
-        raise HarnessError(f"{error}; `forkserver: false` in the profile does without it") from None
+    key = _key(variables, setup)
+    for start in range(STARTS):
+        if key in _refused:
+            break
+        try:
+            (process,) = shared_server(variables, setup).fork([request])
+            return process
+        except HarnessError as error:
+            if start == STARTS - 1:
+                _refused[key] = str(error)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"harness: {_refused[key]}\n")
+    return None

@@ -4,14 +4,24 @@ ends them at once.
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
-# CI systems and `timeout` send SIGTERM where a person would press Ctrl-C.
-REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+# CI systems and `timeout` send SIGTERM where a person would press Ctrl-C, a terminal that is closed
+# SIGHUP, and Slurm what `--signal` says, which is SIGUSR2 to ranks.
+REASONS = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP",
+    signal.SIGUSR2: "SIGUSR2",
+}
 # Seconds in which further signals count as the same one: a command that wraps ours passes on what
 # the terminal has sent to both.
 SAME_REQUEST = 1.0
@@ -29,6 +39,8 @@ class _Request:
     def on_signal(self, number: int, frame: object) -> None:
         """Note the first request; raise KeyboardInterrupt for the second."""
         now = time.monotonic()
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         if self.reason is None:
             self.reason = REASONS[signal.Signals(number)]
             self.at = now
@@ -49,6 +61,37 @@ class _Request:
         return self.reason
 
 
+def interrupt(number: int, frame: object) -> None:
+    """Treat a signal as Ctrl-C, so that every process that was started is ended too.
+
+    By Python's default these signals end the process at once, without the cleanup of `with` and
+    `finally`.
+    """
+    if number == signal.SIGHUP:
+        _leave_closed_terminal()
+    raise KeyboardInterrupt
+
+
+def handle_signals(handler: Callable[[int, Any], object]) -> dict[signal.Signals, Any]:
+    """Have the signals in REASONS handled like this; return by what they were until now.
+
+    One that is ignored stays so, as those are that `nohup` has ignored.
+    """
+    previous = {}
+    for number in REASONS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, handler)
+    return previous
+
+
+def _leave_closed_terminal() -> None:
+    """Print nowhere from now on, if the terminal is closed: nothing can be printed there."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a stream without a file
+            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not os.isatty(stream.fileno()):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 @contextmanager
 def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[Callable[[], str | None]]:
     """Give a function that returns why to stop, None as long as nobody has asked for it.
@@ -62,9 +105,7 @@ def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[Callable[[]
     request = _Request(announce)
     previous_handlers = {}
     if threading.current_thread() is threading.main_thread():
-        for number in REASONS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                previous_handlers[number] = signal.signal(number, request.on_signal)
+        previous_handlers = handle_signals(request.on_signal)
     try:
         yield request.stop_reason
     finally:

@@ -162,7 +162,7 @@ class Runner:
         free_lanes = list(group.lanes)
         occupancy = Occupancy()
         running: list[tuple[Trial, Lane, Life]] = []
-        error: HarnessError | None = None
+        errors: list[HarnessError] = []
         try:
             while True:
                 while queue and free_lanes and not self.stop.reason():
@@ -172,21 +172,17 @@ class Runner:
                     is_fresh = fresh and trial.id not in first_attempts
                     life = self._run_with_resumes(trial, lane, occupancy, fresh=is_fresh)
                     running.append((trial, lane, life))
-                if error is not None and not running:
-                    raise error
                 if not running:
-                    return
+                    break
                 for trial, lane, life in list(running):
-                    try:
-                        record = _advance(life)
-                    except HarnessError as failure:
-                        running.remove((trial, lane, life))
-                        error = error or failure
-                        self.stop.note(f"{trial.id}: {failure}")
-                        continue
+                    record = _advance(life)
                     if record is None:
                         continue
                     running.remove((trial, lane, life))
+                    if isinstance(record, HarnessError):
+                        errors.append(record)
+                        self.stop.note(f"{trial.id}: {record}")
+                        continue
                     free_lanes.append(lane)
                     self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
                     yield record
@@ -198,6 +194,8 @@ class Runner:
         finally:
             for _, _, life in running:
                 life.close()
+        if errors:
+            raise errors[0]
 
     def runs_again(self, record: Record, first_attempt: int) -> bool:
         """Return whether a trial runs again, its attempts counted from `first_attempt` on."""
@@ -461,13 +459,18 @@ def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None
         )
 
 
-def _advance(life: Life) -> Record | None:
-    """Take another look at a trial; return its record if it has one now, None if it still runs."""
+def _advance(life: Life) -> Record | HarnessError | None:
+    """Take another look at a trial; return its record if it has one now, None if it still runs.
+
+    Where it can't have one, the error is returned.
+    """
     try:
         next(life)
     except StopIteration as end:
         record: Record = end.value
         return record
+    except HarnessError as error:
+        return error
     return None
 
 

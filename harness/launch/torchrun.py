@@ -122,13 +122,19 @@ class Torchrun:
     ) -> Process:
         """Start the command, with its output added to `log`.
 
-        A forkserver loads the modules `preload`, once for all trials with the same ones. Raises
-        HarnessError if the command has to be forked and the forkserver does not start.
+        A forkserver loads the modules `preload`, once for all trials with the same ones. Where none
+        starts, torchrun starts the same ranks.
         """
         if self.fork:
-            return forkserver.start_worker(
+            process = forkserver.start_worker(
                 arguments, variables, log, preload=preload, stack=self.stack
             )
+            if process is not None:
+                return process
+            # What `forked` would have got.
+            _, _, ranks, module, folder, *more = arguments[arguments.index("-m") + 1 :]
+            launcher = replace(self, fork=False)
+            arguments = launcher.command(module, TrialFolder(Path(folder)), int(ranks), more)
         return start_session(
             arguments, {**variables, **parent_variables(), **mark_variables(log)}, log
         )

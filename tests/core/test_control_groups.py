@@ -43,29 +43,3 @@ def test_what_cannot_be_read_counts_nothing(mount: Path) -> None:
     write(mount / "groups", "0::/")
     write(mount / "memory.events", "oom_kill many\n")
     assert control_groups.oom_kills() == 0
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limit"),
-    [
-        ("0::/a.slice/b", {"a.slice/b": "max", "a.slice": "4096"}, 4096),
-        ("0::/a.slice/b", {"a.slice/b": "1024", "a.slice": "4096"}, 1024),
-        ("0::/a.slice/b", {"a.slice/b": "max"}, None),
-    ],
-    ids=["around", "of its own", "none"],
-)
-def test_the_least_limit_around_a_process_holds(
-    mount: Path, groups: str, files: dict[str, str], limit: int | None
-) -> None:
-    write(mount / "groups", groups)
-    for folder, content in files.items():
-        write(mount / folder / "memory.max", content)
-    assert control_groups.memory_limit() == limit
-
-
-def test_no_limit_of_version_1_is_none(mount: Path) -> None:
-    write(mount / "groups", "4:memory:/b")
-    write(mount / "memory" / "b" / "memory.limit_in_bytes", str(2**63 - 4096))
-    assert control_groups.memory_limit() is None
-    write(mount / "memory" / "memory.limit_in_bytes", "8192")
-    assert control_groups.memory_limit() == 8192

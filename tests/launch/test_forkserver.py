@@ -10,16 +10,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import psutil
 import pytest
 
 from harness.core.errors import HarnessError
+from harness.core.paths import TrialFolder
 from harness.core.processes import Process, end_process_group, start_session
 from harness.launch import forkserver
 from harness.launch.abandoned import mark_variables
 from harness.launch.forkserver import ForkRequest, ForkServer, Setup, kill_all, shared_server
+from harness.launch.torchrun import Torchrun
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -76,7 +76,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(log: Path, *arguments: str, **variables: str) -> Process:
     """Start the module `program` as the ranks of a trial are started."""
     command = [sys.executable, "-P", "-m", "program", *arguments]
-    return forkserver.start_worker(command, {**os.environ, **variables}, log)
+    process = forkserver.start_worker(command, {**os.environ, **variables}, log)
+    assert process is not None, log.read_text(encoding="utf-8")
+    return process
 
 
 def printed(log: Path) -> Any:
@@ -198,17 +200,16 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
         encoding="utf-8",
     )
     python_path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
-    with pytest.raises(
-        HarnessError,
-        match=r"has 2 threads .*; allowed: 1; log: .*; `forkserver: false` in the profile",
-    ):
-        start(module.with_name("log"), PYTHONPATH=python_path)
+    server = ForkServer(SETUP, {**os.environ, "PYTHONPATH": python_path})
+    with pytest.raises(HarnessError, match=r"has 2 threads after loading its modules; allowed: 1$"):
+        server.fork([])
+    server.close()
 
 
 def test_a_library_that_starts_a_thread_when_it_is_loaded_is_told_not_to(module: Path) -> None:
     """That of pyarrow's allocator, which scikit-learn loads where pandas is installed."""
     setup = replace(SETUP, preload=["pyarrow"])
-    server = ForkServer.start(setup, os.environ, module.with_name("log"))
+    server = ForkServer(setup, os.environ)
     code = "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))"
     module.write_text(code, encoding="utf-8")
     try:
@@ -271,31 +272,36 @@ def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) ->
         assert not Path(f"/proc/{process.pid}").exists()
 
 
-def test_a_forkserver_that_is_stopped_is_replaced_and_then_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["STOP", "KILL"])
+def test_ranks_are_started_without_a_forkserver_that_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """It would be waited for until somebody wakes it."""
+    """After one more was tried: what is stopped would be waited for until somebody wakes it."""
     starts = tmp_path / "starts"
-    program = tmp_path / "stops.py"
+    program = tmp_path / "ends.py"
     program.write_text(
         "import os, signal\n"
         f"with open({str(starts)!r}, 'a') as file:\n"
         "    print(os.getpid(), file=file)\n"
-        "os.kill(os.getpid(), signal.SIGSTOP)\n",
+        f"os.kill(os.getpid(), signal.SIG{end})\n",
         encoding="utf-8",
     )
     monkeypatch.setattr(forkserver, "PROGRAM", program)
-    monkeypatch.setattr(forkserver, "STALL_TIMEOUT", 0.3)
-    monkeypatch.setattr(forkserver, "POLL", 0.1)
-    with pytest.raises(
-        HarnessError,
-        match=r"^waited \d+ s for the process that ranks are forked from, which used no CPU time"
-        r" for \d+ s and was ended; log: \S+; `forkserver: false` in the profile",
-    ):
-        start(tmp_path / "log", MINE="stopped")
+    monkeypatch.setattr(forkserver, "START_TIMEOUT", 2.0)
+    (tmp_path / "rank.py").write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
+    launcher = Torchrun(environment={"PYTHONPATH": str(tmp_path), "END": end}, fork=True)
+    trial = TrialFolder(tmp_path / "trial")
+    variables = launcher.variables(1, {})
+    for _ in range(2):
+        command = launcher.command("rank", trial, 2, ["--write-logs"])
+        process = launcher.start(command, variables, trial.launch_log)
+        assert process.wait(120) == 0, trial.launch_log.read_text(encoding="utf-8")
     pids = starts.read_text(encoding="utf-8").split()
-    assert len(pids) == 2
+    assert len(pids) == 2, "by the second trial, nobody tries again"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    written = trial.launch_log.read_text(encoding="utf-8")
+    assert written.count(f"['{trial.path}', '--write-logs']") == 4, "two ranks each"
+    assert "the process that ranks are forked from" in written
 
 
 def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
@@ -303,7 +309,7 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
 ) -> None:
     """A variable that is missing makes another forkserver, as one with another value does."""
     monkeypatch.setattr(forkserver, "_servers", {})
-    monkeypatch.setattr(forkserver, "max_servers", lambda: 2)
+    monkeypatch.setattr(forkserver, "MAX_SERVERS", 2)
     monkeypatch.setenv("COLOR_OF_SERVER", "green")
     (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
     green = dict(os.environ)
@@ -320,17 +326,3 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
     kill_all(processes)
     for server in (busy, third):
         server.close()
-
-
-@pytest.mark.parametrize(
-    ("gibibytes", "limit", "servers"), [(4, None, 4), (24, None, 13), (24, 8, 4), (24, 64, 13)]
-)
-def test_forkservers_take_an_eighth_of_the_memory(
-    monkeypatch: pytest.MonkeyPatch, gibibytes: int, limit: int | None, servers: int
-) -> None:
-    """Of the machine, or of the control group; four may run in any case."""
-    monkeypatch.setattr(forkserver, "MIN_SERVERS", 4)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(total=gibibytes << 30))
-    limit_bytes = None if limit is None else limit << 30
-    monkeypatch.setattr(forkserver, "memory_limit", lambda: limit_bytes)
-    assert forkserver.max_servers() == servers

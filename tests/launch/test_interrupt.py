@@ -41,6 +41,14 @@ def test_a_first_interrupt_is_announced_once_and_raised_at_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+def test_what_schedulers_and_terminals_send_asks_too(number: signal.Signals) -> None:
+    block = Interrupted(number)
+    with pytest.raises(KeyboardInterrupt):
+        block.run()
+    assert block.reasons == [None, number.name]
+
+
 def test_a_second_interrupt_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "SAME_REQUEST", 0.0)
     block = Interrupted(signal.SIGTERM, signal.SIGINT)

@@ -241,6 +241,7 @@ def test_placement_does_not_matter_in_a_rank(
     log = tmp_path / "log"
     variables = Torchrun(environment={}).variables(1, {})
     process = forkserver.start_worker(module_command(sys.executable, "probe"), variables, log)
+    assert process is not None
     assert process.wait(300) == 0, log.read_text(encoding="utf-8")
     assert log.read_text(encoding="utf-8") == "False\n"
 
