@@ -3,6 +3,6 @@
 For an interpreter whose scripts are not on the PATH.
 """
 
-from harness.cli.main import main
+from harness.cli.start import main
 
 main()

@@ -107,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = BROKEN_PIPE
     except OSError as error:
         code = _fail_for_system(error)
-    if code == INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
+    except KeyboardInterrupt:  # before typer was there, which turns it into this exit code
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         _fail("interrupted; run the same command again to resume", code)
     sys.exit(code)
 
