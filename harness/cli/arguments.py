@@ -63,7 +63,7 @@ SetOption = Annotated[
         autocompletion=complete_set,
     ),
 ]
-# Short for `--set`: see `with_flags`.
+# Short for `--set`: see `with_seeds`.
 SeedsOption = Annotated[
     str | None,
     typer.Option(
@@ -71,14 +71,6 @@ SeedsOption = Annotated[
         metavar="N|SEED,…",
         help="How many seeds (3 for 0, 1 and 2), or which (0,5); short for --set seeds.",
     ),
-]
-EpochsOption = Annotated[
-    int | None,
-    typer.Option("--epochs", min=1, help="Epochs of each trial; short for --set length.epochs."),
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option("--steps", min=1, help="Steps of each trial; short for --set length.steps."),
 ]
 DataOption = Annotated[
     list[str],
@@ -192,17 +184,9 @@ def examples(*commands: str) -> str:
     return f"\b\nExamples:\n{lines}"  # \b keeps typer from joining the lines into a paragraph
 
 
-def with_flags(
-    settings: Sequence[str], seeds: str | None, epochs: int | None, steps: int | None
-) -> list[str]:
-    """Return the texts of `--set`, followed by what --seeds, --epochs and --steps say in short."""
-    if epochs is not None and steps is not None:
-        raise BadInput(f"--epochs: found {epochs} and --steps {steps}; allowed: one of them")
-    texts = list(settings)
-    for key, value in (("seeds", seeds), ("length.epochs", epochs), ("length.steps", steps)):
-        if value is not None:
-            texts.append(f"{key}={value}")
-    return texts
+def with_seeds(settings: Sequence[str], seeds: str | None) -> list[str]:
+    """Return the texts of `--set`, followed by what --seeds says in short."""
+    return [*settings, f"seeds={seeds}"] if seeds is not None else list(settings)
 
 
 def load_local_profile(cluster: str) -> Profile:

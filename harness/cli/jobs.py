@@ -16,20 +16,18 @@ import typer
 
 from harness.cli.arguments import (
     DataOption,
-    EpochsOption,
     NameArgument,
     OnlyOption,
     ResultsOption,
     RetryOption,
     SeedsOption,
     SetOption,
-    StepsOption,
     SweepArgument,
     UriOption,
     check_launcher,
     examples,
     print_message,
-    with_flags,
+    with_seeds,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
@@ -63,8 +61,6 @@ def submit(
     ],
     settings: SetOption = [],  # noqa: B006 - typer copies it
     seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
@@ -86,7 +82,7 @@ def submit(
     from harness.render import plan as view
     from harness.render.console import TerminalConsole
 
-    settings = with_flags(settings, seeds, epochs, steps)
+    settings = with_seeds(settings, seeds)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     # There is no --force: finished trials are never queued again, only failed ones.

@@ -17,7 +17,6 @@ import typer
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
-    EpochsOption,
     JsonOption,
     OnlyOption,
     ParallelOption,
@@ -25,12 +24,11 @@ from harness.cli.arguments import (
     RetryOption,
     SeedsOption,
     SetOption,
-    StepsOption,
     SweepArgument,
     UriOption,
     check_launcher,
     examples,
-    with_flags,
+    with_seeds,
 )
 from harness.cli.completion import complete_workloads
 
@@ -64,8 +62,6 @@ def plan(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
@@ -90,7 +86,7 @@ def plan(
 
     # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
-    settings = with_flags(settings, seeds, epochs, steps)
+    settings = with_seeds(settings, seeds)
     loaded, _ = load_planned(sweep, settings, data, cluster, only=only)
     estimates = estimate_cells(loaded.cells, Results(results))
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
@@ -188,7 +184,7 @@ def workloads(
 @app.command(
     epilog=examples(
         "harness run quickstart",
-        "harness run mnist --data DIR --seeds 3 --epochs 5",
+        "harness run mnist --data DIR --seeds 3 --set length.epochs=5",
         "harness run sweep.yaml --until 2% --budget 30m",
         "harness run sweep.yaml --only strategy=ddp --only precision!=fp16",
         "harness run sweep.yaml --parallel auto",
@@ -198,8 +194,6 @@ def run(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    steps: StepsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
@@ -261,7 +255,7 @@ def run(
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
-    settings = with_flags(settings, seeds, epochs, steps)
+    settings = with_seeds(settings, seeds)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
@@ -389,7 +383,7 @@ def check(
     "find-lr",
     epilog=examples(
         "harness find-lr quickstart",
-        "harness find-lr sweep.yaml --only workload=cnn --steps 500",
+        "harness find-lr sweep.yaml --only workload=cnn",
         "harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json",
     ),
 )
@@ -399,9 +393,6 @@ def find_lr(
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
-    steps: Annotated[
-        int, typer.Option("--steps", min=20, max=100_000, help="Steps of a training.")
-    ] = 200,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=100, help="How many seeds, for their spread.")
     ] = 3,
@@ -409,7 +400,7 @@ def find_lr(
 ) -> None:
     """Suggest a learning rate for each cell of a sweep.
 
-    Trains each cell for a short time while its rate rises from 1e-7 to 1, until the loss diverges,
+    Trains each cell for 200 steps while its rate rises from 1e-7 to 1, until the loss diverges,
     under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
     loss falls most, or more for a schedule that has its peak only for a while, with its range over seeds: a
     value of the axis lr.
@@ -418,7 +409,6 @@ def find_lr(
     from harness.interface.planning import load_planned
     from harness.render.console import spinner
     from harness.render.preflight import show_rates
-    from harness.spec.cell import Length
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
@@ -427,7 +417,6 @@ def find_lr(
             loaded,
             profile,
             seeds=list(range(seeds)),
-            length=Length(steps=steps),
             on_progress=on_progress,
         )
     show_rates(found, as_json=as_json)

@@ -12,6 +12,8 @@ from harness.spec.cell import Length
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
+LENGTH = Length(steps=200)  # of a training that searches a rate
+
 
 def check_sweep(
     sweep: Sweep,
@@ -36,13 +38,12 @@ def search_rates(
     profile: Profile,
     *,
     seeds: Sequence[int],
-    length: Length,
     on_progress: Callable[[str], None],
 ) -> list[CellRates]:
     """Search the learning rates of a sweep's cells.
 
-    `length` is that of each training, and `on_progress` is called with the name of each. Raises
-    HarnessError if a rank fails; the log that it names stays.
+    `on_progress` is called with the name of each training. Raises HarnessError if a rank fails; the
+    log that it names stays.
     """
     with run_folder("find-lr") as scratch:
-        return search_sweep(sweep, seeds, length, profile, scratch.path, on_progress)
+        return search_sweep(sweep, seeds, LENGTH, profile, scratch.path, on_progress)

@@ -397,21 +397,24 @@ def test_a_baseline_of_one_session_warns(results: Results) -> None:
 
 def test_the_best_trial_of_a_sweep_or_of_a_cell_needs_no_id(results: Results) -> None:
     write_run(results, "today")
-    record, folder = find_trial(results, "today", "precision=bf16", best=True)
+    record, folder = find_trial(results, "today", ["precision=bf16"], best=True)
     assert (record.trial.cell.axes.precision, record.trial.seed) == ("bf16", 2)
     assert folder.name == record.trial.id
-    with pytest.raises(BadInput, match=r"today: found 6 trials; allowed: one: --best, --cell CELL"):
+    with pytest.raises(
+        BadInput, match=r"today: found 6 trials; allowed: one: --best, --only KEY=V"
+    ):
         find_trial(results, "today")
     for best in (False, True):
         with pytest.raises(
-            BadInput, match=r"--cell names none of its cells; allowed: one of mlp eager"
+            BadInput, match=r"--only 'precision=fp16': found 'fp16'; .* allowed: bf16, fp32"
         ):
-            find_trial(results, "today", "precision=fp16", best=best)
+            find_trial(results, "today", ["precision=fp16"], best=best)
     # Nor does another folder of that name in the working directory, or the sweep's own path.
     Path("today").mkdir()
     for name in ("today", str(results.sweep_folder("today").path)):
         assert (
-            find_trial(results, name, "precision=bf16", best=True)[1].resolve() == folder.resolve()
+            find_trial(results, name, ["precision=bf16"], best=True)[1].resolve()
+            == folder.resolve()
         )
     assert find_trial(results, str(folder))[1].resolve() == folder.resolve()
     other = make_record(make_cell("cnn"), sweep="today")

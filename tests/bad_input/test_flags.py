@@ -41,10 +41,6 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (["--set", "seeds=0"], "--set seeds=0: seeds: found 0; allowed: how many seeds, from 1 to"),
         (["--seeds", "0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
-        (
-            ["--epochs", "3", "--steps", "9"],
-            "--epochs: found 3 and --steps 9; allowed: one of them",
-        ),
         (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
         (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
         (
@@ -92,7 +88,6 @@ def test_flag(flags: list[str], begins: str) -> None:
     [
         (["plna", "quickstart"], "plna: no such command; did you mean 'plan'?"),
         (["comapre", "quickstart"], "comapre: no such command; did you mean 'compare'?"),
-        (["run", "quickstart", "--epochs", "0"], "Invalid value for '--epochs'"),
         (["diff", "quickstart", "--seed", "99999999999"], "Invalid value for '--seed'"),
         (["parity", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
         (["status", "mine", "--watch", "--all"], "found --all with --watch; allowed: one of them"),

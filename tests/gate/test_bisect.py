@@ -211,7 +211,7 @@ def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: 
         (["0", "nope"], "BAD nope: no such revision"),
         (["0", "0"], "BAD 0: found the same commit as GOOD 0"),
         (["1", "0"], "GOOD 1: found no ancestor of BAD 0 (did you mean them the other way round?)"),
-        (["0", "1", "--cell", "fast"], "--cell fast: no such cell in"),
+        (["0", "1", "--only", "cell=fast"], "--only 'cell=fast': found 'fast'; "),
     ],
 )
 def test_bad_input_is_one_line(repository: Repository, arguments: list[str], words: str) -> None:

@@ -199,10 +199,9 @@ def test_the_command_searches_under_the_cells_own_strategy(tmp_path: Path) -> No
         {"line": {"axes": {"strategy": "ddp", "world_size": 2, "lr": 0.1}}},
     )
     profile = local_profile(tmp_path)
-    options = ["--seeds", "1", "--steps", "100", "--cluster", str(profile), "--json"]
+    options = ["--seeds", "1", "--cluster", str(profile), "--json"]
     ended = harness("find-lr", str(path), *options)
     assert (ended.code, ended.err) == (0, ""), ended.err
     (cell,) = json.loads(ended.out)
     assert cell["label"].startswith("line eager fp32 ddp×2")
-    assert len(cell["curves"][0]["losses"]) < 100
     assert 1e-4 < cell["suggested"] < 1

@@ -58,8 +58,6 @@ def test_set_takes_a_number_of_seeds_or_a_list(tmp_path: Path, text: str, seeds:
     [
         (["--seeds", "3"], ["--set", "seeds=3"]),
         (["--seeds", "0,5"], ["--set", "seeds=[0, 5]"]),
-        (["--epochs", "5"], ["--set", "length=5 epochs"]),
-        (["--steps", "300"], ["--set", "length.steps=300"]),
     ],
 )
 def test_flags_mean_the_same_as_set(tmp_path: Path, flags: list[str], sets: list[str]) -> None:

@@ -104,7 +104,7 @@ def harness_calls(command: str) -> list[list[str]]:
     """Return the arguments of each call of `harness` in a command line, which may chain several."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.commenters = "#"
-    lexer.wordchars += "…%:@=,[]{}+^"
+    lexer.wordchars += "…%:@=!,[]{}+^"
     calls: list[list[str]] = []
     is_start = True  # whether the next word is a program's name
     arguments: list[str] | None = None
