@@ -42,6 +42,18 @@ class Source(Settings):
         """Return the seed of the draws that hold samples out."""
         raise NotImplementedError
 
+    @property
+    def has_test_set(self) -> bool:
+        """Return whether the source comes with a test set, so that none is drawn."""
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings without their paths, and without the seed of draws that nobody makes."""
+        values = super().identity()
+        if self.has_test_set and not self.validation:
+            values.pop("split_seed", None)
+        return values
+
     def class_counts(self) -> Mapping[str, int]:
         """Return how many samples of each class are not in the test set; files are as `check` wants."""
         raise NotImplementedError
@@ -118,6 +130,7 @@ class Idx(Source):
     path: Path
     classes: Annotated[int, Between(2, 256)] = 10  # labels are 0 to classes - 1
     split_seed: Seed = 0  # of the draw that holds validation samples out
+    has_test_set = True
 
     @property
     def draw_seed(self) -> int:
@@ -196,6 +209,11 @@ class Csv(Source):
     def draw_seed(self) -> int:
         """Return the seed of the split."""
         return self.split_seed
+
+    @property
+    def has_test_set(self) -> bool:
+        """Return whether there is a second file."""
+        return len(self.files()) == 2
 
     def class_counts(self) -> Mapping[str, int]:
         """Return how many rows of each label are not in the test set."""

@@ -28,6 +28,7 @@ from harness.cli.arguments import (
     UriOption,
     check_launcher,
     examples,
+    print_left_out,
     with_seeds,
 )
 from harness.cli.completion import complete_workloads
@@ -250,7 +251,6 @@ def run(
     from harness.records.store import read_recorded_sweep
     from harness.render.console import TerminalConsole
     from harness.render.results import show_results
-    from harness.render.run import unreadable_lines
     from harness.spec.cluster import with_parallel, with_tolerance
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
@@ -272,15 +272,14 @@ def run(
     )
     recorded = read_recorded_sweep(results_folder, finished.sweep.name)
     show_results(
-        finished.sweep.whole(),
+        recorded.sweep,
         recorded.records,
         results_folder,
         trouble=finished.trouble,
         tracking_uri=tracking_uri,
         wide=wide,
     )
-    for line in unreadable_lines(recorded.unreadable):
-        print(line, file=sys.stderr)
+    print_left_out(recorded)
     if goal is not None:
         print(adaptive.describe_precision(goal, finished.sweep, finished.records))
     # True without a goal.

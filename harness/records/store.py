@@ -64,16 +64,28 @@ def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Write what a sweep asks for, and the ids of its trials.
 
     The ids are those that it asks for, and those of its cells' trials that earlier commands have
-    left. They are for readers that decode no cells, such as the tracker. Of a sweep of which
-    a part is selected, the whole is written. Raises BadInput for a folder that another sweep has.
+    left. They are for readers that decode no cells, such as the tracker. A part of the sweep, as
+    `--only` or `--set` leaves it, never replaces the whole. Raises BadInput for a folder that another
+    sweep has.
     """
     sweep = sweep.whole()
     _check_owner(sweep, folder)
+    if "--set" in sweep.options and _is_part(sweep, folder):
+        return
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
     recorded = recorded_trials(folder.recorded_ids(), sweep.cells)
     trial_ids = [trial.id for trial in (*sweep.trials(), *recorded)]
     content["trials"] = list(dict.fromkeys(trial_ids))
     write_atomically(folder.spec_path, sealed_text(content))
+
+
+def _is_part(sweep: Sweep, folder: SweepFolder) -> bool:
+    """Return whether a sweep has some of the trials that the recorded one has, and no others."""
+    try:
+        recorded = read_spec_content(folder.spec_path)["trials"]
+    except BadInput:  # there is none, or it is broken
+        return False
+    return {trial.id for trial in sweep.trials()} < set(recorded)
 
 
 def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:

@@ -77,6 +77,11 @@ class PlannedScript(PlannedWorkload):
 class SweepScript(SweepWorkload):
     """A script of a sweep file."""
 
+    def receives(self, axis: str) -> bool:
+        """Return whether the harness applies an axis itself, or an argument names it."""
+        arguments = read_arguments(self.document, self.label, self.entry)
+        return axis in script_axes(arguments, self.entry.options)
+
     @cached_property
     def setting_types(self) -> Mapping[str, Any]:
         """The type of each option: of those that the entry sets, and those that arguments name."""

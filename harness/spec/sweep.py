@@ -18,7 +18,7 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Key, dotted, shown
 from harness.spec import matrix
 from harness.spec.apart import call_apart
-from harness.spec.axes import Axes
+from harness.spec.axes import AXES, Axes
 from harness.spec.cell import (
     Cell,
     Fingerprints,
@@ -220,6 +220,7 @@ def _plan(
         workloads[label] = read_workload(document, label, entry, digests)
     types = {label: workload.setting_types for label, workload in workloads.items()}
     axes_matrix = matrix.read_matrix(document, types)
+    _check_axes_are_received(document, list(workloads.values()))
     cells: list[Cell] = []
     excluded: list[matrix.ExcludedPoint] = []
     for workload in workloads.values():
@@ -257,6 +258,21 @@ def _plan(
         problem = f"found {count:,} trials over all cells, seeds and repeats; allowed: at most {MAX_TRIALS:,}"
         raise document.error((), problem)
     return sweep
+
+
+def _check_axes_are_received(document: Document, workloads: Sequence[SweepWorkload]) -> None:
+    """Raise BadInput for an axis that varies and that no workload receives: each is a script."""
+    content = document.content
+    groups: list[tuple[Key, dict[str, Any]]] = [(("matrix",), content.get("matrix", {}))]
+    for number, group in enumerate(content.get("zip", [])):
+        groups.append((("zip", number), group))
+    for key, group in groups:
+        for axis, values in group.items():
+            varies = isinstance(values, list) and len(values) > 1
+            if not varies or axis not in AXES or any(entry.receives(axis) for entry in workloads):
+                continue
+            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
+            raise document.error((*key, axis), problem)
 
 
 def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:

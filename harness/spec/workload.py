@@ -117,6 +117,10 @@ class SweepWorkload:
         """Return where the workload's entry is in the file, for errors."""
         return ("workloads", self.label)
 
+    def receives(self, axis: str) -> bool:
+        """Return whether the training does as an axis of the harness says."""
+        return True
+
     @cached_property
     def setting_types(self) -> Mapping[str, Any]:
         """The annotated type of each setting by its axis, those of every source of its data too.

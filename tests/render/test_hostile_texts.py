@@ -15,54 +15,8 @@ from harness.render.table import Styled, Table
 from tests.factories import make_record
 from tests.support.commands import harness
 from tests.support.reports import make_sweep, write_run
-from tests.support.sweeps import write
 
-# Labels that rich's markup and its names of pictures would change; the first crashes it.
-LABELS = ["mlp[/x]", "mlp[small]", "mlp[large]", "[bold]", ":fire:", "a\\"]
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
-
-
-def test_every_label_is_planned_and_shown_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
-    workloads = {}
-    for number, label in enumerate(LABELS):
-        options = {"hidden": [16 + number]}
-        workloads[label] = {"uses": "mlp", "data": {"source": "digits"}, "options": options}
-    path = write(tmp_path, workloads, name="[red] :fire:", description="[/] ::error::\n::error::no")
-    planned = harness("plan", str(path))
-    assert planned.code == 0
-    assert planned.out.startswith("[red] :fire:  [/] ::error:: ::error::no\n")
-    rows = planned.out.splitlines()[2 : 2 + len(LABELS)]
-    assert [row.split()[1] for row in rows] == LABELS
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["show", "demo"],
-        ["show", "demo", "--wide"],
-        ["status", "demo"],
-        ["compare", "demo", "--by", "precision"],
-        ["compare", "demo", "--effects"],
-        ["baseline", "demo"],
-    ],
-    ids=" ".join,
-)
-@pytest.mark.parametrize("label", LABELS[:2])
-def test_results_are_shown_with_their_labels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], label: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    results = Results(tmp_path / "results")
-    sweep = make_sweep(tmp_path, label=label)
-    records = [make_record(trial.cell, seed=trial.seed, sweep="demo") for trial in sweep.trials()]
-    write_run(results, sweep, records)
-    ended = harness(*arguments, "--results", str(results.path))
-    assert (ended.code, ended.err) in [(0, ""), (3, "")]
-    assert label in ended.out
 
 
 def test_an_error_of_a_rank_sends_no_escape_sequences(tmp_path: Path) -> None:

@@ -210,6 +210,17 @@ def test_content_of_the_data_decides_the_id_and_its_place_does_not(tmp_path: Pat
     assert images(tmp_path, "here") != before
 
 
+def test_a_seed_of_draws_that_nobody_makes_is_no_second_cell(tmp_path: Path) -> None:
+    write_images(tmp_path / "here")
+    data = {"source": "idx", "path": "here", "validation": 0}
+    axes = {"data.split_seed": [0, 1], "batch_size": 2}
+    sweep = load(tmp_path, {"mlp": {"data": data}}, matrix=axes)
+    assert len(sweep.cells) == 1
+    data["validation"] = 0.5
+    sweep = load(tmp_path, {"mlp": {"data": data}}, matrix=axes)
+    assert len(sweep.cells) == 2
+
+
 def test_what_decides_nothing_leaves_the_id_alone(tmp_path: Path) -> None:
     plain = load(
         tmp_path,

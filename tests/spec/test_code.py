@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,17 @@ def test_comments_and_docstrings_are_code_as_code_can_read_them(
     path = tmp_path / "layers.py"
     path.write_text(f"{text}\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
     assert planned(tmp_path).cells[0].id != sweep.cells[0].id
+
+
+def test_what_a_users_module_does_when_it_is_imported_changes_no_other_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    rude = "import os\nos.environ['ATEN_CPU_CAPABILITY'] = 'avx2'\nos.chdir('/')\nprint('hi')\n"
+    (tmp_path / "spiral.py").write_text(rude + SPIRAL, encoding="utf-8")
+    (tmp_path / "layers.py").write_text("WIDTH = 32\n", encoding="utf-8")
+    assert len(load(tmp_path, {"spiral": {"uses": "spiral.py"}, "mlp": {}}).cells) == 2
+    assert os.environ["ATEN_CPU_CAPABILITY"] == "default"
+    assert Path.cwd() == tmp_path
+    assert capfd.readouterr().out == ""

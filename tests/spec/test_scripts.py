@@ -121,6 +121,21 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
             {"matrix": {"precision": "bf16"}},
             "precision bf16: train.py is a script, which does what",
         ),
+        (
+            {},
+            {"zip": [{"precision": ["fp32", "bf16"]}]},
+            r"zip\[0\].precision: found an axis that no argument names; write {precision} in",
+        ),
+        (
+            {"arguments": "--hf-token {seed}"},
+            {},
+            "mine.arguments: --hf-token: found a name that says secret, .* environment variable",
+        ),
+        (
+            {"arguments": "{api_key}", "options": {"api_key": "x"}},
+            {},
+            "mine.options.api_key: found a name that says secret, and settings are recorded",
+        ),
         ({}, {"matrix": {"batch_size": 8}}, r"batch_size 8: .*; hand it over as {batch_size}"),
         ({"arguments": "{lr}"}, {}, r"{lr} has no value; set the axis lr or `options: {lr: …}`"),
         (

@@ -16,7 +16,7 @@ from harness.records.store import read_recorded_sweep, select_recorded, write_sp
 from harness.slurm.submit import prepare
 from harness.spec.cluster import load_profile
 from harness.spec.selected import select
-from harness.spec.sweep import Sweep
+from harness.spec.sweep import Sweep, load_sweep
 from tests.factories import make_record, write_trial
 from tests.support.commands import harness
 from tests.support.sweeps import load, write
@@ -110,6 +110,17 @@ def test_a_run_of_a_part_leaves_the_sweep_as_it_is(sweep: Sweep, tmp_path: Path)
     content = json.loads(folder.spec_path.read_text(encoding="utf-8"))
     assert content["trials"] == [trial.id for trial in sweep.trials()]
     assert len(content["cells"]) == 4
+
+
+def test_a_part_that_a_flag_leaves_does_not_replace_the_sweep(sweep: Sweep, tmp_path: Path) -> None:
+    folder = Results(tmp_path / "results").sweep_folder("demo")
+    write_spec(sweep, folder)
+    whole = folder.spec_path.read_bytes()
+    write_spec(load_sweep(sweep.source, ["precision=bf16"]), folder)
+    assert folder.spec_path.read_bytes() == whole
+    write_spec(load_sweep(sweep.source, ["precision=bf16,tf32"]), folder)
+    assert len(json.loads(folder.spec_path.read_text(encoding="utf-8"))["cells"]) == 4
+    assert folder.spec_path.read_bytes() != whole
 
 
 def test_a_part_does_not_run_with_another_profile_than_the_rest(
