@@ -3,7 +3,8 @@
 They are found in the text of the files, without importing anything. So the list is the same whatever
 else a process has imported, and that of a built-in workload needs no torch. A file counts if a
 statement imports it anywhere, in a function or for type checkers too, or if its name is a text in the code,
-as for `import_module`.
+as for `import_module`. The standard library's `modulefinder` finds no such texts, and ends with an error at
+a folder of modules without `__init__.py`, as training code often has.
 """
 
 from __future__ import annotations

@@ -83,11 +83,13 @@ def submit(
     from harness.render.console import TerminalConsole
 
     settings = with_seeds(settings, seeds)
-    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
+    results_folder = Results(results)
+    loaded, profile = load_planned(
+        sweep, settings, data, cluster, only=only, results=results_folder
+    )
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     # There is no --force: finished trials are never queued again, only failed ones.
     redo: Redo = "failed" if retry_failed else "missing"
-    results_folder = Results(results)
     console = TerminalConsole()
     if dry_run:
         prepared = submitting.prepare_submission(loaded, profile, results_folder, redo=redo)

@@ -88,8 +88,9 @@ def plan(
     # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
     settings = with_seeds(settings, seeds)
-    loaded, _ = load_planned(sweep, settings, data, cluster, only=only)
-    estimates = estimate_cells(loaded.cells, Results(results))
+    results_folder = Results(results)
+    loaded, _ = load_planned(sweep, settings, data, cluster, only=only, results=results_folder)
+    estimates = estimate_cells(loaded.cells, results_folder)
     show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
 
 
@@ -256,10 +257,12 @@ def run(
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     settings = with_seeds(settings, seeds)
-    loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
+    results_folder = Results(results)
+    loaded, profile = load_planned(
+        sweep, settings, data, cluster, only=only, results=results_folder
+    )
     check_launcher(cluster, profile, "torchrun", " (or harness submit)")
     profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
-    results_folder = Results(results)
     finished = run_sweep(
         loaded,
         profile,

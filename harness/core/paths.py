@@ -277,6 +277,11 @@ class Results:
         return self.path / "peaks"
 
     @property
+    def file_digests(self) -> Path:
+        """Return the file that remembers the digests of large data files."""
+        return self.path / "file-digests.json"
+
+    @property
     def certificates(self) -> Path:
         """Return the folder of machines' A/A certificates, a file for each kind of hardware.
 

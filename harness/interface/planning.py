@@ -38,19 +38,22 @@ def load_planned(
     cluster: str,
     *,
     only: Sequence[str] = (),
+    results: Results | None = None,
     timed: bool = True,
 ) -> tuple[Sweep, Profile]:
     """Return a sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
     `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
-    `cluster` is a profile's name or file. `only` are terms that select a part of the sweep. Where no
-    trial is `timed`, more ranks than cores will do. Only files are read: nothing is written or started.
+    `cluster` is a profile's name or file. `only` are terms that select a part of the sweep. `results`
+    remember the digests of large data files, so that they need not be read again. Where no trial is
+    `timed`, more ranks than cores will do. Nothing else is written, and nothing is started.
 
     Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
     """
     profile = clusters.load_profile(cluster)
     path = find_sweep_file(sweep)
-    loaded = load_sweep(path, settings, data)
+    digests = None if results is None else results.file_digests
+    loaded = load_sweep(path, settings, data, digests)
     loaded = select(loaded, only)
     clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile
@@ -131,10 +134,10 @@ def plan(
     >>> plan.cells[["label", "trials", "strategy"]].values.tolist()[1]
     ['mlp eager fp32 ddp×2 w0 b64 t1', 2, 'ddp']
     """
-    loaded, profile = load_planned(
-        str(sweep), settings_texts(settings), data_texts(data), cluster, only=only
-    )
-    return SweepPlan(sweep=loaded, profile=profile, results=results_folder(results))
+    folder = results_folder(results)
+    texts = settings_texts(settings), data_texts(data)
+    loaded, profile = load_planned(str(sweep), *texts, cluster, only=only, results=folder)
+    return SweepPlan(sweep=loaded, profile=profile, results=folder)
 
 
 def settings_texts(settings: Settings | None) -> list[str]:

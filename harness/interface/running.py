@@ -127,13 +127,9 @@ def run(
     harness.core.errors.BadInput: --set precison="bf16": unknown axis or key; did you mean 'precision'? ...
     """
     goal = adaptive.goal(until, budget)
-    loaded, profile = load_planned(
-        str(sweep),
-        settings_texts(settings),
-        data_texts(data),
-        cluster,
-        only=only,
-    )
+    folder = results_folder(results)
+    texts = settings_texts(settings), data_texts(data)
+    loaded, profile = load_planned(str(sweep), *texts, cluster, only=only, results=folder)
     if profile.launcher != "torchrun":
         raise BadInput(
             f"cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
@@ -142,7 +138,6 @@ def run(
     if parallel is not None:
         profile = with_parallel(profile, str(parallel))
     profile = with_tolerance(profile, tolerate_load=tolerate_load)
-    folder = results_folder(results)
     finished = run_sweep(
         loaded,
         profile,

@@ -298,15 +298,14 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return {name: self.value(name) for name in AXES}
+        return dict(zip(AXES, READ_ALL(self), strict=True))
 
     @property
     def changed(self) -> dict[str, Any]:
         """Return the values that differ from their defaults, by the name of the axis."""
         changed = {"batch_size": self.batch_size}  # without a default of its own
-        for name, default in DEFAULTS.items():
-            value = self.value(name)
-            if value != default:
+        for name, value in self.values.items():
+            if name != "batch_size" and value != DEFAULTS[name]:
                 changed[name] = value
         return changed
 
@@ -337,6 +336,7 @@ def _annotated_types() -> dict[str, Any]:
 AXIS_TYPES: dict[str, Any] = _annotated_types()
 # The axes of a cell by name, in the order of the class.
 AXES = tuple(AXIS_TYPES)
+READ_ALL = attrgetter(*AXES)  # at once, as a sweep may have a hundred thousand points
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
@@ -419,11 +419,12 @@ def axis_choices(axis: str) -> tuple[str, ...]:
 
 def _setting_without_effect(axes: Axes) -> str | None:
     """Return a conflict for an axis that has no effect here and is not at its default."""
+    values = axes.values
     for need in NEEDS:
-        if need.met(axes.value(need.axis)):
+        if need.met(values[need.axis]):
             continue
         for name in need.dependents:
-            if axes.value(name) != DEFAULTS[name]:
+            if values[name] != DEFAULTS[name]:
                 return f"{name} does nothing without {need.description}"
     return None
 

@@ -115,7 +115,10 @@ class FileDigests:
 
     memory: Path | None = None
     _known: dict[str, str] = field(default_factory=dict)  # SHA-256 by path and state
-    _is_read: bool = False
+
+    def __post_init__(self) -> None:
+        """Read what earlier commands have kept."""
+        self._remembered = _read_memory(self.memory)  # as `_known`
 
     def digest(self, files: Files) -> str:
         """Return the SHA-256 over the names and contents of files; raises OSError."""
@@ -126,22 +129,26 @@ class FileDigests:
 
     def _digest_of(self, path: Path) -> str:
         """Return the SHA-256 of a file; raises OSError."""
-        if not self._is_read:
-            self._known = _read_memory(self.memory)
-            self._is_read = True
-        key = f"{path} {describe_state([('', path)])}"
+        key = f"{path.absolute()} {describe_state([('', path)])}"
+        if key in self._remembered:
+            return self._remembered[key]
         if key not in self._known:
             self._known[key] = _digest(path)
             if path.stat().st_size >= REMEMBERED_BYTES:
-                self._remember()
+                self._remember(key)
         return self._known[key]
 
-    def _remember(self) -> None:
-        """Keep what is known for later commands, if there is a folder of results and it can be written."""
+    def _remember(self, key: str) -> None:
+        """Keep a digest for later commands, if there is a folder of results and it can be written."""
+        path = key.rpartition(" ")[0]
+        for other in list(self._remembered):
+            if other.rpartition(" ")[0] == path:  # as the file was before
+                del self._remembered[other]
+        self._remembered[key] = self._known[key]
         if self.memory is None or not self.memory.parent.is_dir():
             return
         with suppress(OSError, HarnessError):
-            write_atomically(self.memory, json.dumps(self._known), durable=False)
+            write_atomically(self.memory, json.dumps(self._remembered), durable=False)
 
 
 def _read_memory(path: Path | None) -> dict[str, str]:

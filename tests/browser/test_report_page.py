@@ -21,12 +21,9 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the report of a sweep with a hostile name and a failed trial."""
+    """Write the report of a sweep with a failed trial and hostile texts."""
     folder = tmp_path_factory.mktemp("report")
-    results, sweep = (
-        Results(folder / "results"),
-        make_sweep(folder, label=HOSTILE, description=HOSTILE),
-    )
+    results, sweep = Results(folder / "results"), make_sweep(folder)
     records = make_records(sweep, hostile=True)
     write_run(results, sweep, records, logs=HOSTILE)
     recorded = RecordedSweep(sweep=sweep, records=records, unreadable=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput, DataChanged
+from harness.spec import files as spec_files
 from harness.spec.cell import Cell
 from harness.spec.files import FileDigests, check_files, describe_state, files_by_setting
 from tests.support.sweeps import load
@@ -140,6 +142,27 @@ def test_files_are_read_only_if_they_look_changed(
     cell = planned(folder, start="a.json")
     monkeypatch.setattr(FileDigests, "digest", None)
     check(cell, folder)
+
+
+def test_a_large_file_is_read_once_for_all_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, memory = tmp_path / "data.bin", tmp_path / "file-digests.json"
+    read: list[Path] = []
+    digest = spec_files._digest
+
+    def counted(path: Path) -> str:
+        """Note that a file is read."""
+        read.append(path)
+        return digest(path)
+
+    monkeypatch.setattr(spec_files, "_digest", counted)
+    for content in (b"a", b"b"):
+        data.write_bytes(content * spec_files.REMEMBERED_BYTES)
+        digests = [FileDigests(memory).digest([("data", data)]) for _ in range(2)]
+        assert digests == [FileDigests().digest([("data", data)])] * 2
+    assert read == [data] * 4
+    assert len(json.loads(memory.read_text())) == 1
 
 
 def test_files_that_settings_add_count_by_name_and_content(folder: Path) -> None:

@@ -25,13 +25,11 @@ BEGUN = 1_700_000_000.0  # seconds since the epoch
 DIGITS = {"source": "digits"}
 
 
-def make_sweep(
-    folder: Path, *, seeds: int = 3, label: str = "mlp", data: Any = DIGITS, **keys: Any
-) -> Sweep:
+def make_sweep(folder: Path, *, seeds: int = 3, data: Any = DIGITS, **keys: Any) -> Sweep:
     """Return a sweep of two precisions by two strategies of a small MLP."""
     return load(
         folder,
-        {label: {"uses": "mlp", "data": data}},
+        {"mlp": {"data": data}},
         seeds=list(range(seeds)),
         length={"steps": 60},
         matrix={"precision": ["fp32", "bf16"]},
