@@ -24,7 +24,7 @@ from harness.spec.cluster import SHARED_HOST
 from harness.tracking import Follower, connect, tracker
 from harness.tracking.connect import quiet
 from tests.support import shared_server
-from workloads.importing import forget
+from workloads import importing
 
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
@@ -212,8 +212,13 @@ def no_module_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     folder: Path = request.getfixturevalue("tmp_path")
     yield
-    if any(entry.startswith(str(folder)) for entry in sys.path):
-        forget(folder)
+    for entry in list(importing._user_folders):
+        if entry.startswith(str(folder)):
+            importing._user_folders.remove(entry)
+            sys.path.remove(entry)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -112,23 +112,6 @@ def make_importable(folder: Path) -> None:
     _user_folders.insert(0, entry)
 
 
-def forget(folder: Path) -> None:
-    """Import nothing more from a folder and those below it, and drop what users had it import.
-
-    For code that was only looked at, and whose files are about to go. What is installed in a
-    virtual environment below the folder stays, since a package that is loaded twice breaks.
-    """
-    inside = str(folder.resolve()) + os.sep
-    for name, module in list(sys.modules.items()):
-        file = _file_of(module)
-        if file.startswith(inside) and _is_users(file):
-            del sys.modules[name]
-    for entry in list(_user_folders):
-        if (entry + os.sep).startswith(inside):
-            _user_folders.remove(entry)
-            sys.path.remove(entry)
-
-
 def user_files() -> dict[str, Path]:
     """Return the files of users' modules that were imported, by the path below their folder."""
     paths: dict[str, Path] = {}

@@ -83,10 +83,6 @@ class Settings:
                 values[field.name] = map_paths(value, lambda path: None)
         return values
 
-    def unpinned(self) -> list[str]:
-        """Return a line for each setting that names what may change without a change of its name."""
-        return []
-
     def check(self) -> None:
         """Check the files before anything starts.
 
@@ -275,12 +271,6 @@ class DistilBertOptions(Settings):
         if self.pretrained is None:
             return []
         return checkpoint_files(self.pretrained)
-
-    def unpinned(self) -> list[str]:
-        """Return a model of the hub that has no revision."""
-        if self.hub is None or "@" in self.hub:
-            return []
-        return [f"hub: {self.hub} has no revision; {self.hub}@REVISION pins it"]
 
     def check(self) -> None:
         """Raise ValueError unless the pretrained model is complete and takes long enough texts.

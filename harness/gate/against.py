@@ -21,7 +21,6 @@ from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep, load_sweep
 from harness.statistics.verdict import ALPHA
-from workloads.importing import forget
 
 WORKING_TREE = "the working tree"
 EXIT_CODES: Mapping[Policy, int] = {"ignore": 0, "warn": 3, "fail": 1}  # of inconclusive cells
@@ -184,8 +183,6 @@ def cells_of_revision(sweep: Sweep, revision: Tree, options: GateOptions) -> Seq
             f"{source.name} of {revision.name} can't be read: {one_line(error)};"
             " --accept-sweep-changes measures all cells"
         ) from None
-    finally:
-        forget(revision.path)  # its checkout is removed after the gate
 
 
 def is_among(cell: Cell, cells: Sequence[Cell]) -> bool:

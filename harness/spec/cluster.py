@@ -17,7 +17,6 @@ from harness.spec.document import read_document
 from harness.spec.environment import NAME, PREFIX
 from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_between_failures
 from harness.spec.slurm import SlurmOptions, reject_control_characters
-from harness.spec.text import find_control_character
 from harness.spec.validity import ValidityRules
 from workloads.options import Count
 
@@ -126,10 +125,6 @@ def load_profile(name: str) -> Profile:
 
     Raises BadInput, also for what the cluster can't do, if this machine can ask it.
     """
-    if find_control_character(name):
-        raise BadInput(
-            f"--cluster {name!r}: found a control character; allowed: a name without any"
-        )
     path: Path | None = Path(name)
     if Path(name).suffix not in (".yaml", ".yml"):
         path = profile_paths().get(name)

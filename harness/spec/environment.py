@@ -13,7 +13,6 @@ from typing import Any
 
 from harness.core.slurm_environment import JOB_PREFIXES, OPTION_PREFIXES
 from harness.core.variables import is_secret_name
-from harness.spec.text import find_control_character
 
 PREFIX = "env."
 Variables = Mapping[str, str | None]  # name -> value; None: unset
@@ -98,9 +97,8 @@ def variable_value(value: Any) -> str | None:
     if not isinstance(value, str):
         shown = str(value).lower() if isinstance(value, bool) else value
         raise ValueError(f"found {shown} without quotes; allowed: {ALLOWED_VALUES}")
-    character = find_control_character(value)
-    if character is not None:
-        raise ValueError(f"found the character {character!r}; allowed: text without it")
+    if not value.isprintable():
+        raise ValueError(f"found {value!r}; allowed: one line of text that can be seen")
     if len(value) > MAX_VALUE:
         raise ValueError(f"found {len(value):,} characters; allowed: at most {MAX_VALUE:,}")
     return value

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
-from harness.spec.text import find_control_character
 from workloads.options import Between, Count
 
 # `D-` and up to three numbers. What the numbers count depends on how many there are, and on whether
@@ -20,8 +19,7 @@ from workloads.options import Between, Count
 TIME = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<leading>\d+)(?::(?P<middle>\d{1,2}))?(?::(?P<trailing>\d{1,2}))?"
 )
-MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)")
-MEBIBYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}  # Slurm's default unit is MiB
+MEMORY = re.compile(r"\d+[KMGT]?")
 OPTION = re.compile(r"[a-z][a-z0-9-]*")  # of sbatch, a long one without its --
 # Options of sbatch that `options` may not set -> the profile's key for them, "" where the harness
 # decides.
@@ -44,11 +42,8 @@ def reject_control_characters(key: str, text: str) -> None:
     No line of a job script may hold one. Unicode's own line breaks count too: editors that show a
     script treat them as ends of lines.
     """
-    character = find_control_character(text)
-    if character is not None:
-        raise ValueError(
-            f"{key}: found {text!r}, with the character {character!r}; allowed: one line of text"
-        )
+    if not text.isprintable():
+        raise ValueError(f"{key}: found {text!r}; allowed: one line of text that can be seen")
 
 
 def _reject_backslash(key: str, text: str) -> None:
@@ -133,14 +128,6 @@ class SlurmOptions:
     def time_limit_seconds(self) -> int:
         """Return the time limit of a job in seconds; raises ValueError for text that is none."""
         return time_limit(self.time)
-
-    @property
-    def memory_mib(self) -> int | None:
-        """Return the memory of a node in MiB, rounded down, None where the cluster decides."""
-        match = MEMORY.fullmatch(self.memory or "")
-        if match is None:
-            return None
-        return int(int(match["number"]) * MEBIBYTES[match["unit"]])
 
 
 def _check_option(name: str, value: str | None) -> None:

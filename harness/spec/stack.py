@@ -1,13 +1,13 @@
 """Stacks: other interpreters or containers, with packages of their own, that ranks run under.
 
-A sweep declares them under its key `stacks`, or in place as the values of the axis:
+A sweep declares them under its key `stacks`, and the values of the axis are their names:
 
-    matrix:
-      stack:
-        torch-2.11: {python: /envs/t211/bin/python}
-        nightly: {prefix: [apptainer, exec, image.sif]}
+    stacks:
+      torch-2.11: {python: /envs/t211/bin/python}
+      nightly: {prefix: [apptainer, exec, image.sif]}
+    matrix: {stack: [torch-2.11, nightly]}
 
-Everywhere else a stack is known by its name. A cell's id has the name and the definition. What is
+A cell's id has the name and the definition. What is
 installed there is no part of it, as it is not for the interpreter of the harness: records say it.
 """
 
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import did_you_mean
 from harness.core.validation import Key
-from harness.spec.text import find_control_character
 
 if TYPE_CHECKING:  # ranks have cells too, and load no library that reads sweep files
     from harness.spec.document import Document
@@ -44,8 +43,8 @@ class Stack:
         if self.python is None and not self.prefix:
             raise ValueError("found neither python nor prefix; allowed: one of them, or both")
         for text in self.command:
-            if not text or find_control_character(text):
-                raise ValueError(f"found {text!r}; allowed: text without control characters")
+            if not text or not text.isprintable():
+                raise ValueError(f"found {text!r}; allowed: one line of text that can be seen")
 
     @property
     def command(self) -> list[str]:

@@ -92,7 +92,7 @@ def test_a_variable_of_one_workload_is_unset_for_the_others(tmp_path: Path) -> N
         ("env.X", "[0.5]", "env.X[0]: found 0.5 without quotes"),
         ("env.X", "[[a]]", "env.X[0]: found ['a'] without quotes"),
         ("env.X", "[]", "env.X: found an empty list; allowed: at least one value"),
-        ("env.X", '["a\\nb"]', "env.X[0]: found the character"),
+        ("env.X", '["a\\nb"]', "env.X[0]: found 'a\\nb'; allowed: one line"),
         ("NCCL_ALGO", "[Ring]", "NCCL_ALGO: unknown axis; did you mean 'env.NCCL_ALGO'?"),
     ],
 )

@@ -186,13 +186,6 @@ def test_time_limits(text: str, seconds: int) -> None:
     assert time_limit(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "mebibytes"), [("64G", 65536), ("2048K", 2), ("100", 100), ("1T", 1048576)]
-)
-def test_memory(text: str, mebibytes: int) -> None:
-    assert SlurmOptions(memory=text).memory_mib == mebibytes
-
-
 @pytest.mark.parametrize(("time", "seconds"), [("90", 5400), ('"90"', 5400), ("1:30:00", 5400)])
 def test_minutes_may_be_a_number(time: str, seconds: int) -> None:
     assert profile(f"  time: {time}\n").slurm.time_limit_seconds == seconds

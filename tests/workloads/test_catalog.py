@@ -197,16 +197,3 @@ def test_the_package_imports_no_harness() -> None:
         for file in files
         if re.search(r"^\s*(from|import) harness", file.read_text(), re.MULTILINE)
     ]
-
-
-def test_a_folder_that_is_forgotten_leaves_nothing_behind(tmp_path: Path) -> None:
-    """What was only looked at, as the other revision of a gate, may be gone a moment later."""
-    path = tmp_path / "inner" / "looked_at.py"
-    path.parent.mkdir()
-    path.write_text("import beside_it\n", encoding="utf-8")
-    (path.parent / "beside_it.py").write_text("", encoding="utf-8")
-    module = importing.import_file(path)
-    importing.forget(tmp_path)
-    assert module.__name__ not in sys.modules
-    assert "beside_it" not in sys.modules
-    assert not any(entry.startswith(str(tmp_path)) for entry in sys.path)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim import SGD, Optimizer
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -23,8 +22,7 @@ from torch.utils.data import (
 
 from harness.measure.flops import flops_per_sample
 from tests.support.training import make_assignment, make_trainer
-from workloads import Batch, Classifier, Settings, Splits, StreamSamples, Turn, Workload
-from workloads.base import missing_methods
+from workloads import Batch, Classifier, Settings, Splits, StreamSamples, Workload
 from workloads.catalog import load_class
 from workloads.datasets import load_splits
 
@@ -166,34 +164,6 @@ def test_flops_are_counted_where_they_are_not_stated() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class Turned(Workload):
-    """Says how it steps and how it is evaluated, and has neither a loss nor an optimizer."""
-
-    def splits(self) -> Any:
-        return make_set()
-
-    def build_model(self) -> nn.Module:
-        return nn.Linear(FEATURES, 1)
-
-    def turns(self, model: nn.Module) -> list[Turn]:
-        optimizer: Optimizer = SGD(model.parameters(), lr=0.01)
-        return [Turn("", optimizer, lambda module, batch: module(batch[0]).square().mean())]
-
-    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        result: Tensor = model(batch[0])
-        return result
-
-    def metrics(self, rows: Tensor) -> dict[str, float]:
-        return {"accuracy": float(rows.mean())}
-
-
-def test_with_turns_neither_loss_nor_optimizer_is_asked_for(tmp_path: Path) -> None:
-    assert missing_methods(Turned) == []
-    trainer = make_trainer(make_assignment(steps=3), make(Turned), tmp_path)
-    trainer.run()
-    assert len(trainer.state.losses) == 3
-
-
 MINE = """
 from workloads import Workload
 
@@ -208,8 +178,6 @@ class Mine(Workload):
     [
         ("", "loss"),
         ("    def loss(self, model, batch): ...", ""),
-        ("    def turns(self, model): ...", "evaluate, metrics"),
-        ("    def turns(self, model): ...\n    def loss(self, model, batch): ...", ""),
         ("    def loss(self, model, batch): ...\n    def metrics(self, rows): ...", "evaluate"),
     ],
 )
