@@ -167,7 +167,6 @@ def write_spec_of(folder: SweepFolder, name: str, trials: Sequence[Trial]) -> No
     spec = {
         "schema": store.SCHEMA,
         "name": name,
-        "description": "A sweep for tests",
         "seeds": sorted({trial.seed for trial in trials}),
         "repeats": max(trial.repeat for trial in trials) + 1,
         "source": "demo.yaml",

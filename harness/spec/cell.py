@@ -112,7 +112,6 @@ class StopRule:
     # `loss` is the metric of that name, `target` the workload's target metric.
     metric: Literal["loss", "target"] = "loss"
     patience: Count | None = None  # evaluations in a row without an improvement
-    min_delta: Annotated[float, Between(0)] = 0.0  # an improvement is greater than this
     goal: float | None = None  # a value of the metric that is good enough
 
     def __post_init__(self) -> None:
@@ -124,8 +123,6 @@ class StopRule:
         conditions = []
         if self.patience is not None:
             conditions.append(f"patience {self.patience}")
-        if self.min_delta:
-            conditions.append(f"min delta {self.min_delta:g}")
         if self.goal is not None:
             conditions.append(f"goal {self.goal:g}")
         return f"{self.metric}: {', '.join(conditions)}"

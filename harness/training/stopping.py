@@ -36,25 +36,17 @@ def find_stop_reason(
     scores = [metric.score(evaluation.deciding[metric.name]) for evaluation in evaluations]
     if rule.goal is not None and max(scores, default=-math.inf) >= metric.score(rule.goal):
         return "goal"
-    if rule.patience is not None and _count_since_improvement(scores, rule) >= rule.patience:
+    if rule.patience is not None and _count_since_improvement(scores) >= rule.patience:
         return "patience"
     return None
 
 
-def _count_since_improvement(scores: Sequence[float], rule: StopRule) -> int:
-    """Return how many of the last scores were no improvement; greater scores are better.
-
-    An improvement is greater by more than `min_delta` than the last one that was an improvement, so
-    that many small steps in the right direction count once they come to more than that.
-    """
-    reference = -math.inf
-    count = 0
+def _count_since_improvement(scores: Sequence[float]) -> int:
+    """Return how many scores there were since the best one; greater scores are better."""
+    best, count = -math.inf, 0
     for score in scores:
-        if score > reference + rule.min_delta:
-            reference = score
-            count = 0
-        else:
-            count += 1
+        count = 0 if score > best else count + 1
+        best = max(best, score)
     return count
 
 

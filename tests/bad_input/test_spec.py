@@ -303,7 +303,7 @@ COMBINATIONS = [
     ),
     param(
         "a-rule-that-stops-nothing",
-        GOOD + "stop: {min_delta: 0.1}\n",
+        GOOD + "stop: {metric: target}\n",
         "sweep.yaml:4: stop: found neither patience nor goal; allowed: one of them, or both",
     ),
     param(

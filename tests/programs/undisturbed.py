@@ -56,8 +56,7 @@ def write_sweep(folder: Path, seeds: Sequence[int]) -> Path:
         "length": {"steps": 30},
         "evaluate": {"steps": 10},
         "checkpoint": {"every": "7 steps", "best": True},
-        "matrix": {"execution": ["eager", "compile"]},
-        "axes": {"batch_size": 64},
+        "matrix": {"execution": ["eager", "compile"], "batch_size": 64},
         "zip": RANKS,
     }
     path = folder / "undisturbed.yaml"

@@ -317,7 +317,7 @@ def test_a_rule_for_stopping_is_part_of_the_id() -> None:
     rules = [StopRule(patience=2), StopRule(patience=3), StopRule(goal=0.5)]
     stopping = [replace(cell, stop=rule).id for rule in rules]
     assert len({cell.id, *stopping}) == 4
-    assert replace(cell, stop=StopRule(patience=2, min_delta=0.0)).id == stopping[0]
+    assert replace(cell, stop=StopRule(patience=2, metric="loss")).id == stopping[0]
 
 
 def test_without_defaults_keeps_what_has_no_default() -> None:

@@ -44,8 +44,6 @@ def evaluations(values: Sequence[float], name: str) -> list[Evaluation]:
         ({"patience": 2}, [3, 4, 2, 3, 1, 2, 1], 7),
         ({"patience": 1}, [1, 1], 2),
         ({"patience": 2}, [3, 2, 1, 0], None),
-        ({"patience": 1, "min_delta": 1.0}, [3, 2], 2),
-        ({"patience": 2, "min_delta": 1.0}, [3, 2.4, 1.8, 1.2, 0.6], None),
         ({"goal": 1.0}, [3, 2, 1, 5], 3),
         ({"goal": 1.0, "patience": 1}, [3, 3, 1], 2),
         ({"metric": "target", "patience": 2}, [1, 2, 2, 1.5], 4),
