@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable
 from typing import IO, Any
 
 POLL = 0.1  # seconds between two attempts to lock
 
 
-def lock_file(
-    file: IO[Any], timeout: float, should_wait: Callable[[], bool] = lambda: True
-) -> bool:
-    """Lock an open file for this process alone; return False if another holds it to the end.
+def lock_file(file: IO[Any], timeout: float) -> bool:
+    """Lock an open file for this process alone; return False if another holds it for `timeout` seconds.
 
-    It is waited for as long as `should_wait` says so, and for `timeout` seconds at most. Raises
-    OSError where the file system has no locks.
+    Raises OSError where the file system has no locks.
     """
-    return _lock(file, fcntl.LOCK_EX, timeout, should_wait)
+    return _lock(file, fcntl.LOCK_EX, timeout)
 
 
 def share_file(file: int, timeout: float) -> bool:
@@ -26,12 +22,10 @@ def share_file(file: int, timeout: float) -> bool:
 
     Returns False if another process has it alone for `timeout` seconds. Raises OSError as `lock_file`.
     """
-    return _lock(file, fcntl.LOCK_SH, timeout, lambda: True)
+    return _lock(file, fcntl.LOCK_SH, timeout)
 
 
-def _lock(
-    file: IO[Any] | int, operation: int, timeout: float, should_wait: Callable[[], bool]
-) -> bool:
+def _lock(file: IO[Any] | int, operation: int, timeout: float) -> bool:
     """Lock an open file by an operation of flock; return False if that fails to the end."""
     deadline = time.monotonic() + timeout
     while True:
@@ -39,6 +33,6 @@ def _lock(
             fcntl.flock(file, operation | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() > deadline or not should_wait():
+            if time.monotonic() > deadline:
                 return False
         time.sleep(POLL)

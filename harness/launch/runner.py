@@ -202,11 +202,11 @@ class Runner:
         trial_folder = self.folder.trial_folder(record.trial.id)
         return runs_again(record, trial_folder, first_attempt, self.profile.validity.reruns)
 
-    def record_interruption(self, trial: Trial, reason: str, host: str | None = None) -> None:
+    def record_interruption(self, trial: Trial, reason: str) -> None:
         """Record the last attempt as interrupted if it ended together with the process that ran it.
 
         Such an attempt has an assignment and no record. Once it is recorded, the next attempt
-        has another number. `host` is the node that is suspected, if any.
+        has another number.
         """
         folder = self.folder.trial_folder(trial.id)
         attempt = _last_attempt(folder)
@@ -219,7 +219,7 @@ class Runner:
         # It ended with the last sign of life: a job may wait for long before it goes on.
         died = max([started, *(beat.at for beat in read_heartbeats(folder.heartbeat_folder))])
         previous_failures = _prepare_folder(folder)
-        ended_by = Failure(kind="Interrupted", message=reason, host=host, at=died)
+        ended_by = Failure(kind="Interrupted", message=reason, at=died)
         interrupted = self._assemble(
             folder,
             self._assignment(trial, attempt=attempt),

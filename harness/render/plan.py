@@ -13,7 +13,6 @@ from harness.analysis.cells import varying_axes
 from harness.core.text import counted
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import (
-    MISSING,
     NUMERIC_AXES,
     axis_texts,
     changed_axes,
@@ -226,16 +225,16 @@ def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> Non
 
 
 def show_jobs(console: TerminalConsole, submission: Submission) -> None:
-    """Print a row for each array: its jobs, what each of them asks for and its trials.
+    """Print a row for each array: the name of its jobs, what each asks for and its trials.
 
-    The id is a dash where Slurm has not given one, as in a dry run. Prints nothing without arrays.
+    Prints nothing without arrays.
     """
     if not submission.arrays:
         return
     table = Table(JOB_COLUMNS, JOB_NUMBERS)
-    for array in submission.arrays:
+    for number, array in enumerate(submission.arrays):
         table.add_row(
-            array.slurm_id or MISSING,
+            submission.job_name(number),
             str(len(array.trial_ids)),
             str(array.nodes),
             str(array.ranks_per_node),

@@ -17,24 +17,22 @@ from rich.text import Text
 from harness.core.text import counted
 from harness.records.goodput import Goodput
 from harness.render.console import TerminalConsole, as_rich, print_json, show_table, styled
-from harness.render.format import STATUS_LOOKS, duration
+from harness.render.format import STATUS_LOOKS
 from harness.render.table import Content, Look, Styled, Table
-from harness.slurm.rules import OPEN_STATES
-from harness.slurm.status import SweepStatus, TrialState
+from harness.slurm.status import OPEN_STATES, SweepStatus, TrialState
 from harness.spec.cell import THROUGHPUT_UNITS
 
 STATE_LOOKS: Mapping[str, Look] = {  # by the state of a trial
     **STATUS_LOOKS,
     "running": "running",
     "queued": "quiet",
-    "held": "open",
     "lost": "failed",
     "unreadable": "failed",
     "cancelled": "quiet",
 }
 # The order in which trials are listed while a sweep is watched, the most interesting first.
 # Any other state follows.
-ORDER = ("running", "failed", "lost", "unreadable", "invalid", "held", "interrupted", "queued")
+ORDER = ("running", "failed", "lost", "unreadable", "invalid", "interrupted", "queued")
 ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
 MAX_ROWS = 100  # trials that are listed by default
 MIN_PANEL_ROWS = 3  # trials in a panel, however small its share of the terminal is
@@ -43,7 +41,7 @@ PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks
 StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
 
 SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
-NUMBER_COLUMNS = ("seed", "repeat", "step", *THROUGHPUT_UNITS, "left")  # aligned to the right
+NUMBER_COLUMNS = ("seed", "repeat", "step", *THROUGHPUT_UNITS)  # aligned to the right
 
 
 def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
@@ -146,10 +144,7 @@ def panel(status: SweepStatus, max_rows: int) -> Group:
     ranks = {state: number for number, state in enumerate(ORDER)}  # any other state comes last
     rows = sorted(status.trials, key=lambda trial: ranks.get(trial.state, len(ORDER)))[:max_rows]
     ended = sum(trial.state not in OPEN_STATES for trial in status.trials)
-    seconds_left = status.estimated_seconds_left()
     text = f"{ended}/{len(status.trials)}"
-    if seconds_left is not None:
-        text += f", about {duration(seconds_left)} left"
     bar = ProgressBar(total=len(status.trials), completed=ended, width=40)
     return Group(
         as_rich(trial_table(rows)), Text.from_markup(headline(status)), Columns([bar, text])
@@ -189,9 +184,6 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         "state": Styled(trial.state, STATE_LOOKS.get(trial.state, "plain")),
         "step": "",
         **dict.fromkeys(THROUGHPUT_UNITS, ""),
-        "left": "",
-        "last save": "",
-        "a death costs": "",
         "job": trial.job or "",
         "nodes": trial.nodes,
         "": trial.detail,
@@ -202,13 +194,6 @@ def _trial_row(trial: TrialState) -> dict[str, Content]:
         row["step"] = f"{trial.step:,}{total}"
     if trial.throughput is not None:
         row[trial.throughput_unit] = f"{trial.throughput:,.0f}"
-    if trial.seconds_left is not None:
-        row["left"] = duration(trial.seconds_left)
-    if trial.saved_step is not None and trial.seconds_at_risk is not None:
-        age = duration(trial.seconds_at_risk)
-        row["last save"] = f"step {trial.saved_step:,}, {age} ago" if trial.saved_step else "none"
-        steps = (trial.step or 0) - trial.saved_step
-        row["a death costs"] = f"{counted(steps, 'step')}, {age}"
     return row
 
 

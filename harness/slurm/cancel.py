@@ -6,9 +6,7 @@ has the trial save, and would requeue the job if it did not read that it was can
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from harness.core.errors import HarnessError, one_line
 from harness.core.paths import SweepFolder
@@ -33,13 +31,13 @@ def cancel(sweep_folder: SweepFolder) -> Sequence[str]:
         submitted = submissions.read_all(sweep_folder)
         queue = queues.query_submitters(submitted)
         job_ids: list[str] = []
-        for submission in queues.recover_job_ids(submitted, queue):
+        for submission in submitted:
             live_jobs = queues.live_jobs([submission], queue).values()
             live_ids = list(dict.fromkeys(job.id for job in live_jobs))  # once for all its trials
             if live_ids:
                 # Written before the jobs end: a leader that saves its trial reads it, and does not
                 # requeue its job.
-                submissions.write(sweep_folder, replace(submission, cancelled_at=time.time()))
+                submissions.folder_of(sweep_folder, submission.id).cancelled.touch()
             job_ids += live_ids
         if not job_ids:
             return job_ids

@@ -12,24 +12,22 @@ life of a job:
 - The leader requeues the job, and continues where it stopped when Slurm starts the job again.
 - If a node dies, Slurm kills and requeues the job, and the next start finds the attempt without a
   record.
-- If the leader itself is killed, or hangs and is killed by the script's shell, that shell runs
-  `... leader revive ...` instead, which has Slurm requeue the job.
+- If the leader itself is killed, the script's shell runs `... leader revive ...` instead, which has
+  Slurm requeue the job.
 - While Slurm's controller does not answer, the leader waits for it.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
@@ -38,7 +36,6 @@ from harness.core.slurm_environment import own_job_id
 from harness.core.text import counted
 from harness.hardware import machine
 from harness.launch import controller
-from harness.launch.host_lock import host_lock
 from harness.launch.lanes import JobRoom, side_by_side
 from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
@@ -61,8 +58,6 @@ POLL_SECONDS = 0.5  # between looks at a running trial; its files are on a share
 # the job requeued.
 DECIDED = 3
 CRASHED = 70  # EX_SOFTWARE in sysexits.h
-BEAT_SECONDS = 20.0  # at least, between two signs of life for the batch script's shell
-SHELL_VARIABLE = "HARNESS_BATCH_SHELL"  # its process id, set by the script
 SETUP_VARIABLE = "HARNESS_BATCH_SETUP"  # seconds that the script took before it started the leader
 
 
@@ -106,7 +101,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     submission = submissions.read(submission_folder.file)
     slurm = submission.profile.slurm
     job_array = submission.arrays[array]
-    refuse_cancelled(submission, array)
+    refuse_cancelled(submission_folder)
 
     job_began = time.monotonic() - float(os.environ.get(SETUP_VARIABLE) or 0)
     listener = JobListener(signal_due=job_began + slurm.time_limit_seconds - slurm.warning)
@@ -114,7 +109,11 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         signal.signal(number, listener.on_signal)
     stop = StopRequest(listener.stop_reason)
     trials_by_id = {trial.id: trial for trial in submission.sweep.trials()}
-    job_trials = [trials_by_id[trial_id] for trial_id in job_array.trial_ids[index]]
+    taken_over = taken_over_trials(sweep_folder, submission)
+    job_trials = []
+    for trial_id in job_array.trial_ids[index]:
+        if trial_id not in taken_over:
+            job_trials.append(trials_by_id[trial_id])
     runner = runner_of(sweep_folder, submission, job_array, job_trials, listener, stop)
     pending = pending_trials(runner, job_trials)
     log(
@@ -122,16 +121,16 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
     )
     runner = replace(runner, stacks=stacks_of(runner, pending))
-    record_lost_attempts(runner, pending, submission_folder)
-    restarts = Restarts(submission_folder.restarts(own_job_id()))
+    for trial in pending:
+        with suppress(BadInput):  # of an assignment that is damaged: it is written again
+            runner.record_interruption(trial, "its job ended without leaving a record")
+    restarts = Restarts(submission_folder.restarts(array, index))
     refuse_too_many_restarts(slurm, restarts)
-
-    with _node_held(submission, listener):
-        interruption = _run_until_interrupted(runner, pending, restarts, stop)
+    interruption = _run_until_interrupted(runner, pending, restarts, stop)
     undone = pending_trials(runner, job_trials)
     if not undone:
         return
-    refuse_cancelled(submissions.read(submission_folder.file), array)  # it may be by now
+    refuse_cancelled(submission_folder)  # it may be by now
     to_be_requeued = _was_interrupted_by_slurm(listener.signals, interruption)
     if to_be_requeued:
         requeue(slurm, restarts)
@@ -148,8 +147,8 @@ def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     """
     submission_folder = submissions.folder_of(SweepFolder(Path(sweep_path)), submission_id)
     submission = submissions.read(submission_folder.file)
-    refuse_cancelled(submission, array)
-    requeue(submission.profile.slurm, Restarts(submission_folder.restarts(own_job_id())))
+    refuse_cancelled(submission_folder)
+    requeue(submission.profile.slurm, Restarts(submission_folder.restarts(array, index)))
 
 
 @dataclass(frozen=True)
@@ -175,25 +174,6 @@ class Restarts:
         """Remember that a trial has ended, or saved, in this start of the job."""
         if self.fruitless():
             write_atomically(self.path, str(restart_count()))
-
-
-@contextmanager
-def _node_held(submission: Submission, listener: JobListener) -> Iterator[None]:
-    """Hold this node for the job's trials, where other jobs may run on it.
-
-    Slurm shares out the cores of such a node, and not its memory and caches. Other nodes of the job
-    are not held: two jobs that wait for a node of each other would wait for ever.
-    """
-    profile = submission.profile
-    if profile.slurm.exclusive or profile.validity.contention is None:
-        yield
-        return
-    with host_lock(
-        f"running trials of {submission.sweep.name}",
-        on_message=log,
-        should_wait=listener.goes_on,
-    ):
-        yield
 
 
 def _run_until_interrupted(
@@ -234,33 +214,34 @@ def _has_saved(folder: TrialFolder, since: float) -> bool:
 def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
     """Return whether the job should continue later: after SIGUSR2, or the loss of its nodes.
 
-    After SIGTERM alone, Slurm is asked whether it ends the job, which was cancelled or has reached
-    its limit without a warning. If not, somebody has sent the signal to the leader. If the message
-    says that a user has cancelled the step, the job is not wanted any more either.
+    Not after SIGTERM alone, with which Slurm cancels a job: one that it preempts without a warning, it
+    requeues itself. Nor if the message says that a user has cancelled the step.
     """
-    if SIGNAL in signals:
-        return True
     if signals:
-        # Slurm does not call a job running that it is ending.
-        command = ["squeue", f"--jobs={own_job_id()}", "--noheader", "--format=%T"]
-        return controller.call(command, on_wait=log).stdout.strip() == "RUNNING"
+        return SIGNAL in signals
     return interruption is not None and not cancelled_by_user(interruption)
 
 
-def refuse_cancelled(submission: Submission, array: int) -> None:
+def refuse_cancelled(folder: SubmissionFolder) -> None:
     """Stop if the user has cancelled the submission: once requeued, its job would run all the same.
 
-    Raises JobIsOver, also if the array was given up because nobody knew of its jobs, and if it was
-    submitted again under another id.
+    Raises JobIsOver.
     """
-    if submission.cancelled_at is not None:
+    if folder.cancelled.exists():
         raise JobIsOver("the sweep's jobs were cancelled")
-    if submission.arrays[array].is_abandoned:
-        raise JobIsOver("harness submit gave this job up before it was in the queue")
-    # A call of sbatch to which Slurm gave no answer was repeated, and Slurm has received both.
-    slurm_id = submission.arrays[array].slurm_id
-    if slurm_id is not None and slurm_id != own_job_id().partition("_")[0]:
-        raise JobIsOver(f"harness submit has submitted these trials again, as job {slurm_id}")
+
+
+def taken_over_trials(sweep_folder: SweepFolder, submission: Submission) -> set[str]:
+    """Return the ids of the trials that a later submission has.
+
+    It was made while no job of this one was in the queue: sbatch may have failed, and Slurm have received
+    the call all the same.
+    """
+    taken_over: set[str] = set()
+    for other in submissions.read_all(sweep_folder):
+        if other.created_at > submission.created_at:
+            taken_over.update(other.first_attempts)
+    return taken_over
 
 
 def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
@@ -274,27 +255,6 @@ def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
             f"job {own_job_id()} was started again {counted(fruitless, 'time')} without finishing a trial;"
             f" slurm.requeues: {slurm.requeues}"
         )
-
-
-def record_lost_attempts(
-    runner: Runner, pending: Sequence[Trial], submission_folder: SubmissionFolder
-) -> None:
-    """Record attempts whose job was killed before it could, so that the next is another attempt.
-
-    If Slurm has restarted this very job, the node that led it before is recorded as the attempt's
-    host. The name of this node is left for the job's next start.
-    """
-    job_id = own_job_id()
-    node_file = submission_folder.node(job_id)
-    previous_node = None
-    reason = "its job ended without leaving a record"
-    if node_file.exists():
-        previous_node = node_file.read_text(encoding="utf-8")
-        reason = f"job {job_id} ended on {previous_node} and was started again by Slurm"
-    for trial in pending:
-        with suppress(BadInput):  # of an assignment that is damaged: it is written again
-            runner.record_interruption(trial, reason, previous_node)
-    write_atomically(node_file, os.environ.get("SLURMD_NODENAME", ""))
 
 
 def restart_count() -> int:
@@ -411,7 +371,6 @@ class JobListener(TrialListener):
     def __init__(self, signal_due: float) -> None:
         self.signal_due = signal_due
         self.signals: set[int] = set()
-        self.last_beat = -math.inf  # seconds of the monotonic clock
         self.first_signal_at: float | None = None  # seconds of the monotonic clock
 
     def stop_reason(self) -> str | None:
@@ -428,24 +387,6 @@ class JobListener(TrialListener):
             return "time limit"
         return "preempted"
 
-    def beat(self) -> None:
-        """Give the batch script's shell a sign of life, which kills a leader that hangs.
-
-        Without such a shell nothing happens.
-        """
-        now = time.monotonic()
-        shell = os.environ.get(SHELL_VARIABLE)
-        if shell is None or now < self.last_beat + BEAT_SECONDS:
-            return
-        self.last_beat = now
-        with suppress(ProcessLookupError):
-            os.kill(int(shell), signal.SIGUSR1)
-
-    def goes_on(self) -> bool:
-        """Return whether there is no reason to stop; whoever asks again and again is well."""
-        self.beat()
-        return self.stop_reason() is None
-
     def on_signal(self, number: int, frame: object) -> None:
         """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
         trials.
@@ -461,12 +402,7 @@ class JobListener(TrialListener):
 
     def on_trial_start(self, trial: Trial) -> None:
         """Log which trial starts."""
-        self.beat()
         log(f"{trial.id} starts: {trial.cell.label}")
-
-    def on_trial_progress(self, trial: Trial, progress: Mapping[str, Any]) -> None:
-        """Give a sign of life; `harness status` reads the trial's own report."""
-        self.beat()
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Log how the trial ended."""

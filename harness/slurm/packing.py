@@ -27,25 +27,6 @@ class JobArray:
     ranks_per_node: int
     trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
 
-    # The id that sbatch returned. None until then, and for good if whoever submitted was killed
-    # before it was written down.
-    slurm_id: str | None = None
-    # Whether it was given up, because sbatch failed, or never returned and no job of it was in the
-    # queue. Should Slurm have received it all the same, its jobs end at once.
-    is_abandoned: bool = False
-
-    def job_id(self, index: int) -> str | None:
-        """Return the id of the job with this index as squeue prints it, such as 12_3; None if
-        unknown.
-
-        submitit submits a single job as a job, not as an array of one, so its id has no index.
-        """
-        if self.slurm_id is None:
-            return None
-        if len(self.trial_ids) == 1:
-            return self.slurm_id
-        return f"{self.slurm_id}_{index}"
-
 
 def pack(
     blocks: Sequence[Sequence[Trial]], slurm: SlurmOptions, parallel: Parallel = 1

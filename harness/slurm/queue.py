@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
-from harness.core.text import counted
 from harness.launch import controller
 from harness.launch.retries import runs_again
 from harness.records.files import read_record_if_exists
@@ -43,11 +42,6 @@ PENDING_STATES = {
 }  # fmt: skip
 # In these, the job's processes are being ended. It may be requeued afterwards.
 ENDING_STATES = {"COMPLETING", "STAGE_OUT"}
-# Reasons for which Slurm keeps a job pending for good.
-HOPELESS_REASONS = {
-    "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS",
-    "PartitionNodeLimit", "PartitionTimeLimit",
-}  # fmt: skip
 # How squeue shows the pending jobs of an array in one line.
 INDEX = r"\d{1,9}(?:-\d{1,9}(?::\d{1,9})?)?"  # 3, 0-8 or 0-8:2
 PENDING_ARRAY = re.compile(
@@ -79,18 +73,10 @@ class QueuedJob:
         """Whether its processes are being ended."""
         return self.state in ENDING_STATES
 
-    def hold_remedy(self) -> str | None:
-        """Return what starts a job that Slurm does not start, None for any other.
-
-        A job is held by its user, by an administrator, or by Slurm when it could not be launched,
-        as in `launch failed requeued held`.
-        """
-        if not self.is_pending:
-            return None
-        if self.reason in HOPELESS_REASONS:
-            return "cancel it, change the profile and submit again"
-        is_held = "held" in self.reason.lower() or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT")
-        return f"`scontrol release {self.id}` starts it" if is_held else None
+    @property
+    def index(self) -> int:
+        """Return which job of its array it is; submitit submits a single job as a job without an index."""
+        return int(self.id.partition("_")[2] or 0)
 
 
 class SlurmDown(HarnessError):
@@ -200,43 +186,17 @@ def query_submitters(
     return query((submission.user for submission in submissions), on_wait=on_wait)
 
 
-def recover_job_ids(
-    submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
-) -> list[Submission]:
-    """Return the submissions with ids of arrays that were never written down.
-
-    Whoever submitted may have been killed between the return of sbatch and the write. The jobs are
-    recognized in the queue by their name.
-    """
-    array_ids = {}
-    for job in queue.values():
-        array_id, _, _index = job.id.partition("_")
-        array_ids[job.name] = array_id
-    recovered = []
-    for submission in submissions:
-        complete = submission
-        for number, array in enumerate(submission.arrays):
-            name = submission.job_name(number)
-            if array.slurm_id is None and name in array_ids:
-                complete = complete.with_slurm_id(number, array_ids[name])
-        recovered.append(complete)
-    return recovered
-
-
 def live_jobs(
     submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
-    """Return, by trial id, the job that has not ended and has the trial.
-
-    Slurm counts ids from 1 again at some point, so a job with the same id and another name is
-    somebody else's.
-    """
+    """Return, by trial id, the job that has not ended and has the trial."""
+    queued = {(job.name, job.index): job for job in queue.values()}
     jobs: dict[str, QueuedJob] = {}
-    for submission in recover_job_ids(submissions, queue):
+    for submission in submissions:
         for submitted in submission.jobs():
-            queued = queue.get(submitted.id or "")
-            if queued is not None and queued.name == submitted.name:
-                jobs |= dict.fromkeys(submitted.trial_ids, queued)
+            job = queued.get((submitted.name, submitted.index))
+            if job is not None:
+                jobs |= dict.fromkeys(submitted.trial_ids, job)
     return jobs
 
 
@@ -244,7 +204,7 @@ def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
     """Refuse a sweep of which a job that has not ended has trials.
 
     Where there is no squeue, nobody knows of the jobs. Then a sweep is refused unless all of its
-    trials that were submitted have ended for good, as in a copy of a finished one.
+    trials that were submitted have come to their end, as in a copy of a finished one.
 
     Raises BadInput if there is or may be such a job, SlurmDown if Slurm does not answer.
     """
@@ -252,13 +212,12 @@ def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
     try:
         queue = query_submitters(submissions)
     except NoSlurm as error:
-        open_trials = sum(_count_open_trials(sweep_folder, made) for made in submissions)
-        if open_trials == 0:
+        if all(_has_ended(sweep_folder, submission) for submission in submissions):
             return
         raise BadInput(
-            f"{sweep_folder.path}: its jobs may still have {counted(open_trials, 'trial')}, and Slurm can't be"
-            f" asked here ({error}); allowed: on a machine of the cluster, or after deleting"
-            f" {sweep_folder.path / 'jobs'} once none of its jobs is in the queue"
+            f"{sweep_folder.path}: its jobs may still have trials, and Slurm can't be asked here ({error});"
+            f" allowed: on a machine of the cluster, or after deleting {sweep_folder.jobs_path} once none"
+            " of its jobs is in the queue"
         ) from None
     job_ids = {job.id for job in live_jobs(submissions, queue).values()}
     if job_ids:
@@ -269,19 +228,16 @@ def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
         )
 
 
-def _count_open_trials(sweep_folder: SweepFolder, submission: Submission) -> int:
-    """Return how many trials of a submission would run, or run again, if its jobs still exist."""
-    count = 0
-    for job in submission.jobs():
-        for trial_id in job.trial_ids:
-            folder = sweep_folder.trial_folder(trial_id)
-            record = read_record_if_exists(folder.record_path)
-            reruns = submission.profile.validity.reruns
-            if (
-                record is None
-                or record.status == "interrupted"
-                or submission.is_preceded_by(trial_id, record.attempt, record.started)
-                or runs_again(record, folder, submission.first_attempts[trial_id], reruns)
-            ):
-                count += 1
-    return count
+def _has_ended(sweep_folder: SweepFolder, submission: Submission) -> bool:
+    """Return whether all trials of a submission have come to their end since it was made."""
+    reruns = submission.profile.validity.reruns
+    for trial_id, first_attempt in submission.first_attempts.items():
+        folder = sweep_folder.trial_folder(trial_id)
+        record = read_record_if_exists(folder.record_path)
+        if record is None or record.status == "interrupted":
+            return False
+        if submission.is_preceded_by(trial_id, record.attempt, record.started):
+            return False
+        if runs_again(record, folder, first_attempt, reruns):
+            return False
+    return True

@@ -1,8 +1,9 @@
 """The state of every trial of a sweep: from the shared folder, and one look at Slurm's queue.
 
 The folder comes first. It holds the records of trials that have ended, and the reports of those
-that run, so that most of the status is known even if Slurm does not answer. This module collects
-the facts; which state follows from them is in `harness.slurm.rules`.
+that run, so that most of the status is known even if Slurm does not answer. A record may be that of an
+earlier submission, a report of progress that of an attempt that was killed, and Slurm knows nothing of
+trials: `conclude` says which of them counts.
 
 A sweep that is watched is read again and again, so a record is parsed once for each time that it
 was written, and only its header is kept.
@@ -12,33 +13,63 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
-from harness.launch.retries import failures_of, last_saved_at
+from harness.launch.retries import failures_of, is_retried, last_saved_at
 from harness.launch.watchdog import STALE_SECONDS
 from harness.records.files import RECORD_FORMAT, CommonParts, read_record
-from harness.records.goodput import Goodput, goodput, total, whole_seconds
-from harness.records.record import Record
+from harness.records.goodput import Goodput, goodput, total
+from harness.records.record import Failure, Record, Status
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import saves_at_intervals
 from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.queue import QueuedJob, SlurmDown
-from harness.slurm.rules import OPEN_STATES, JobState, RecordHeader, State, TrialFacts, conclude
 from harness.slurm.submission import Submission, SubmittedJob
 from harness.spec.cell import ThroughputUnit, Trial
 from harness.spec.sweep import Sweep
+
+# lost: its job has ended and left no record of it; missing: it was never submitted; unreadable: nobody can
+# say, as its record is broken.
+State = Literal[
+    "queued", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost", "missing",
+    "unreadable",
+]  # fmt: skip
+# The trial goes on if its job still exists.
+OPEN_STATES = {"queued", "running", "interrupted"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordHeader:
+    """What the status takes from a trial's record."""
+
+    status: Status
+    attempt: int  # counted from 1
+    detail: str  # why it failed or is invalid
+    started: float = 0.0  # seconds since the epoch
+    failures: Sequence[Failure] = ()  # of all attempts, the oldest first
+    goodput: Goodput | None = None  # None unless the trial has come to its end
+    saves: bool = False  # at intervals
+    saved_at: float = 0.0  # when it was last, since the epoch, where it failed; 0 if never
+
+    def is_retried(self, first_attempt: int) -> bool:
+        """Return whether the job that has the trial runs it again.
+
+        `first_attempt` is the first that belongs to the job's submission; failures before it do not
+        count.
+        """
+        return self.status == "failed" and is_retried(
+            self.failures, first_attempt, saves=self.saves, saved_at=self.saved_at
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +102,7 @@ class TrialState:
     # Over all ranks, by its last report; None if that is old.
     throughput: float | None = None
     throughput_unit: ThroughputUnit = "samples/s"
-    seconds_left: float | None = None  # of a running trial, at that rate
     silent_seconds: float | None = None  # without a report of a running trial, if they are many
-    duration: float | None = None  # seconds, of one that is done
-    # The last checkpoint of a running trial that saves at intervals; step 0 if it has none.
-    saved_step: int | None = None
-    # Since it was begun, or since this attempt began where it has saved none: what a death would cost.
-    seconds_at_risk: float | None = None
     detail: str = ""
     # A job that has not ended has it, or a run on this machine will get to it.
     is_live: bool = False
@@ -92,13 +117,6 @@ class TrialState:
             return True
         return self.state in ("failed", "invalid") and not self.is_live
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether somebody is working, or will work, on it."""
-        if self.state not in OPEN_STATES:
-            return False
-        return self.is_live or self.state == "running"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
@@ -112,24 +130,6 @@ class SweepStatus:
     trials: Sequence[TrialState]
     goodput: Goodput | None = None  # of the trials that have come to their end; None without any
     slurm_error: str | None  # why Slurm could not be asked; None where nothing depends on it
-
-    def estimated_seconds_left(self) -> float | None:
-        """Estimate the seconds until the sweep is done, None before the first trial is.
-
-        A running trial needs what remains at its present rate. Any other unfinished trial needs the
-        mean duration of its cell's trials that are done, or of all trials that are done where its
-        cell has none. As many trials run side by side as do now.
-        """
-        durations: dict[str, list[float]] = {}  # seconds of trials that are done, by their cell
-        for trial in self.trials:
-            if trial.duration is not None:
-                durations.setdefault(trial.label, []).append(trial.duration)
-        unfinished = [trial for trial in self.trials if trial.is_unfinished]
-        if not durations or not unfinished:
-            return None
-        total_seconds = sum(_seconds_left_of(trial, durations) for trial in unfinished)
-        running = sum(trial.state == "running" for trial in unfinished)
-        return total_seconds / max(1, running)
 
     @property
     def unreadable(self) -> list[str]:
@@ -148,18 +148,6 @@ class SweepStatus:
             if self.slurm_error is not None and trial.state in OPEN_STATES:
                 return False
         return True
-
-
-def _seconds_left_of(trial: TrialState, durations: Mapping[str, Sequence[float]]) -> float:
-    """Estimate the seconds that an unfinished trial needs.
-
-    `durations` are seconds by the label of a cell, at least one in all.
-    """
-    if trial.seconds_left is not None:
-        return trial.seconds_left
-    if trial.label in durations:
-        return fmean(durations[trial.label])
-    return fmean(chain.from_iterable(durations.values()))
 
 
 def trial_states(
@@ -181,24 +169,24 @@ def trial_states(
     Pure, except that the log of a job that lost a trial is read, below `sweep_folder`.
     """
     jobs: dict[str, tuple[Submission, SubmittedJob]] = {}
-    for submission in queues.recover_job_ids(submitted, queue or {}):
+    for submission in submitted:
         for job in submission.jobs():
             jobs |= dict.fromkeys(job.trial_ids, (submission, job))
     live_jobs = None if queue is None else queues.live_jobs(submitted, queue)
-    ids_of_jobs: Container[str] = jobs
-    if local_run_since is not None and live_jobs is not None:
-        ids_of_jobs = live_jobs  # a `harness run` takes over what has no job any more
     last_line_of = cache(last_log_line)  # a job may have lost many trials
     states = []
     for trial in trials:
         trial_files = files.get(trial.id, TrialFiles())
-        if trial.id not in ids_of_jobs:
+        # A `harness run` takes over what has no job any more.
+        known = jobs if live_jobs is None else live_jobs
+        is_taken_over = local_run_since is not None and trial.id not in known
+        if trial.id not in jobs or is_taken_over:
             states.append(_local_state(trial, trial_files, local_run_since))
             continue
         submission, job = jobs[trial.id]
-        state = _submitted_state(trial, submission, job, trial_files, live_jobs)
-        if state.state == "lost" and job.id is not None:
-            log = submissions.folder_of(sweep_folder, submission.id).log(job.id)
+        state = _submitted_state(trial, submission, trial_files, live_jobs)
+        if state.state == "lost":
+            log = submissions.folder_of(sweep_folder, submission.id).log(job.array, job.index)
             detail = f"{state.detail}; last line of its log: {last_line_of(log)}; log: {log}"
             state = replace(state, detail=detail)
         states.append(state)
@@ -210,132 +198,120 @@ def _local_state(trial: Trial, files: TrialFiles, run_since: float | None) -> Tr
 
     `run_since` says when the present run on this machine began, None without one.
     """
-    phase = None
-    # A job's report of progress is judged by Slurm's word on the job. Here there is no such word:
-    # a report that is older than the present run was left by one that was killed.
-    if run_since is not None and files.begun_at is not None and files.begun_at >= run_since:
-        phase = _phase(files.progress) or "starting"
-    facts = TrialFacts(
-        record=files.record,
-        phase=phase,
-        is_submitted=False,
-        unreadable=files.unreadable,
-        runs_locally=run_since is not None,
-    )
-    return _trial_state(trial, facts, files)
+    if files.begun_at is not None and run_since is not None and files.begun_at >= run_since:
+        return _running(trial, files)
+    state: State = "missing" if run_since is None else "queued"
+    detail = ""
+    if files.unreadable is not None:
+        state, detail = "unreadable", files.unreadable
+    elif files.record is not None:
+        state, detail = files.record.status, files.record.detail
+    is_live = run_since is not None and state in OPEN_STATES
+    return _row(trial, state, detail, is_live=is_live)
 
 
 def _submitted_state(
     trial: Trial,
     submission: Submission,
-    job: SubmittedJob,
     files: TrialFiles,
     live_jobs: Mapping[str, QueuedJob] | None,
 ) -> TrialState:
-    """Return the state of a trial that `job` has.
+    """Return the state of a trial that `submission` has.
 
     `live_jobs` are by trial id, None where Slurm does not answer.
     """
-    first_attempt = submission.first_attempts[trial.id]
     record = files.record
     if record is not None and submission.is_preceded_by(trial.id, record.attempt, record.started):
         record = None  # an earlier submission left it
-    queued = None if live_jobs is None else live_jobs.get(trial.id)
-    job_state = _job_state(queued, slurm_answers=live_jobs is not None)
-    phase = _phase(files.progress)
-    if phase is None and files.begun_at is not None and job_state == "running":
-        phase = "starting"
-    facts = TrialFacts(
-        record=record,
-        phase=phase,
-        is_submitted=True,
-        unreadable=files.unreadable,
-        is_cancelled=submission.cancelled_at is not None,
-        job=job_state,
-        job_id=job.id,
-        pending_reason=queued.reason if queued else "",
-        hold_remedy=queued.hold_remedy() if queued else None,
-        is_retried=record is not None and record.is_retried(first_attempt),
+    job = None if live_jobs is None else live_jobs.get(trial.id)
+    may_run = live_jobs is None or (job is not None and not job.is_pending and not job.is_ending)
+    if may_run and (files.progress is not None or (job is not None and files.begun_at is not None)):
+        return _running(trial, files, job)
+    if files.unreadable is not None:
+        return _row(trial, "unreadable", files.unreadable, job)
+    is_retried = record is not None and record.is_retried(submission.first_attempts[trial.id])
+    state, detail = conclude(
+        record, job, submission, is_retried=is_retried, slurm_answers=live_jobs is not None
     )
-    return _trial_state(trial, facts, files, queued)
+    return _row(trial, state, detail, job, is_live=job is not None)
 
 
-def _job_state(queued: QueuedJob | None, *, slurm_answers: bool) -> JobState:
-    """Return what Slurm says of a trial's job, which is None if it is not in the queue."""
+def conclude(
+    record: RecordHeader | None,
+    job: QueuedJob | None,
+    submission: Submission,
+    *,
+    is_retried: bool,
+    slurm_answers: bool,
+) -> tuple[State, str]:
+    """Return the state of a submitted trial that does not run, and what to say with it.
+
+    `record` is of the last attempt of the submission, `job` has the trial and has not ended.
+    """
+    may_go_on = job is not None or not slurm_answers
+    if record is not None and is_retried and may_go_on:
+        return "queued", f"to run again: {record.detail}"
+    if record is not None and record.status != "interrupted":
+        return record.status, record.detail
+    if record is not None and may_go_on and not (job is None and submission.is_cancelled):
+        return "interrupted", record.detail
+    if job is not None:
+        detail = "its job is running another trial, or starting this one"
+        if job.is_pending:
+            detail = job.reason
+        return "queued", "its job is ending" if job.is_ending else detail
+    detail = "its job ended without a record of it"
+    if record is not None:
+        detail = f"its job ended; {record.detail}"
+    if submission.is_cancelled:
+        return "cancelled", "" if record is None else record.detail
     if not slurm_answers:
-        return "unknown"
-    if queued is None:
-        return "ended"
-    if queued.is_ending:
-        return "ending"
-    return "pending" if queued.is_pending else "running"
+        return "queued", "Slurm does not say whether its job still exists"
+    return "lost", detail
 
 
-def _phase(progress: Mapping[str, Any] | None) -> str | None:
-    """Return what a trial was doing by its last report, such as `train`; None if it left none."""
-    return str(progress.get("phase", "train")) if progress else None
-
-
-def _trial_state(
-    trial: Trial, facts: TrialFacts, files: TrialFiles, queued: QueuedJob | None = None
+def _row(
+    trial: Trial,
+    state: State,
+    detail: str,
+    job: QueuedJob | None = None,
+    *,
+    is_live: bool | None = None,
 ) -> TrialState:
-    """Return the row of a trial; `queued` is its job, None if it has none or that has ended."""
-    state, detail = conclude(facts)
-    is_live = queued is not None
-    if facts.runs_locally:
-        is_live = state in OPEN_STATES
-    duration = None
-    if state == "done" and facts.record is not None:
-        duration = facts.record.seconds
-    row = TrialState(
+    """Return the row of a trial; `job` has it, and has not ended."""
+    return TrialState(
         trial=trial.id,
         label=trial.cell.label,
         seed=trial.seed,
         repeat=trial.repeat,
         state=state,
-        job=facts.job_id,
-        nodes=queued.nodes if queued else "",
+        job=job.id if job else None,
+        nodes=job.nodes if job else "",
         throughput_unit=trial.cell.throughput_unit,
-        duration=duration,
         detail=detail,
-        is_live=is_live,
+        is_live=job is not None if is_live is None else is_live,
     )
-    if state != "running":
+
+
+def _running(trial: Trial, files: TrialFiles, job: QueuedJob | None = None) -> TrialState:
+    """Return the row of a trial that runs, with how far it is by its last report."""
+    progress = files.progress or {"phase": "starting"}
+    phase = str(progress.get("phase", "train"))
+    detail = "" if phase == "train" else phase  # of one that trains, the step tells
+    row = replace(
+        _row(trial, "running", detail, job, is_live=True),
+        step=progress.get("step"),
+        steps=progress.get("steps"),
+        throughput=progress.get("rate"),
+    )
+    if files.silent_seconds is None:
         return row
-    if files.progress is not None:
-        row = _with_progress(row, files.progress, trial.cell.axes.batch_size)
-    if files.silent_seconds is not None:
-        parts = [row.detail, f"no report for {files.silent_seconds:.0f} s", files.stall]
-        row = replace(
-            row,
-            throughput=None,  # the last rate is no longer true
-            seconds_left=None,
-            silent_seconds=files.silent_seconds,
-            detail="; ".join(part for part in parts if part),
-        )
-    return row
-
-
-def _with_progress(row: TrialState, progress: Mapping[str, Any], batch_size: int) -> TrialState:
-    """Return the row of a running trial with how far it is.
-
-    `batch_size` is the global one, in samples, and the rate is that of all ranks together.
-    """
-    step = progress.get("step")
-    steps = progress.get("steps")
-    rate = progress.get("rate")
-    seconds_left = None
-    if rate and step is not None and steps is not None:
-        seconds_left = (steps - step) * batch_size / rate
-    saved_at = progress.get("saved_at")
+    parts = [detail, f"no report for {files.silent_seconds:.0f} s", files.stall]
     return replace(
         row,
-        step=step,
-        steps=steps,
-        throughput=rate,
-        seconds_left=seconds_left,
-        saved_step=progress.get("saved_step"),
-        seconds_at_risk=None if saved_at is None else max(0.0, time.time() - saved_at),
+        throughput=None,  # the last rate is no longer true
+        silent_seconds=files.silent_seconds,
+        detail="; ".join(part for part in parts if part),
     )
 
 
@@ -425,10 +401,7 @@ def _without_earlier(
     present_cells = {cell.id for cell in sweep.cells}
     shown = []
     for row in rows:
-        # Without a job, it counts as live because of a local run, which does not run it.
-        has_job = row.is_live and row.job is not None
-        if not slurm_answers:
-            has_job = row.state in OPEN_STATES
+        has_job = row.job is not None if slurm_answers else row.state in OPEN_STATES
         is_present = trials[row.trial].cell.id in present_cells
         if is_present or row.state == "done" or has_job:
             shown.append(row)
@@ -505,7 +478,6 @@ def _summary(record: Record, path: Path) -> RecordHeader:
         started=record.started,
         detail=one_line(detail),
         failures=failures_of(record),
-        seconds=whole_seconds(record),
         goodput=goodput(record),
     )
     if record.status != "failed" or not saves_at_intervals(record):

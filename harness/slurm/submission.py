@@ -5,21 +5,21 @@ Each `harness submit` leaves a folder in the folder of the sweep:
     runs/SWEEP/jobs/20261122-104500-3fa2/
         submission.json    the submission: arrays, trials, profile, sweep
         submitit/          the batch scripts that submitit wrote
-        81_0.log           output of job 81_0
-        81_0.node          name of the node that leads job 81_0
-        81_0.restarts      how often Slurm had started job 81_0 again when a trial ended
+        0-3.log            output of job 3 of array 0
+        0-3.restarts       how often Slurm had started that job again when a trial ended
+        cancelled          there once `harness cancel` has cancelled the jobs
 
-`submission.json` is what makes the jobs independent of whoever submitted them: their leaders read
-it, and so do `harness status`, `harness cancel` and the next `harness submit`.
+`submission.json` is written once, before the first job is submitted. It makes the jobs independent of
+whoever submitted them: their leaders read it, and so do `harness status`, `harness cancel` and the next
+`harness submit`. Of several submissions that have a trial, the last one counts.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import socket
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -44,76 +44,50 @@ NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
-    """One job of a submission, with everything by which it is found in the queue."""
+    """One job of a submission, as it is found in the queue: by the name and the index in its array."""
 
     trial_ids: Sequence[str]
-    id: str | None  # None where the id that sbatch returned was never written down
+    array: int
+    index: int
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """The content of `submission.json`.
-
-    It is written before the first call of sbatch, again after each, and once more when the jobs are
-    cancelled.
-    """
+    """The content of `submission.json`, and whether its jobs were cancelled."""
 
     schema: str = SCHEMA
     id: str
     created_at: float  # seconds since the epoch
-    host: str  # on which `harness submit` ran
     user: str  # who ran it
     profile: Profile
     sweep: Sweep
     arrays: Sequence[JobArray]
     first_attempts: Mapping[str, int]  # by trial id, the first attempt made by this submission
-    cancelled_at: float | None = None  # seconds since the epoch
+    is_cancelled: bool = False
 
     def job_name(self, array: int) -> str:
         """Return the name that all jobs of an array have.
 
-        It holds the submission's id, so that it is unlike the name of any other job: by it, jobs
-        are recognized whose ids were never written down, and told from jobs of others that have the
-        same id.
+        It holds the submission's id, so that it is unlike the name of any other job.
         """
         return f"{safe_folder_name(self.sweep.name)[:NAME_LENGTH]}-{self.id}-{array}"
 
     def jobs(self) -> Iterator[SubmittedJob]:
-        """Yield every job of every array, in the order in which they were packed.
-
-        Not those of abandoned arrays, whose trials a later submission may have.
-        """
+        """Yield every job of every array, in the order in which they were packed."""
         for number, array in enumerate(self.arrays):
-            if array.is_abandoned:
-                continue
             for index, trial_ids in enumerate(array.trial_ids):
                 yield SubmittedJob(
-                    trial_ids=trial_ids,
-                    id=array.job_id(index),
-                    name=self.job_name(number),
+                    trial_ids=trial_ids, array=number, index=index, name=self.job_name(number)
                 )
 
     def is_preceded_by(self, trial_id: str, attempt: int, started: float) -> bool:
         """Return whether an attempt at a trial was made before this submission.
 
-        `started` is in seconds since the epoch. The number alone does not tell, because
-        `harness run --force` counts attempts from 1 again.
+        `started` is in seconds since the epoch. The number alone does not tell, because attempts are
+        counted from 1 again once somebody has removed the trial's folder.
         """
         return attempt < self.first_attempts[trial_id] and started < self.created_at
-
-    def abandoned(self, arrays: Container[int]) -> Submission:
-        """Return a copy in which the arrays with these numbers are abandoned."""
-        copies = []
-        for number, array in enumerate(self.arrays):
-            copies.append(replace(array, is_abandoned=True) if number in arrays else array)
-        return replace(self, arrays=copies)
-
-    def with_slurm_id(self, array: int, slurm_id: str) -> Submission:
-        """Return a copy in which an array has the id that sbatch returned for it."""
-        arrays = list(self.arrays)
-        arrays[array] = replace(arrays[array], slurm_id=slurm_id)
-        return replace(self, arrays=arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +106,18 @@ class SubmissionFolder:
         """The folder of submitit's own files: the batch script of each call of sbatch."""
         return self.path / "submitit"
 
-    def node(self, job_id: str) -> Path:
-        """Return the file with the name of the node that leads a job, or led it before a requeue.
+    @property
+    def cancelled(self) -> Path:
+        """The file that says that the jobs were cancelled."""
+        return self.path / "cancelled"
 
-        A leader that finds the file when it starts knows which node its predecessor was lost with.
-        """
-        return self.path / f"{job_id}.node"
-
-    def restarts(self, job_id: str) -> Path:
+    def restarts(self, array: int, index: int) -> Path:
         """Return the file that says how often a job had been started again when a trial ended."""
-        return self.path / f"{job_id}.restarts"
+        return self.path / f"{array}-{index}.restarts"
 
-    def log(self, job_id: str) -> Path:
+    def log(self, array: int, index: int) -> Path:
         """Return the output of a job's batch script, and so of the leader that the script runs."""
-        return self.path / f"{job_id}.log"
+        return self.path / f"{array}-{index}.log"
 
 
 def folder_of(sweep_folder: SweepFolder, submission_id: str) -> SubmissionFolder:
@@ -161,12 +133,11 @@ def new(
 ) -> Submission:
     """Return a submission by this user, on this host, now.
 
-    Nothing is written, and nothing handed to Slurm yet. `first_attempts` are by trial id,
+    Nothing is written, and nothing handed to Slurm yet. `first_attempts` are by trial id.
     """
     return Submission(
         id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
         created_at=time.time(),
-        host=socket.gethostname(),
         user=user_name(os.getuid()),
         profile=profile,
         sweep=sweep,
@@ -176,10 +147,9 @@ def new(
 
 
 def write(sweep_folder: SweepFolder, submission: Submission) -> None:
-    """Write the submission into its folder, or replace the one that is there.
+    """Write the submission into its folder.
 
-    The file is replaced in one step, so that a job that starts at that moment reads a whole one. Only
-    its owner can read it: it holds the values of the profile's variables.
+    Only its owner can read it: it holds the values of the profile's variables.
     """
     folder = folder_of(sweep_folder, submission.id)
     make_private_folder(folder.path)
@@ -192,7 +162,8 @@ def read(path: Path) -> Submission:
 
     Raises BadInput if the file is not a submission, is not complete, or has another schema.
     """
-    return decode_file(Submission, path, SUBMISSION_FORMAT)
+    submission = decode_file(Submission, path, SUBMISSION_FORMAT)
+    return replace(submission, is_cancelled=SubmissionFolder(path=path.parent).cancelled.exists())
 
 
 def read_all(sweep_folder: SweepFolder) -> list[Submission]:

@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,20 +29,17 @@ from harness.core.slurm_environment import (
     submission_environment,
     submission_variables,
 )
-from harness.core.text import counted
 from harness.launch import controller
 from harness.launch.runner import next_attempt
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
-from harness.records.files import CommonParts
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.leader import DECIDED, SETUP_VARIABLE, SHELL_VARIABLE
+from harness.slurm.leader import DECIDED, SETUP_VARIABLE
 from harness.slurm.packing import JobArray, pack
 from harness.slurm.queue import QueuedJob
-from harness.slurm.status import TrialState, read_trial_files, trial_states
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile, check_shared_folder
@@ -55,41 +51,23 @@ if TYPE_CHECKING:
 
 # Begins a line of the job's log which reports that a line of the profile's setup has failed.
 SETUP_FAILED = "setup: "
-WATCH_SECONDS = 60  # between two looks at the leader
-MAX_SILENCE = 1800  # seconds; the longest wait of a leader that is well is that for a controller
 # The end of a batch script. The leader begins with SIGUSR2 ignored, until it handles it. `wait`
 # returns early when a signal is passed on, and is called again until the leader has ended. After
 # SIGTERM, Slurm is cancelling the job, or requeues it.
-# A second shell watches the leader. Whatever stops the leader and not this shell is no suspension of
-# the job, so the leader is woken. It says by SIGUSR1 that it gets on; one that hangs is killed. From
-# the first line on, that signal ends neither shell. A signal may come when a process has just ended,
-# or has been ended by Slurm with the job, of which `kill` would say that there is none.
+# A signal may come when a process has just ended, or has been ended by Slurm with the job, of which
+# `kill` would say that there is none.
 # The last line is no `exec`, after which a trap that `setup` has set for EXIT would not run.
 # `setup` may have set -e, with which the `wait` that a signal cuts short would end the script, or -u.
 LEADER_LINES = """\
 set +eu
-export {shell_variable}=$$ {setup_variable}=$SECONDS
-trap : USR1
+export {setup_variable}=$SECONDS
 (exec {lead}) &
 leader=$!
-trap '' USR1
-(
-    trap 'silence=0' USR1
-    silence=0
-    while sleep {watch_seconds}; do
-        kill -CONT $leader
-        silence=$((silence + 1))
-        [ $silence -le {max_silence} ] || kill -KILL $leader
-    done
-) 2>/dev/null &
-watcher=$!
-trap 'kill -USR1 $watcher 2>/dev/null' USR1
 trap 'kill -USR2 $leader 2>/dev/null' USR2
 trap 'is_ended_by_slurm=1; kill -TERM $leader 2>/dev/null' TERM
 while kill -0 $leader 2>/dev/null; do wait $leader; done
 wait $leader
 code=$?
-kill $watcher 2>/dev/null
 [ $code -eq 0 ] || [ $code -eq {decided} ] || [ $is_ended_by_slurm ] && exit $code
 echo "the leader ended with code $code; Slurm is asked to requeue the job"
 {revive}"""
@@ -103,7 +81,6 @@ class PreparedSubmission:
     finished_trials: int  # of the sweep, that will not run again
     live_trials: int  # of the sweep, that jobs of earlier submissions have and may still run
     remarks: Sequence[str]  # what the user should know, a sentence each
-    earlier: Sequence[Submission] = ()  # of the sweep, the oldest first
 
     @property
     def new_trials(self) -> int:
@@ -137,41 +114,21 @@ def submit(
         write_spec(sweep, sweep_folder)
         if not submission.arrays:
             return submission
-        settle_earlier(sweep_folder, prepared.earlier, on_wait)
-        # Written before the first sbatch, and again after each. Should this process be killed in
-        # between, the jobs are still recognized by their names.
+        # Written before the first sbatch: jobs are recognized by their names, whatever becomes of this
+        # process, and the next submission takes over what never got into the queue.
         submissions.write(sweep_folder, submission)
         for number in range(len(submission.arrays)):
+            executor = array_executor(sweep_folder, submission, number)
             try:
-                slurm_id = submit_array(sweep_folder, submission, number, on_wait)
-            except HarnessError:
-                not_submitted = range(number, len(submission.arrays))
-                submissions.write(sweep_folder, submission.abandoned(not_submitted))
-                raise
-            submission = submission.with_slurm_id(number, slurm_id)
-            submissions.write(sweep_folder, submission)
+                call_sbatch(executor, leader_lines(sweep_folder, submission, number))
+            except HarnessError as error:
+                if number == 0 and not controller.is_silent(str(error)):
+                    shutil.rmtree(submissions.folder_of(sweep_folder, submission.id).path)
+                raise HarnessError(
+                    f"{error}; {number} of {len(submission.arrays)} arrays were submitted;"
+                    " the same command submits the others"
+                ) from None
     return submission
-
-
-def settle_earlier(
-    sweep_folder: SweepFolder, earlier: Sequence[Submission], on_wait: Callable[[str], None]
-) -> None:
-    """Write down what became of earlier calls of sbatch that nobody saw return.
-
-    Jobs that are in the queue get their ids. If there are none, Slurm may still be about to receive
-    the call; as other jobs are going to have its trials, its jobs are to end at once.
-    """
-    unseen = []
-    for submission in earlier:
-        if any(array.slurm_id is None and not array.is_abandoned for array in submission.arrays):
-            unseen.append(submission)
-    queue = queues.query_submitters(unseen, on_wait=on_wait)
-    for submission in queues.recover_job_ids(unseen, queue):
-        without_id = set()
-        for number, array in enumerate(submission.arrays):
-            if array.slurm_id is None:
-                without_id.add(number)
-        submissions.write(sweep_folder, submission.abandoned(without_id))
 
 
 def check_stacks(sweep: Sweep, trials: Sequence[Trial], profile: Profile) -> None:
@@ -211,7 +168,7 @@ def prepare(
     refuse_ending_jobs(sweep_folder, earlier, queue, todo.pending)
     live = queues.live_jobs(earlier, queue)
     trial_ids = {trial.id for trial in sweep.whole().trials()}
-    uncancelled = [made for made in earlier if made.cancelled_at is None]
+    uncancelled = [made for made in earlier if not made.is_cancelled]
     refuse_other_profile(sweep, profile, sweep_folder, uncancelled, queue, trial_ids)
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
@@ -227,16 +184,8 @@ def prepare(
     first_attempts = {}
     for trial_id in new_ids:
         first_attempts[trial_id] = next_attempt(sweep_folder.trial_folder(trial_id))
-    remarks: list[str] = []
     live_trials = [trial for trial in todo.pending if trial.id in live]
-    failed = failed_in_live_jobs(live_trials, sweep_folder, earlier, queue)
-    if failed:
-        job_ids = one_line(", ".join(sorted({live[row.trial].id for row in failed})), 60)
-        remarks.append(
-            f"{counted(len(failed), 'trial')} failed in jobs that are still in Slurm's queue"
-            f" ({job_ids}); submit again once they have ended"
-        )
-    remarks += remark_on_outdated(sweep, queues.live_jobs(uncancelled, queue), trial_ids)
+    remarks = remark_on_outdated(sweep, queues.live_jobs(uncancelled, queue), trial_ids)
     ignored = ignored_variables()
     if ignored:
         names = ", ".join(ignored)
@@ -244,28 +193,9 @@ def prepare(
     return PreparedSubmission(
         submission=submissions.new(sweep.whole(), profile, arrays, first_attempts),
         finished_trials=len(todo.finished),
-        live_trials=len(live_trials) - len(failed),
+        live_trials=len(live_trials),
         remarks=[*remarks, *todo.unreadable],
-        earlier=earlier,
     )
-
-
-def failed_in_live_jobs(
-    trials: Sequence[Trial],
-    sweep_folder: SweepFolder,
-    earlier: Sequence[Submission],
-    queue: Mapping[str, QueuedJob],
-) -> list[TrialState]:
-    """Return the states of those of the trials that their job has failed and will not run again.
-
-    All have a job that has not ended. It decides at its start which of its trials to run.
-    """
-    files = {}
-    common = CommonParts()
-    for trial in trials:
-        files[trial.id] = read_trial_files(sweep_folder.trial_folder(trial.id), trial, common)
-    states = trial_states(trials, sweep_folder, earlier, files, queue)
-    return [row for row in states if row.state == "failed"]
 
 
 def refuse_ending_jobs(
@@ -279,7 +209,7 @@ def refuse_ending_jobs(
     Such a job runs no further trial, and no other job may run its trials before it has ended. Raises
     BadInput.
     """
-    cancelled = [submission for submission in earlier if submission.cancelled_at is not None]
+    cancelled = [submission for submission in earlier if submission.is_cancelled]
     ending = queues.live_jobs(cancelled, queue)
     job_ids = {ending[trial.id].id for trial in pending if trial.id in ending}
     if job_ids:
@@ -333,42 +263,8 @@ def remark_on_outdated(
     ]
 
 
-def submit_array(
-    sweep_folder: SweepFolder,
-    submission: Submission,
-    number: int,
-    on_wait: Callable[[str], None],
-) -> str:
-    """Hand one array to Slurm, and return the array's id.
-
-    While no controller answers, sbatch is called again, for PATIENCE_SECONDS at most, of which
-    `on_wait` gets a line. Raises HarnessError with sbatch's message.
-    """
-    executor = array_executor(sweep_folder, submission, number)
-    deadline = time.monotonic() + controller.PATIENCE_SECONDS
-    is_waiting = False
-    while True:
-        try:
-            return call_sbatch(executor, leader_lines(sweep_folder, submission, number))
-        except HarnessError as error:
-            if not controller.is_silent(str(error)) or time.monotonic() > deadline:
-                raise HarnessError(
-                    f"{error}; {number} of {len(submission.arrays)} arrays were submitted"
-                ) from None
-            if not is_waiting:
-                is_waiting = True
-                on_wait(f"{error}; trying again for {controller.PATIENCE_SECONDS:g} s")
-        time.sleep(controller.FIRST_PAUSE)
-        # A controller that did not answer may have received the array all the same.
-        queue = queues.query([submission.user], on_wait=lambda text: None)
-        (seen,) = queues.recover_job_ids([submission], queue)
-        slurm_id = seen.arrays[number].slurm_id
-        if slurm_id is not None:
-            return slurm_id
-
-
-def call_sbatch(executor: SlurmExecutor, command: str) -> str:
-    """Submit a batch script that ends with a command, and return the id of the job or the array.
+def call_sbatch(executor: SlurmExecutor, command: str) -> None:
+    """Submit a batch script that ends with a command.
 
     The script is private, as it may hold secrets of the profile, and the shell's variables for
     sbatch and srun have no effect.
@@ -384,10 +280,9 @@ def call_sbatch(executor: SlurmExecutor, command: str) -> str:
         with quiet, private_umask() as umask, submission_environment(umask):
             # Its public `submit` pickles a function into a file whose name holds the job's id, and
             # which is therefore missing if this process is killed while sbatch returns.
-            job = executor._submit_command(command)
+            executor._submit_command(command)
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise HarnessError(one_line(error)) from None
-    return str(job.job_id)
 
 
 def batch_script(sweep_folder: SweepFolder, submission: Submission, number: int) -> str:
@@ -433,9 +328,6 @@ def leader_lines(sweep_folder: SweepFolder, submission: Submission, number: int)
         lead=shlex.join([*leader, "lead", *which_job]),
         revive=shlex.join([*leader, "revive", *which_job]),
         decided=DECIDED,
-        watch_seconds=WATCH_SECONDS,
-        max_silence=round(MAX_SILENCE / WATCH_SECONDS),
-        shell_variable=SHELL_VARIABLE,
         setup_variable=SETUP_VARIABLE,
     )
 
@@ -458,6 +350,7 @@ def array_executor(sweep_folder: SweepFolder, submission: Submission, number: in
         slurm,
         submission.arrays[number],
         submission.job_name(number),
+        number,
     )
     job_count = len(submission.arrays[number].trial_ids)
     if job_count > 1:
@@ -466,9 +359,13 @@ def array_executor(sweep_folder: SweepFolder, submission: Submission, number: in
 
 
 def job_executor(
-    submission_folder: SubmissionFolder, slurm: SlurmOptions, array: JobArray, job_name: str
+    submission_folder: SubmissionFolder,
+    slurm: SlurmOptions,
+    array: JobArray,
+    job_name: str,
+    number: int,
 ) -> SlurmExecutor:
-    """Return submitit's executor for jobs that write to a folder.
+    """Return submitit's executor for the jobs of the array with this number, which write to a folder.
 
     Raises HarnessError where there is no Slurm.
     """
@@ -482,7 +379,7 @@ def job_executor(
     # stderr_to_stdout, wckey: otherwise it adds directives that not every cluster accepts.
     executor.update_parameters(
         job_name=job_name,
-        setup=setup_lines(submission_folder, slurm.setup),
+        setup=setup_lines(submission_folder, number, slurm.setup),
         use_srun=False,
         stderr_to_stdout=True,
         wckey=None,
@@ -529,18 +426,17 @@ def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
     return parameters
 
 
-def setup_lines(submission_folder: SubmissionFolder, setup: Sequence[str]) -> list[str]:
+def setup_lines(submission_folder: SubmissionFolder, array: int, setup: Sequence[str]) -> list[str]:
     """Return the first lines of the batch script, which end with the profile's `setup`.
 
     They redirect the output to the job's log, and ignore a signal that comes before the leader
     handles it. A line of `setup` that fails is reported in the log; as in any batch script, the
     next line runs all the same. A trap for EXIT that `setup` sets stays.
     """
-    # As squeue shows it: if the job is of an array, the array's id and the index in it.
-    job_id = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
     folder = shlex.quote(str(submission_folder.path.absolute()))
     lines = [
-        f"exec >>{folder}/{job_id}.log 2>&1 || exit 1",  # without `exit`, bash would go on
+        # Without `exit`, bash would go on.
+        f'exec >>{folder}/{array}-"${{SLURM_ARRAY_TASK_ID:-0}}".log 2>&1 || exit 1',
         "trap '' USR2",
     ]
     for name, value in import_variables().items():

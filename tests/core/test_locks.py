@@ -16,12 +16,3 @@ def test_a_free_lock_is_had_at_once_and_is_free_again_once_its_file_is_closed(
         assert not lock_file(second, 0)
         first.close()
         assert lock_file(second, 0)
-
-
-def test_a_wait_ends_early_once_nobody_wants_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    answers = iter([True, True, False])
-    with path.open("a") as first, path.open("a") as second:
-        assert lock_file(first, 0)
-        assert not lock_file(second, 3600, lambda: next(answers))
-    assert list(answers) == []

@@ -39,7 +39,7 @@ def random_sweep(
     step_seconds: float = 0.0,
     hurry: Path | None = None,
     stack: Mapping[str, Any] | None = None,
-    checkpoint: Any = "none",
+    checkpoint: Any = None,
 ) -> Path:
     """Write a sweep of these strategies and seeds, whose trials compute what they do in any other
     such sweep.
@@ -63,7 +63,7 @@ def random_sweep(
         stacks={} if stack is None else {"other": stack},
         matrix={} if stack is None else {"stack": "other"},
         exclude=left_out,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint or {},
     )
 
 
@@ -74,7 +74,7 @@ def slow_sweep(
     seeds: Sequence[int] = (0,),
     step_seconds: float = STEP_SECONDS,
     stack: Mapping[str, Any] | None = None,
-    checkpoint: Any = "none",
+    checkpoint: Any = None,
 ) -> Path:
     """Write a sweep whose trials last long enough to be disturbed, until `hurry_up`."""
     return random_sweep(

@@ -46,9 +46,9 @@ def test_values_that_a_shell_would_expand(
     array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[]])
     prefix = ("env", f"A={HOSTILE} \\ ")
     options = SlurmOptions(options={"comment": HOSTILE}, prefix=prefix, exclusive=False)
-    executor = job_executor(folder, options, array, "hostile")
-    job_id = call_sbatch(executor, "exec touch proof")
-    assert slurm.run("squeue", "--noheader", "--jobs", job_id, "--format=%k") == HOSTILE
+    executor = job_executor(folder, options, array, "hostile", 0)
+    call_sbatch(executor, "exec touch proof")
+    assert slurm.run("squeue", "--noheader", "--format=%k") == HOSTILE
     wait_until((tmp_path / "proof").exists)
     wait_until(lambda: not slurm.run("squeue", "-h"))
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -59,7 +59,7 @@ def test_values_that_a_shell_would_expand(
 def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_own(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of the sweep, its workload and its folder, an account, an environment variable.
+    """Names of the workload and the folder of a sweep, an account, an environment variable.
 
     The job also writes records as the user's umask has it, although its own files are private.
     """
@@ -68,8 +68,7 @@ def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_ow
         monkeypatch.setenv(variable, value)
     folder = tmp_path / HOSTILE
     folder.mkdir()
-    name = f"{HOSTILE} $(touch made)"
-    sweep = line_sweep(folder, {HOSTILE: {}}, name=name, length={"steps": 4})
+    sweep = line_sweep(folder, {HOSTILE: {}}, length={"steps": 4})
     profile = folder / "p.yaml"
     content: dict[str, Any] = {
         "launcher": "slurm",
@@ -94,9 +93,9 @@ def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_ow
     assert (ended.code, ended.err) == (0, "")
     # Slurm spells accounts in lower case.
     assert slurm.run("squeue", "--noheader", "--format=%a") == HOSTILE.lower()
-    wait_until(lambda: trial_rows(results, name)[0]["state"] not in ("queued", "running"))
-    ((trial_id, record),) = read_records(results, name).items()
-    assert (record.status, record.sweep) == ("done", name)
+    wait_until(lambda: trial_rows(results)[0]["state"] not in ("queued", "running"))
+    ((trial_id, record),) = read_records(results).items()
+    assert record.status == "done"
     assert record.environment is not None
     variables = record.environment.variables
     assert variables["CUDA_CACHE_PATH"] == HOSTILE

@@ -80,9 +80,8 @@ def submit_with_a_time_limit_that_is_too_short(folder: Path) -> Path:
 def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
 ) -> None:
-    """One trial waits for its time limit beside the others, which are cancelled in the meantime: one
-    runs, and the job of the other waits and is held for a moment. Cancelled jobs are submitted again;
-    one whose leader is killed comes back by itself.
+    """One trial waits for its time limit beside a job of two, which is cancelled in the meantime while one
+    runs. They are submitted again; a job whose leader is killed comes back by itself.
     """
     limited = submit_with_a_time_limit_that_is_too_short(tmp_path / "limited")
     folder = tmp_path / "cancelled"
@@ -91,16 +90,10 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     results = folder / "results"
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 5)
-    running_job, waiting_job = (row["job"] for row in trial_rows(results))
-    assert running_job != waiting_job, "each block is a job"
-    slurm.run("scontrol", "hold", waiting_job)
-    row = trial_rows(results)[1]
-    assert (row["state"], f"`scontrol release {waiting_job}`" in row["detail"]) == ("held", True)
-    slurm.run("scontrol", "release", waiting_job)
-    assert "2 jobs cancelled" in harness("cancel", "line", "--results", str(results)).out
-    array = waiting_job.partition("_")[0]
-    wait_until(lambda: array not in slurm.run("squeue", "-h", "-o", "%F").split())
+    assert "1 job cancelled" in harness("cancel", "line", "--results", str(results)).out
+    wait_until(lambda: "running" not in trial_states(results))
     assert trial_states(results) == ["cancelled", "cancelled"]
+    wait_until(lambda: len(slurm.run("squeue", "-h").splitlines()) == 1)
 
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 1)
@@ -159,9 +152,6 @@ def test_a_killed_rank_and_a_killed_leader_cost_the_steps_since_the_last_save(
     submit(sweep, results)
     checkpoints = trial_folder(results, 0).resume_checkpoints
     wait_until(lambda: any(checkpoints.glob("step-*")))
-    (row,) = trial_rows(results)
-    assert row["saved_step"] % 4 == 0
-    assert row["seconds_at_risk"] >= 0
     os.kill(rank_pid(results), signal.SIGKILL)
     record_path = trial_folder(results, 0).record_path
     wait_until(record_path.exists)

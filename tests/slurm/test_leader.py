@@ -17,7 +17,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.launch import controller, host_lock, watchdog
+from harness.launch import controller, watchdog
 from harness.launch.retries import RETRIES
 from harness.launch.runner import Runner, StopRequest
 from harness.records.assignment import Assignment, write_assignment
@@ -174,20 +174,6 @@ class TestAnAttemptWhoseJobEnded:
         assert record.status == "done"
         assert not runner.folder.trial_folder(fresh.id).path.exists()
 
-    def test_is_not_recorded_if_its_assignment_is_damaged(
-        self, runner: Runner, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The job's other trials run all the same."""
-        monkeypatch.setenv("SLURM_JOB_ID", "71")
-        trials = runner.sweep.trials()[:2]
-        damaged, other = (begin(runner, trial, attempt=1) for trial in trials)
-        damaged.assignment_path.write_text("", encoding="utf-8")
-        submission_folder = submission.folder_of(runner.folder, "7")
-        submission_folder.path.mkdir(parents=True)
-        leader.record_lost_attempts(runner, trials, submission_folder)
-        assert not damaged.record_path.exists()
-        assert read_record(other.record_path).status == "interrupted"
-
 
 class TestTheExitCode:
     """By it, the batch script knows whether to have the job requeued."""
@@ -226,45 +212,9 @@ class TestSignals:
         near_limit.on_signal(SIGNAL, None)
         assert near_limit.stop_reason() == "time limit"
 
-    def test_of_life_go_to_the_batch_script_now_and_then(
-        self, listener: JobListener, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        listener.beat()  # without a shell that waits for it
-        beats: list[int] = []
-        previous = signal.signal(signal.SIGUSR1, lambda number, frame: beats.append(number))
-        try:
-            monkeypatch.setenv(leader.SHELL_VARIABLE, str(os.getpid()))
-            for _ in range(3):
-                assert listener.goes_on()
-        finally:
-            signal.signal(signal.SIGUSR1, previous)
-        assert beats == [signal.SIGUSR1]
-
     def test_that_end_the_job_mean_no_interruption(self, listener: JobListener) -> None:
         listener.on_signal(signal.SIGTERM, None)
         assert listener.stop_reason() == "SIGTERM"
-
-
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_a_node_that_others_may_use_is_measured_on_by_one_job_at_a_time(
-    exclusive: bool,
-    runner: Runner,
-    listener: JobListener,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A job waits for the other one until Slurm wants its nodes back."""
-    monkeypatch.setattr(host_lock, "LOCK_PATH", tmp_path / "host.lock")
-    profile = replace(PROFILE, slurm=replace(PROFILE.slurm, exclusive=exclusive))
-    submitted = replace(make_submission(runner.sweep, {}), profile=profile)
-    listener.on_signal(signal.SIGTERM, None)
-    with (
-        host_lock.host_lock("running trials of first", on_message=print),
-        leader._node_held(submitted, listener),
-    ):
-        printed = capsys.readouterr().out
-    assert ("waiting, because process" in printed) is not exclusive
 
 
 class TestLead:
@@ -316,18 +266,11 @@ class TestLead:
             self.lead(runner, submitted)
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
-        submission.write(runner.folder, replace(submitted, cancelled_at=1.0))
+        submission.folder_of(runner.folder, submitted.id).cancelled.touch()
         with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
 
-    def test_of_a_job_that_was_given_up_starts_nothing(
-        self, runner: Runner, submitted: Submission
-    ) -> None:
-        submission.write(runner.folder, submitted.abandoned({0}))
-        with pytest.raises(JobIsOver, match="gave this job up"):
-            self.lead(runner, submitted)
-
-    def test_of_an_array_that_was_submitted_again_starts_nothing(
+    def test_leaves_out_what_was_submitted_again(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Slurm has received a call of sbatch that it did not answer, after the next one."""
@@ -338,15 +281,12 @@ class TestLead:
             return iter(())
 
         monkeypatch.setattr(Runner, "run", run)
-        submission.write(runner.folder, submitted.with_slurm_id(0, "72"))
-        with pytest.raises(JobIsOver, match="again, as job 72"):
+        again = dict.fromkeys(list(submitted.first_attempts)[1:], 1)
+        later = make_submission(runner.sweep, again)
+        submission.write(runner.folder, replace(later, id="20991231-000000-0000"))
+        with pytest.raises(JobIsOver, match="left undone: 1 trial"):
             self.lead(runner, submitted)
-        assert ran == []
-        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "72")  # the last task has the array's own id
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-        with pytest.raises(JobIsOver, match="left undone"):
-            self.lead(runner, submitted)
-        assert len(ran) == 5
+        assert [trial.seed for trial in ran] == [0]
 
     def test_of_a_job_that_is_cancelled_while_it_saves_does_not_requeue(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
@@ -355,7 +295,7 @@ class TestLead:
 
         def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
             signal.raise_signal(SIGNAL)
-            submission.write(running.folder, replace(submitted, cancelled_at=1.0))
+            submission.folder_of(running.folder, submitted.id).cancelled.touch()
             signal.raise_signal(signal.SIGTERM)
             return iter(())
 
@@ -363,54 +303,35 @@ class TestLead:
         with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
 
-    @pytest.mark.parametrize(("state", "is_requeued"), [("RUNNING", True), ("COMPLETING", False)])
-    def test_of_a_job_that_somebody_else_has_sent_sigterm_requeues(
-        self,
-        state: str,
-        is_requeued: bool,
-        runner: Runner,
-        submitted: Submission,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+    def test_of_a_job_that_got_sigterm_alone_does_not_requeue(
+        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Slurm ends a job that it has cancelled, and goes on with any other."""
-        requeued: list[object] = []
-        slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
-        slurm.set_queue(f"{state}\n")
-        monkeypatch.setattr(leader, "requeue", lambda *arguments: requeued.append(arguments))
+        """Slurm cancels it, or requeues it itself."""
 
         def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
             signal.raise_signal(signal.SIGTERM)
             return iter(())
 
         monkeypatch.setattr(Runner, "run", run)
-        if is_requeued:
+        with pytest.raises(JobIsOver, match="left undone: 5 trials"):
             self.lead(runner, submitted)
-        else:
-            with pytest.raises(JobIsOver, match="left undone: 5 trials"):
-                self.lead(runner, submitted)
-        assert len(requeued) == is_requeued
 
     def test_of_a_job_that_slurm_restarts_too_often_fails(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The attempt that its last start has lost is recorded all the same, with the node that led
-        it.
-        """
+        """The attempt that its last start has lost is recorded all the same."""
         monkeypatch.setattr(Runner, "run", lambda running, pending: pytest.fail("a trial ran"))
         monkeypatch.setenv("SLURM_RESTART_COUNT", "6")
-        trial_folder = begin(runner, runner.sweep.trials()[2], attempt=1)
-        node_file = submission.folder_of(runner.folder, submitted.id).node("71")
-        node_file.write_text("n2", encoding="utf-8")
+        damaged, lost = (begin(runner, trial, attempt=1) for trial in runner.sweep.trials()[:2])
+        damaged.assignment_path.write_text("", encoding="utf-8")
         with pytest.raises(
             JobIsOver, match=r"job 71 was started again 6 times without .*; slurm.requeues: 5"
         ):
             self.lead(runner, submitted)
-        failure = read_record(trial_folder.record_path).failure
+        failure = read_record(lost.record_path).failure
         assert failure is not None
-        assert failure.host == "n2"
-        assert failure.message == "job 71 ended on n2 and was started again by Slurm"
-        assert node_file.read_text(encoding="utf-8") == "n1"
+        assert failure.message == "its job ended without leaving a record"
+        assert not damaged.record_path.exists()
 
 
 CONNECTION_LOST = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")

@@ -24,8 +24,9 @@ from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.packing import JobArray
-from harness.slurm.rules import RecordHeader, State
 from harness.slurm.status import (
+    RecordHeader,
+    State,
     SweepStatus,
     TrialFiles,
     TrialState,
@@ -70,7 +71,7 @@ def submission(tmp_path: Path) -> Submission:
     arrays = [array]
     first_attempts = {trial.id: 1 for trial in trials}
     profile = Profile(launcher="slurm")
-    return submissions.new(sweep, profile, arrays, first_attempts).with_slurm_id(0, "7")
+    return submissions.new(sweep, profile, arrays, first_attempts)
 
 
 def recorded(status: Any = "done", attempt: int = 1, detail: str = "") -> TrialFiles:
@@ -167,17 +168,6 @@ class TestOfSubmittedTrials:
         assert rows[2].detail == "JobArrayTaskLimit"
         assert rows[6].detail == "ValueError: no"
 
-    def test_held_with_a_job_that_slurm_does_not_start(self, submission: Submission) -> None:
-        """Not so the trials that are over."""
-        squeue = SQUEUE.replace("JobArrayTaskLimit", "launch failed requeued held")
-        row = states_by(submission, squeue=squeue)[2]
-        assert (row.state, row.is_live) == ("held", True)
-        assert row.detail == (
-            "launch failed requeued held: Slurm does not start its job; `scontrol release 7_2`"
-            " starts it"
-        )
-        assert states_by(submission, {2: recorded()}, squeue=squeue)[2].state == "done"
-
     def test_starting_as_soon_as_the_next_attempt_has_begun(self, submission: Submission) -> None:
         interrupted = recorded("interrupted", detail="Interrupted: SIGUSR2")
         begun = replace(interrupted, begun_at=1.0)
@@ -188,13 +178,13 @@ class TestOfSubmittedTrials:
     def test_lost_with_a_job_that_left_no_record(self, submission: Submission) -> None:
         rows = states_by(submission, {5: RUNNING}, squeue="")
         assert set(names(rows)) == {"lost"}
-        log = f"{NO_FOLDER.path}/jobs/{submission.id}/7_0.log"
+        log = f"{NO_FOLDER.path}/jobs/{submission.id}/0-0.log"
         assert rows[0].detail == (
-            f"job 7_0 ended without a record of it; last line of its log: none; log: {log}"
+            f"its job ended without a record of it; last line of its log: none; log: {log}"
         )
 
     def test_cancelled_is_not_lost(self, submission: Submission) -> None:
-        cancelled = replace(submission, cancelled_at=1.0)
+        cancelled = replace(submission, is_cancelled=True)
         rows = states_by(cancelled, {0: recorded()}, squeue="")
         assert set(names(rows)) == {"done", "cancelled"}
 
@@ -243,7 +233,7 @@ class TestOfSubmittedTrials:
         files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
         rows = states_by(submission, files, squeue=None)
         assert names(rows) == ["running", "done", "interrupted", *["queued"] * 4]
-        cancelled = replace(submission, cancelled_at=1.0)
+        cancelled = replace(submission, is_cancelled=True)
         rows = states_by(cancelled, {2: recorded("interrupted")}, squeue=None)
         assert set(names(rows)) == {"cancelled"}
 
@@ -251,18 +241,6 @@ class TestOfSubmittedTrials:
         second = replace(submission, first_attempts=dict.fromkeys(submission.first_attempts, 2))
         files = {2: recorded("failed", attempt=1), 1: recorded("failed", attempt=2)}
         assert names(states_by(second, files))[1:3] == ["failed", "queued"]
-
-    def test_jobs_whose_ids_were_never_written_down_are_known_by_name(
-        self, submission: Submission
-    ) -> None:
-        (array,) = submission.arrays
-        killed = replace(submission, arrays=[replace(array, slurm_id=None)])
-        foreign = SQUEUE.replace("NAME", "other")
-        assert names(states_by(killed, squeue=foreign))[0] == "lost"
-        assert states_by(killed)[2].job == "7_2"
-        queue = queues.parse_squeue(SQUEUE.replace("NAME", killed.job_name(0)))
-        live = queues.live_jobs([killed], queue)
-        assert set(live) == {trial.id for trial in killed.sweep.trials()[:6]}
 
 
 class TestOfTrialsThatWereNotSubmitted:
@@ -329,7 +307,7 @@ def test_a_trial_that_is_silent_has_no_rate_and_names_the_rank_that_others_wait_
         write_atomically(trial_folder.heartbeat_path(rank), content)
     row = states_by(submission, {0: read_trial_files(trial_folder, trial)})[0]
     assert (row.state, row.step) == ("running", 30)
-    assert (row.throughput, row.seconds_left) == (None, None)
+    assert row.throughput is None
     assert row.detail.startswith("no report for 60 s; rank 1 on n2 is in torch.autograd.graph.run")
 
 
@@ -409,30 +387,6 @@ def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
     statuses, error = watching.watch(sweeps, Results(tmp_path), None, lambda *_: None)
     assert (statuses, error) == (readings[-1], None)
     assert set(delivered) == {"first", "second"}
-
-
-class TestEstimatedSecondsLeft:
-    def test_add_what_remains_of_running_trials_and_the_mean_of_finished_ones(
-        self, submission: Submission
-    ) -> None:
-        done = TrialFiles(record=RecordHeader(status="done", attempt=1, detail="", seconds=40.0))
-        rows = local_states(submission, {0: done, 1: RUNNING}, runs_locally=True)
-        batch_size = submission.sweep.trials()[1].cell.axes.batch_size
-        remaining = 70 * batch_size / 512.5
-        assert rows[1].seconds_left == pytest.approx(remaining)
-        status = status_of(submission, rows)
-        assert status.estimated_seconds_left() == pytest.approx(5 * 40.0 + remaining)
-
-    def test_are_divided_by_the_trials_that_run_side_by_side(self, submission: Submission) -> None:
-        done = TrialFiles(record=RecordHeader(status="done", attempt=1, detail="", seconds=60.0))
-        starting = TrialFiles(begun_at=1.0)
-        files = {0: done, 1: starting, 2: starting}
-        rows = local_states(submission, files, runs_locally=True)[:3]
-        assert status_of(submission, rows).estimated_seconds_left() == pytest.approx(60.0)
-
-    def test_are_unknown_before_anything_is_done(self, submission: Submission) -> None:
-        rows = local_states(submission, {}, runs_locally=True)
-        assert status_of(submission, rows).estimated_seconds_left() is None
 
 
 def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submission: Submission) -> None:

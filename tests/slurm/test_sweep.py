@@ -162,32 +162,3 @@ def test_a_script_has_its_ranks_on_two_nodes(slurm: Slurm, tmp_path: Path) -> No
     assert record.summary.samples_per_step == 32
     assert record.summary.final_metric is not None
     assert record.summary.final_metric > 0.8
-
-
-@pytest.mark.nightly
-def test_a_race_leaves_out_the_trials_of_a_cell_that_is_certainly_slower(
-    slurm: Slurm, tmp_path: Path
-) -> None:
-    sweep = line_sweep(
-        tmp_path,
-        {"line": {}},
-        matrix={"options.step_seconds": [0.002, 0.05]},
-        length={"steps": 60},
-        warmup=2,
-        repeats=8,
-        race={},
-    )
-    recorded = ["line", "--results", str(tmp_path / "results")]
-    submit(sweep, tmp_path / "results", nodes=1)
-    watched = harness("status", *recorded, "--watch")
-    assert watched.code == 0, watched.out + watched.err
-    rows = json.loads(harness("status", *recorded, "--json").out)["trials"]
-    skipped = [row for row in rows if row["state"] == "skipped"]
-    done = [row for row in rows if row["state"] == "done"]
-    assert len(skipped) + len(done) == len(rows) == 16
-    assert len(skipped) >= 4
-    assert f"{len(skipped)} skipped" in harness("status", *recorded).out
-    shown = harness("show", *recorded).out
-    assert "left after" in shown
-    assert "The race of line was decided after" in shown
-    assert len(read_records(tmp_path / "results")) == len(done)
