@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
-from harness.records.company import BLOCKS_PER_LANE
 from harness.statistics.estimate import Estimate, between_sessions, certain_zero, paired, unpaired
 from harness.statistics.verdict import Metric, Question
 
@@ -155,11 +154,11 @@ def _ran_on_same_nodes(a: TrialResult, b: TrialResult) -> bool:
 def _are_in_turn(pairs: Sequence[TrialPair], lanes: int) -> bool:
     """Return whether the trials of some nodes began pair by pair.
 
-    Trials that ran alone did where both of a pair began before any of the next pair. Trials that ran
-    side by side did where the order of several blocks was drawn (`harness.launch.lanes`): then that
-    holds for pairs `distance` blocks apart.
+    Trials that ran alone did where both of a pair began before any of the next pair. Of trials that ran
+    side by side, those of the next blocks may begin before one that has to run again: then that holds for
+    pairs `distance` blocks apart.
     """
-    distance = 1 if lanes == 1 else BLOCKS_PER_LANE * lanes
+    distance = 1 if lanes == 1 else 2 * lanes
     starts = sorted(sorted((a.started, b.started)) for a, b in pairs)
     for (_, last_start), (later_start, _) in zip(starts, starts[distance:], strict=False):
         if last_start > later_start:

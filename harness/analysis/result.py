@@ -75,8 +75,8 @@ class TrialResult:
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
+    lanes: Ordinal = 1  # in which trials ran at a time
     company: str = ALONE  # how many trials ran side by side; equal texts allow a comparison
-    lanes: Ordinal = 1  # the most that could
     throughput_unit: ThroughputUnit = "samples/s"
     # The evaluations that were better than all before them, so that every goal's first is there. A
     # baseline keeps none, and is of the same trials nevertheless.
@@ -323,9 +323,6 @@ def without_trials(cell: Cell, status: str, trials: int) -> CellResult:
 def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
     """Return the numbers of a trial that is done."""
     assert record.summary is not None
-    company, lanes = ALONE, 1
-    if record.company is not None:
-        company, lanes = record.company.description, record.company.lane.count
     return TrialResult(
         sweep=record.sweep,
         seed=record.trial.seed,
@@ -341,8 +338,8 @@ def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
         order_digest=record.order_digest,
         improvements=_improvements(record, report),
         test_samples=report.test_samples,
-        company=company,
-        lanes=lanes,
+        company=record.lane.description,
+        lanes=record.lane.count,
         nodes=_nodes(record, record.summary),
     )
 

@@ -64,7 +64,6 @@ def run_sweep(
             delivered,
             redo=redo,
             settled=settled,
-            has_goal=goal is not None,
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,

@@ -17,7 +17,6 @@ from harness.measure.summary import mean_loss, reported_samples, summarize, unpa
 from harness.measure.validity import violations
 from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
-from harness.records.company import Company
 from harness.records.environment import Environment
 from harness.records.files import read_rank_result
 from harness.records.record import (
@@ -67,14 +66,13 @@ def assemble(
     observed_failures: Sequence[Failure] = (),
     launcher_end: str = "its launcher left no word of its end",
     peaks: Mapping[str, Machine] | None = None,
-    company: Company | None = None,
 ) -> Record:
     """Return the record of a trial that has ended.
 
     `started` and `ended` are in seconds since the epoch. `ended_by` says why it was ended, if it
     was; `observed_failures` are those that the launcher saw, and `launcher_end` says how the
     launcher ended. A trial that finished and breaks one of `rules` is invalid. `peaks` are measured
-    machines by their key, for the record's MFU; `company` is what ran at the same time.
+    machines by their key, for the record's MFU.
     """
     trial = assignment.trial
     files = read_rank_files(folder, trial.cell.axes.world_size)
@@ -95,7 +93,7 @@ def assemble(
         order_sums = [result.order_sums for result in ranks]
         if not cell.workload.is_script:
             order_digest = join_digests(order_sums)
-        broken_rules = violations(ranks, summary, rules, company)
+        broken_rules = violations(ranks, summary, rules)
     record = Record(
         sweep=sweep,
         trial=trial,
@@ -113,7 +111,7 @@ def assemble(
         rank0=rank0,
         environment=environment,
         phases=phase_seconds(ranks, started, summary),
-        company=company,
+        lane=assignment.lane,
     )
     return with_mfu(record, peaks or {})
 

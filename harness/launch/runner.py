@@ -23,7 +23,7 @@ from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
 from harness.core.processes import Process
 from harness.hardware.machine import Machine
-from harness.launch.lanes import Arrange, Group, Occupancy, one_by_one
+from harness.launch.lanes import Arrange, Group, one_by_one
 from harness.launch.launcher import GRACE_SECONDS, Launcher, describe_end
 from harness.launch.provenance import Provenance, describe_launch, write_once
 from harness.launch.retries import failures_of, runs_again
@@ -31,7 +31,7 @@ from harness.launch.stack import ReadyStack
 from harness.launch.watchdog import Watchdog
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
-from harness.records.company import Company, Lane
+from harness.records.company import Lane
 from harness.records.files import (
     read_rank_result,
     read_record,
@@ -160,7 +160,6 @@ class Runner:
         """
         queue = list(group.trials)
         free_lanes = list(group.lanes)
-        occupancy = Occupancy()
         running: list[tuple[Trial, Lane, Life]] = []
         errors: list[HarnessError] = []
         try:
@@ -170,7 +169,7 @@ class Runner:
                     lane = free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in first_attempts
-                    life = self._run_with_resumes(trial, lane, occupancy, fresh=is_fresh)
+                    life = self._run_with_resumes(trial, lane, fresh=is_fresh)
                     running.append((trial, lane, life))
                 if not running:
                     break
@@ -229,21 +228,19 @@ class Runner:
         )
         _write(folder, replace(interrupted, ended=died))
 
-    def _run_with_resumes(
-        self, trial: Trial, lane: Lane, occupancy: Occupancy, *, fresh: bool
-    ) -> Life:
+    def _run_with_resumes(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Run a trial, and resume it from its checkpoint while it is interrupted.
 
         Not if this process is to stop: then the checkpoint is for whoever runs the trial next.
         """
-        record = yield from self._run(trial, lane, occupancy, fresh=fresh)
+        record = yield from self._run(trial, lane, fresh=fresh)
         for _ in range(self.resumes):
             if record.status != "interrupted" or self.stop.reason():
                 break
-            record = yield from self._run(trial, lane, occupancy, fresh=False)
+            record = yield from self._run(trial, lane, fresh=False)
         return record
 
-    def _run(self, trial: Trial, lane: Lane, occupancy: Occupancy, *, fresh: bool) -> Life:
+    def _run(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Start the ranks, wait until they have ended, and write the record.
 
         The ranks are gone when this returns or is closed, however they ended. Raises HarnessError
@@ -269,23 +266,20 @@ class Runner:
         preload = heavy_modules(cell.workload.uses)
         process = launcher.start(command, variables, folder.launch_log, preload=preload)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
-        occupancy.enter(trial.id, started)
         kills_before = oom_kills()
         try:
             ended_by = yield from self._wait(
-                process, folder, trial, launcher, occupancy, log_start=log_start
+                process, folder, trial, launcher, lane, log_start=log_start
             )
             launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
             # Before the end, as the launcher prints how the ranks end that are ended now.
             output = _launcher_output(folder, log_start)
         finally:
             launcher.end(process, folder)
-            occupancy.leave(trial.id, time.time())
         record = self._assemble(
             folder,
             assignment,
             started=started,
-            company=occupancy.company(trial.id, lane, started, time.time()),
             previous_failures=previous_failures,
             ended_by=ended_by,
             observed_failures=launcher.observed_failures(folder, output),
@@ -318,7 +312,6 @@ class Runner:
         ended_by: Failure | None,
         observed_failures: Sequence[Failure] = (),
         launcher_end: str = "its launcher ended with the command",
-        company: Company | None = None,
     ) -> Record:
         """Return the record of an attempt that has just ended."""
         # Imported only now, because a process that only looks at trials needs no NumPy.
@@ -336,7 +329,6 @@ class Runner:
             observed_failures=observed_failures,
             launcher_end=launcher_end,
             peaks=self.peaks,
-            company=company,
         )
         first_started = None
         previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
@@ -386,7 +378,7 @@ class Runner:
         folder: TrialFolder,
         trial: Trial,
         launcher: Launcher,
-        occupancy: Occupancy,
+        lane: Lane,
         *,
         log_start: int,
     ) -> Generator[None, None, Failure | None]:
@@ -403,7 +395,7 @@ class Runner:
         watchdog = Watchdog(folder, trial.cell.axes.world_size, self.sweep.timeout)
         while True:
             try:
-                process.wait(self.poll_seconds / max(1, occupancy.running))
+                process.wait(self.poll_seconds / lane.count)
                 _refuse_moved_folder(self.folder, folder)
                 return None
             except subprocess.TimeoutExpired:

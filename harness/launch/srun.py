@@ -6,7 +6,6 @@ Slurm itself starts, binds, signals and ends them on every node, so torchrun is 
 from __future__ import annotations
 
 import math
-import os
 import re
 import signal
 import time
@@ -40,8 +39,6 @@ NODE_FAILURE = re.compile(r"(?:node failure on |node (?=\S+ failure))(?P<host>\S
 OUT_OF_MEMORY = re.compile(
     r"oom[-_ ]kill|out of memory|exceeded (?:job |step )?memory limit", re.IGNORECASE
 )
-# Seconds that a step waits for what it asks for, which the step before it in the lane may still hold.
-START_PATIENCE = 60.0
 EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 SIGNALS = {signal.strsignal(number): number for number in signal.Signals}  # by what srun prints
@@ -60,9 +57,6 @@ class Srun:
     environment: Mapping[str, str]  # variables of the cluster profile
     ranks_per_node: int
     cpus_per_rank: int
-    gpus_per_rank: int = 0
-    gpu_type: str | None = None
-    shares_node: bool = False  # whether steps of several trials run at the same time
     python: str  # the interpreter, on the nodes
     prefix: Sequence[str]  # a command that runs the interpreter, such as a container's
     address: str  # of rank 0's node, as the other nodes resolve it
@@ -97,7 +91,9 @@ class Srun:
             # srun does not take it from sbatch since Slurm 22.05.
             f"--cpus-per-task={self.cpus_per_rank}",
             "--relative=0",
-            *self._sharing(min(ranks, self.ranks_per_node)),
+            # A step whose slurmstepd was killed stays in Slurm's books, and would keep the next
+            # step waiting for its CPUs. Without it, steps never run at the same time.
+            "--overlap",
             "--distribution=block:block",
             "--mpi=none",
             "--export=ALL",
@@ -114,22 +110,6 @@ class Srun:
     def _container(self) -> Sequence[str]:
         """Return the command of the container that ranks run in, an empty one without."""
         return self.prefix if self.stack is None else self.stack.prefix
-
-    def _sharing(self, ranks: int) -> list[str]:
-        """Return the options for the node's resources that a step of `ranks` ranks gets."""
-        if not self.shares_node:
-            # A step whose slurmstepd was killed stays in Slurm's books, and would keep the next
-            # step waiting for its CPUs. Without it, steps never run at the same time.
-            return ["--overlap"]
-        # Without these options, a step asks for all the GPUs and the memory of the job.
-        options = ["--exact", f"--immediate={START_PATIENCE:.0f}"]
-        if self.gpus_per_rank:
-            kind = f"{self.gpu_type}:" if self.gpu_type else ""
-            options.append(f"--gpus-per-node={kind}{ranks * self.gpus_per_rank}")
-        node_mebibytes = os.environ.get("SLURM_MEM_PER_NODE", "")
-        if node_mebibytes.isdigit():
-            options.append(f"--mem={int(node_mebibytes) * ranks // self.ranks_per_node}M")
-        return options
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command.

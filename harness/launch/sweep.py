@@ -151,7 +151,6 @@ def run(
     *,
     redo: Redo,
     settled: Collection[str] = frozenset(),
-    has_goal: bool = False,
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = lambda folder: None,
 ) -> list[Record]:
@@ -162,9 +161,7 @@ def run(
     again at the end of its block, as often as the profile says. One whose ranks were interrupted
     resumes at once, as often as `Runner.resumes` says. With `fail_fast`, no trial begins once one
     has failed, and those that run save their state and stop. `check` is called once no other process can
-    begin this sweep, and may raise what forbids it. `settled` are those of `plan`. With `has_goal`,
-    repeats are added later, each by itself: all have the lanes that the trials of one repeat fill.
-
+    begin this sweep, and may raise what forbids it. `settled` are those of `plan`.
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention.
 
@@ -188,9 +185,6 @@ def run(
             this_machine = host_lock(activity, on_message=listener.on_message)
             stack.enter_context(this_machine)
         stop = StopRequest(stack.enter_context(deferred_interrupts(listener.on_message)))
-        planned_here = sweep.whole().trials()
-        if has_goal:
-            planned_here = [trial for trial in planned_here if trial.repeat == 0]
         records = {record.trial.id: record for record in planned.finished}
         runner = Runner(
             sweep=sweep,
@@ -199,7 +193,7 @@ def run(
             launcher=Torchrun.of(profile),
             listener=listener,
             peaks=machine.read_all(folder.results.peaks),
-            arrange=side_by_side(MachineRoom.of(profile), profile.parallel, planned_here),
+            arrange=side_by_side(MachineRoom.of(profile), profile.parallel),
             stop=stop,
             stacks=stacks,
             shared_data=stack.enter_context(ScratchFolder("data")).path,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.records.company import Company
 from harness.records.record import RankResult, Summary, Telemetry
 from harness.spec.validity import ValidityRules
 
@@ -19,21 +18,18 @@ def violations(
     ranks: Sequence[RankResult],
     summary: Summary,
     rules: ValidityRules,
-    company: Company | None = None,
 ) -> list[str]:
     """Return the rules that a trial violates: for each a line with the rank, the value and the
     limit.
 
-    What could not be read violates no rule. Nor does contention in `company` whose cores are not
-    known, as under Slurm: there the trials in the other lanes would count as other programs.
+    What could not be read violates no rule.
     """
-    knows_its_cores = company is None or company.lane.cores
     lines: list[str] = []
     for result in ranks:
         if result.telemetry is not None:
             rank = f"rank {result.rank} on {result.host}"
             lines += _rank_violations(rank, result.telemetry, rules)
-    for result in ranks if knows_its_cores else ():
+    for result in ranks:
         waited = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
         lines += _share_above(contention(result, ranks), rules.contention, waited)
     data_wait = summary.shares.get("data_wait")

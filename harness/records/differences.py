@@ -186,8 +186,8 @@ def record_fields(record: Record) -> dict[str, Value]:
         fields |= flatten({"run": run})
     if record.environment is not None:
         fields |= environment_fields(record.environment)
-    if record.company is not None:
-        fields["company"] = record.company.description
+    if record.lane.count > 1:
+        fields["company"] = record.lane.description
     return fields
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, overload
 
 from harness.core.import_path import ROOT
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
-from harness.records.company import Company
+from harness.records.company import Lane
 from harness.records.environment import Environment
 from harness.records.series import Series
 from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
@@ -517,7 +517,7 @@ class Outcome:
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
     first_started: Moment | None = None
-    company: Company | None = None  # None: it ran alone, or in a group with a single lane
+    lane: Lane = field(default_factory=Lane)  # that it ran in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -268,7 +268,7 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
 def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
-    These are when and why it was stopped, company that it lacked, its interruptions, with the
+    These are when and why it was stopped, its interruptions, with the
     seconds that each cost, checkpoints that it could not resume from, operations that may vary in
     spite of deterministic mode, and a rank that slows all others.
     """
@@ -276,11 +276,6 @@ def _remarks(record: Record, summary: Summary) -> list[str]:
     stop = stop_note(record)
     if stop is not None:
         remarks.append(stop)
-    if record.company is not None and record.company.had_idle_lanes:
-        remarks.append(
-            f"less company than others: all {record.company.lane.count} lanes were full for"
-            f" {record.company.full:.0%} of its time"
-        )
     remarks += checkpoint_notes(record)
     remarks += nondeterminism_notes(record)
     slowest = summary.slowest

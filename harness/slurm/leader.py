@@ -36,7 +36,6 @@ from harness.core.slurm_environment import own_job_id
 from harness.core.text import counted
 from harness.hardware import machine
 from harness.launch import controller
-from harness.launch.lanes import JobRoom, side_by_side
 from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ReadyStack, ready_stacks
@@ -114,7 +113,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     for trial_id in job_array.trial_ids[index]:
         if trial_id not in taken_over:
             job_trials.append(trials_by_id[trial_id])
-    runner = runner_of(sweep_folder, submission, job_array, job_trials, listener, stop)
+    runner = runner_of(sweep_folder, submission, job_array, listener, stop)
     pending = pending_trials(runner, job_trials)
     log(
         f"job {own_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
@@ -266,7 +265,6 @@ def runner_of(
     sweep_folder: SweepFolder,
     submission: Submission,
     job_array: JobArray,
-    job_trials: Sequence[Trial],
     listener: JobListener,
     stop: StopRequest,
 ) -> Runner:
@@ -279,11 +277,6 @@ def runner_of(
         listener=listener,
         peaks=machine.read_all(sweep_folder.results.peaks),
         first_attempts=submission.first_attempts,
-        arrange=side_by_side(
-            JobRoom(ranks_per_node=job_array.ranks_per_node),
-            submission.profile.parallel,
-            job_trials,
-        ),
         poll_seconds=POLL_SECONDS,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
         stop=stop,
@@ -321,9 +314,6 @@ def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
         environment=environment,
         ranks_per_node=ranks_per_node,
         cpus_per_rank=slurm.cpus_per_rank,
-        gpus_per_rank=slurm.gpus_per_rank,
-        gpu_type=slurm.gpu_type,
-        shares_node=profile.parallel != 1,
         python=slurm.python or sys.executable,
         prefix=slurm.prefix,
         address=address,

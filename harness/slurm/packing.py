@@ -5,14 +5,11 @@ A job that reaches its time limit comes back and goes on, so no duration is esti
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from harness.launch.lanes import JobRoom, lane_count
 from harness.spec.cell import Trial
-from harness.spec.cluster import Parallel
 from harness.spec.slurm import SlurmOptions
 
 # Of one array: Slurm's MaxArraySize is 1001 unless an administrator raised it.
@@ -28,17 +25,19 @@ class JobArray:
     trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
 
 
-def pack(
-    blocks: Sequence[Sequence[Trial]], slurm: SlurmOptions, parallel: Parallel = 1
-) -> list[JobArray]:
+def pack(blocks: Sequence[Sequence[Trial]], slurm: SlurmOptions) -> list[JobArray]:
     """Deal blocks round to as many jobs as may run at a time, each on the nodes that it needs.
 
     A block stays in one job. Blocks that need other numbers of nodes or ranks have other jobs, which
-    are in an array of their own.
+    are in an array of their own. Nodes are filled: five ranks on nodes of four are two nodes with four
+    ranks each, of which three stay idle.
     """
     blocks_by_shape: dict[tuple[int, int], list[Sequence[Trial]]] = {}
     for block in blocks:
-        blocks_by_shape.setdefault(_shape(block, slurm.ranks_per_node, parallel), []).append(block)
+        ranks = max(trial.cell.axes.world_size for trial in block)
+        nodes = -(-ranks // slurm.ranks_per_node)  # rounded up
+        shape = nodes, min(ranks, slurm.ranks_per_node)
+        blocks_by_shape.setdefault(shape, []).append(block)
     arrays = []
     for (nodes, ranks), blocks_of_shape in blocks_by_shape.items():
         jobs = min(slurm.array_parallelism, len(blocks_of_shape), MAX_ARRAY_JOBS)
@@ -48,21 +47,3 @@ def pack(
             trial_ids.append([trial.id for trial in trials])
         arrays.append(JobArray(nodes=nodes, ranks_per_node=ranks, trial_ids=trial_ids))
     return arrays
-
-
-def _shape(block: Sequence[Trial], ranks_per_node: int, parallel: Parallel) -> tuple[int, int]:
-    """Return the number of nodes, and of ranks on each, that a block's trials need.
-
-    That is what its largest trial needs, or more for trials that run side by side, which are no more than
-    it has. Nodes are filled: five ranks on nodes of four are two nodes with four ranks each, of which
-    three stay idle.
-    """
-    room = JobRoom(ranks_per_node=ranks_per_node)
-    lanes = [lane_count(parallel, room.capacity(trial.cell.axes)) for trial in block]
-    trials_by_lanes = Counter(lanes)
-    ranks = 0
-    for trial, count in zip(block, lanes, strict=True):
-        side_by_side = min(count, trials_by_lanes[count])
-        ranks = max(ranks, trial.cell.axes.world_size * side_by_side)
-    nodes = -(-ranks // ranks_per_node)  # rounded up
-    return nodes, min(ranks, ranks_per_node)

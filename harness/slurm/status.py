@@ -249,25 +249,32 @@ def conclude(
     `record` is of the last attempt of the submission, `job` has the trial and has not ended.
     """
     may_go_on = job is not None or not slurm_answers
-    if record is not None and is_retried and may_go_on:
-        return "queued", f"to run again: {record.detail}"
-    if record is not None and record.status != "interrupted":
-        return record.status, record.detail
-    if record is not None and may_go_on and not (job is None and submission.is_cancelled):
-        return "interrupted", record.detail
-    if job is not None:
-        detail = "its job is running another trial, or starting this one"
-        if job.is_pending:
-            detail = job.reason
-        return "queued", "its job is ending" if job.is_ending else detail
+    is_cancelled = job is None and submission.is_cancelled
     detail = "its job ended without a record of it"
     if record is not None:
+        if is_retried and may_go_on:
+            return "queued", f"to run again: {record.detail}"
+        if record.status != "interrupted":
+            return record.status, record.detail
+        if may_go_on and not is_cancelled:
+            return "interrupted", record.detail
         detail = f"its job ended; {record.detail}"
-    if submission.is_cancelled:
+    if job is not None:
+        return "queued", _pending_reason(job)
+    if is_cancelled:
         return "cancelled", "" if record is None else record.detail
     if not slurm_answers:
         return "queued", "Slurm does not say whether its job still exists"
     return "lost", detail
+
+
+def _pending_reason(job: QueuedJob) -> str:
+    """Return why a trial does not run whose job has not ended."""
+    if job.is_pending:
+        return job.reason
+    if job.is_ending:
+        return "its job is ending"
+    return "its job is running another trial, or starting this one"
 
 
 def _row(

@@ -179,7 +179,7 @@ def prepare(
         trials = [trial for trial in block if trial.id in is_new]
         if trials:
             blocks.append(trials)
-    arrays = pack(blocks, profile.slurm, profile.parallel)
+    arrays = pack(blocks, profile.slurm)
     # Attempts are counted on from those of earlier submissions and of local runs.
     first_attempts = {}
     for trial_id in new_ids:

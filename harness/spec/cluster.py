@@ -42,7 +42,7 @@ class Profile:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Ranks that this machine holds; null: one per GPU, or one per CPU core where there are none.
     slots: Count | None = None
-    # Trials that run at a time, on this machine or in a job, each on separate cores or GPUs;
+    # Trials that run at a time on this machine, each on separate cores or GPUs;
     # auto: as many as there is room for. Verdicts compare trials with the same neighbors.
     parallel: Parallel = 1
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
@@ -82,6 +82,10 @@ class Profile:
         if self.slots is not None:
             raise ValueError(
                 "slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node"
+            )
+        if self.parallel != 1:
+            raise ValueError(
+                "parallel: found with launcher slurm; allowed: slurm.exclusive false, so that jobs share nodes"
             )
         # With device auto, either is right: ranks take the GPU that their job was assigned.
         needed = {"cuda": 1, "cpu": 0}.get(self.device)

@@ -24,7 +24,7 @@ from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
 from harness.records.across import in_memory_ranks
-from harness.records.company import Company, Lane
+from harness.records.company import Lane
 from harness.spec.cell import Trial
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
@@ -531,9 +531,9 @@ def test_steps_and_samples_are_not_compared() -> None:
 
 
 def beside(result: CellResult, lanes: int) -> CellResult:
-    """Return a cell whose trials ran in so many lanes, all of them full; one is none."""
+    """Return a cell whose trials ran in so many lanes."""
     if lanes == 1:
         return result
-    company = Company(lane=Lane(count=lanes), full=1.0).description
+    company = Lane(count=lanes).description
     trials = [replace(trial, lanes=lanes, company=company) for trial in result.trials]
     return replace(result, trials=trials)

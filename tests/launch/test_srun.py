@@ -49,16 +49,6 @@ class TestCommand:
         assert "--overlap" in command  # a step whose slurmstepd died must not block the next
         assert "--cpus-per-task=8" in command  # srun does not take it from sbatch since 22.05
 
-    def test_steps_side_by_side_ask_for_their_own_share(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("SLURM_MEM_PER_NODE", "8000")
-        side_by_side = launcher(shares_node=True, gpus_per_rank=1, gpu_type="a100")
-        command = side_by_side.command("harness.training.worker", TrialFolder(Path("t")), 2)
-        expected = {"--exact", "--immediate=60", "--gpus-per-node=a100:2", "--mem=4000M"}
-        assert expected <= set(command)
-        assert "--overlap" not in command  # it would give all steps the same cores
-
     @pytest.mark.parametrize("kills", [False, True])
     def test_says_whether_slurm_ends_the_others_once_a_rank_has_failed(self, kills: bool) -> None:
         step = launcher(kill_on_bad_exit=kills)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from harness.core.errors import BadFile
 from harness.core.paths import Results
 from harness.launch import sweep as runner
-from harness.launch.lanes import Group, MachineRoom
 from harness.launch.runner import Runner
 from harness.records.files import write_record
 from harness.records.record import Record
@@ -21,7 +19,6 @@ from harness.spec.validity import ValidityRules
 from tests.factories import make_record
 from tests.support.reports import make_sweep
 from tests.support.running import RecordCollector
-from tests.support.sweeps import load
 
 
 def test_columns_of_trials_that_have_run_stay_on_the_disk(
@@ -46,34 +43,6 @@ def test_columns_of_trials_that_have_run_stay_on_the_disk(
         path.unlink()
     with pytest.raises(BadFile):
         list(records[0].ranks)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_with_a_goal_every_repeat_has_the_same_lanes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int
-) -> None:
-    groups: list[Group] = []
-
-    def run(self: Runner, trials: Sequence[Trial], *, fresh: bool) -> Iterator[Record]:
-        groups.extend(self.arrange(trials))
-        for trial in trials:
-            record = make_record(trial.cell, seed=trial.seed, repeat=trial.repeat)
-            write_record(folder.trial_folder(trial.id).record_path, record)
-            yield record
-
-    monkeypatch.setattr(Runner, "run", run)
-    room = MachineRoom(ranks=8, gpus=0, cores=[[core] for core in range(8)])
-    monkeypatch.setattr(MachineRoom, "of", lambda profile: room)
-    profile = Profile(device="cpu", parallel="auto", validity=ValidityRules(contention=None))
-    sweep = load(tmp_path, seeds=list(range(seeds)))
-    folder = Results(tmp_path).sweep_folder(sweep.name)
-    for repeats in (1, 2, 3):
-        more = replace(sweep, repeats=repeats)
-        listener = RecordCollector()
-        runner.run(more, profile, folder, listener, redo="missing", has_goal=True, fail_fast=False)
-    assert [len(group.trials) for group in groups] == [seeds] * 3
-    assert [len(group.lanes) for group in groups] == [seeds] * 3
-    assert [group.lanes for group in groups] == [groups[0].lanes] * 3
 
 
 def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> None:

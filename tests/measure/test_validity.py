@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from harness.measure.validity import violations
-from harness.records.company import Company, Lane
 from harness.records.record import Summary, Telemetry
 from harness.records.series import Series
 from harness.spec.validity import ValidityRules
@@ -109,14 +108,12 @@ def contended(others: float, *, seconds: float = 10.0, waited: float = 0.3) -> d
     return {"seconds": seconds, "shares": shares}
 
 
-def violated_contention(
-    rules: ValidityRules = DEFAULT_RULES, company: Company | None = None, **changes: Any
-) -> list[str]:
+def violated_contention(rules: ValidityRules = DEFAULT_RULES, **changes: Any) -> list[str]:
     """Return the violations of two ranks with the same telemetry."""
     assert RECORD.summary is not None
     summary = replace(RECORD.summary, shares={})
     both = [replace(result, telemetry=telemetry(**changes)) for result in RECORD.ranks]
-    return violations(both, replace(summary), rules, company)
+    return violations(both, replace(summary), rules)
 
 
 def test_a_rank_that_waited_for_cores_of_others_is_named() -> None:
@@ -131,14 +128,6 @@ def test_a_rank_that_waited_for_cores_of_others_is_named() -> None:
 def test_ranks_may_wait_for_each_other_and_others_may_use_idle_cores() -> None:
     assert violated_contention(**contended(others=0.04)) == []
     assert violated_contention(**contended(others=8.0, waited=0.01)) == []
-
-
-@pytest.mark.parametrize(("cores", "is_known"), [((0, 1), True), ((), False)])
-def test_trials_in_other_lanes_are_no_contention(cores: tuple[int, ...], is_known: bool) -> None:
-    """Where a lane's cores are not known, as under Slurm, these look like foreign programs."""
-    company = Company(lane=Lane(count=2, cores=cores), full=1.0)
-    lines = violated_contention(company=company, **contended(others=0.8))
-    assert [line.split(":")[0] for line in lines] == ["contention", "contention"] * is_known
 
 
 def test_ticks_are_too_coarse_for_a_short_trial_to_be_judged() -> None:

@@ -61,8 +61,7 @@ def make_runner(
     """Return the runner of a job that has every trial of the sweep."""
     submitted = make_submission(sweep, first_attempts)
     sweep_folder, stop = SweepFolder(folder / "sweep"), StopRequest(listener.stop_reason)
-    array, trials = submitted.arrays[0], sweep.trials()
-    return leader.runner_of(sweep_folder, submitted, array, trials, listener, stop)
+    return leader.runner_of(sweep_folder, submitted, submitted.arrays[0], listener, stop)
 
 
 @pytest.fixture
@@ -245,7 +244,7 @@ class TestLead:
         due = []
 
         def stop(*arguments: Any) -> Runner:
-            due.append(arguments[4].signal_due - time.monotonic())
+            due.append(arguments[3].signal_due - time.monotonic())
             raise JobIsOver("as far as this test goes")
 
         monkeypatch.setattr(leader, "runner_of", stop)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-import pytest
-
 from harness.slurm.packing import MAX_ARRAY_JOBS, JobArray, pack
 from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Parallel
 from harness.spec.slurm import SlurmOptions
 from tests.factories import make_cell
 
@@ -27,11 +24,10 @@ def pack_blocks(
     *,
     max_parallel_jobs: int = 4,
     ranks_per_node: int = 1,
-    parallel: Parallel = 1,
 ) -> list[JobArray]:
     """Deal blocks to jobs of a profile."""
     slurm = SlurmOptions(ranks_per_node=ranks_per_node, array_parallelism=max_parallel_jobs)
-    return pack(blocks, slurm, parallel)
+    return pack(blocks, slurm)
 
 
 def test_a_block_is_one_job_on_as_many_nodes_as_its_largest_trial_needs() -> None:
@@ -46,24 +42,6 @@ def test_ranks_fill_a_node_before_they_use_another() -> None:
     assert (array.nodes, array.ranks_per_node) == (2, 4)
     (array,) = pack_blocks([make_block(DDP)], ranks_per_node=4)
     assert (array.nodes, array.ranks_per_node) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("cells", "parallel", "ranks"),
-    [
-        ([SINGLE] * 6, "auto", 4),  # the node is full
-        ([SINGLE] * 3, "auto", 3),  # no lane without a trial
-        ([SINGLE] * 6, 2, 2),
-        ([SINGLE, SINGLE, DDP], "auto", 2),
-        ([DDP, DDP], 3, 4),
-    ],
-)
-def test_a_job_has_room_for_trials_side_by_side(
-    cells: list[Cell], parallel: Parallel, ranks: int
-) -> None:
-    block = [Trial(cell=cell, seed=0, repeat=number) for number, cell in enumerate(cells)]
-    (array,) = pack_blocks([block], ranks_per_node=4, parallel=parallel)
-    assert (array.nodes, array.ranks_per_node) == (1, ranks)
 
 
 def test_there_is_an_array_for_each_number_of_nodes() -> None:
