@@ -134,7 +134,7 @@ class JobDelivery:
         sweep_folder = self.results.sweep_folder(status.sweep.name)
         new: dict[tuple[Path, int], str] = {}  # the ids of trials by their records
         for trial in status.trials:
-            if not trial.job or not trial.is_final:
+            if not trial.is_submitted or not trial.is_final:
                 continue
             path = sweep_folder.trial_folder(trial.trial).record_path
             with suppress(OSError):  # a record that can't be reached now is delivered later

@@ -95,7 +95,8 @@ class TrialState:
     seed: int
     repeat: int
     state: State
-    job: str | None = None  # id, as squeue shows it
+    is_submitted: bool = False  # to Slurm, and not taken over by a run on this machine
+    job: str | None = None  # id of the job that has it and has not ended, as squeue shows it
     nodes: str = ""  # of its job
     step: int | None = None  # that a running trial has reached
     steps: int | None = None  # that it will train
@@ -185,6 +186,7 @@ def trial_states(
             continue
         submission, job = jobs[trial.id]
         state = _submitted_state(trial, submission, trial_files, live_jobs)
+        state = replace(state, is_submitted=True)
         if state.state == "lost":
             log = submissions.folder_of(sweep_folder, submission.id).log(job.array, job.index)
             detail = f"{state.detail}; last line of its log: {last_line_of(log)}; log: {log}"

@@ -51,10 +51,12 @@ def test_a_record_that_a_repeated_trial_has_left_is_delivered_too(
         write_record(path, record)
         os.utime(path, (record.ended, record.ended))
         row = TrialState(
-            trial=trial.id, label="", seed=trial.seed, repeat=0, state="failed", job="1"
+            trial=trial.id, label="", seed=trial.seed, repeat=0, state="failed", is_submitted=True
         )
         rows.append(row)
-    queued = TrialState(trial="another", label="", seed=0, repeat=0, state="running", job="1")
+    queued = TrialState(
+        trial="another", label="", seed=0, repeat=0, state="running", is_submitted=True
+    )
     status = SweepStatus(sweep=sweep, trials=[*rows, queued], slurm_error=None)
     jobs = JobDelivery(results, None)
     jobs.deliver(status)

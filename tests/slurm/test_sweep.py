@@ -77,7 +77,6 @@ def test_a_sweep_over_two_nodes_equals_a_local_run(
     assert "2 done" in watched.out
     rows = json.loads(harness("status", *recorded, "--json").out)["trials"]
     assert [row["state"] for row in rows] == ["done"] * 2
-    assert len({row["job"] for row in rows}) == 1, "a block is a job"
 
     records = read_records(results)
     assert trials_in_mlflow(results) == sorted(records)
