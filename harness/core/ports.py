@@ -6,13 +6,11 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 from harness.core.errors import BadInput, HarnessError
-from harness.core.scratch import ScratchFolder
 
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 20000  # services such as sshd or a database usually listen below
@@ -20,8 +18,6 @@ CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
 SMALLEST_RANGE = (
     1000  # ports; in a smaller range, trials side by side would often draw the same one
 )
-MAX_SOCKET_PATH = 107  # bytes: man 7 unix, `sun_path` without its last zero
-SHORT_FOLDER = Path("/tmp")  # whatever TMPDIR says
 # Linux's own file: the lowest and the highest port that it hands out to clients.
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -90,17 +86,3 @@ def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
             probe.bind(("", port))
             return int(probe.getsockname()[1])
     raise HarnessError("no port of this node is free")
-
-
-@contextmanager
-def unix_socket_path(path: Path) -> Iterator[Path]:
-    """Give the path at which to listen instead of `path`, if that is too long for a socket.
-
-    Such a path is in a new folder with a short name, which only this user can enter, and which is
-    removed in the end.
-    """
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        yield path
-        return
-    with ScratchFolder("socket", SHORT_FOLDER) as scratch:
-        yield scratch.path / path.name

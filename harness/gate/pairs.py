@@ -17,7 +17,7 @@ from typing import Any
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.ports import free_port, unix_socket_path
+from harness.core.ports import free_port
 from harness.core.processes import Process
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree
@@ -78,7 +78,9 @@ class PairStarter:
             self._scratch = ScratchFolder("gate")
             self.folder = self._scratch.path
             stack.push(self._remove_folder)
-            self.socket_path = stack.enter_context(unix_socket_path(self.folder / "turns"))
+            # Not where TMPDIR says: the path of a socket has 107 bytes at most.
+            sockets = stack.enter_context(ScratchFolder("socket", Path("/tmp")))
+            self.socket_path = sockets.path / "turns"
             self.listening = stack.enter_context(socket.socket(socket.AF_UNIX))
             self.listening.bind(str(self.socket_path))
             self.listening.listen(64)

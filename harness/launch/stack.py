@@ -11,11 +11,9 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -28,7 +26,6 @@ from harness.core.processes import run_command
 from harness.records.decode import FileFormat, decode_text
 from harness.spec.cell import Cell
 from harness.spec.stack import Stack
-from workloads.catalog import heavy_modules
 
 if TYPE_CHECKING:  # ranks load this module too, and nothing that reads sweep files
     from harness.spec.sweep import Sweep
@@ -37,15 +34,6 @@ PROGRAM = Path(__file__).with_name("stack_probe.py")
 TIMEOUT = 120.0  # seconds; a container may have to be unpacked
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
-# What every worker loads, besides the standard library.
-WORKER_MODULES = ("torch", "numpy", "msgspec", "psutil", "safetensors")
-GPU_MODULES = ("pynvml",)  # to name the driver
-FINGERPRINT_MODULES = ("xxhash",)
-DIGITS_MODULES = ("sklearn",)  # which has the data
-TRANSFORMER_MODULES = ("tokenizers", "transformers")
-# The distributions that have another name than the module.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
-VARIABLE = "HARNESS_STACK_PROBE"  # shows whether a prefix passes on the environment
 # A variable of this interpreter that would lead another one to the wrong standard library.
 PYTHON_HOME = "PYTHONHOME"
 REPORT_FORMAT = FileFormat(name="description of a stack")
@@ -57,10 +45,7 @@ class ProbeReport:
 
     python: Sequence[int]  # the version
     executable: str
-    missing: Sequence[str]  # modules
     packages: Mapping[str, str]  # name -> version, of all distributions
-    variable: str | None
-    folder: str  # the working directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,60 +90,35 @@ class ReadyStack:
         return {**passed_on, "PYTHONPATH": self.python_path}
 
 
-def ready_stacks(sweep: Sweep, cells: Iterable[Cell], *, with_gpus: bool) -> dict[str, ReadyStack]:
+def ready_stacks(sweep: Sweep, cells: Iterable[Cell]) -> dict[str, ReadyStack]:
     """Return the stacks of some cells by name, once it is certain that ranks can run there.
 
     Raises BadInput, which names the sweep's file, the stack and what is missing.
     """
-    by_stack: dict[str, list[Cell]] = {}
+    ready: dict[str, ReadyStack] = {}
     for cell in cells:
-        if cell.axes.stack is not None:
-            by_stack.setdefault(cell.axes.stack, []).append(cell)
-    ready = {}
-    for name, trained in by_stack.items():
-        stack = trained[0].stack
-        assert stack is not None
-        modules = needed_modules(
-            trained, fingerprints=sweep.fingerprints is not None, gpus=with_gpus
-        )
-        ready[name] = make_ready(name, stack, sweep.base_folder, modules, str(sweep.source))
+        if cell.stack is not None and cell.axes.stack not in ready:
+            stack = ready_stack(cell, sweep.base_folder, str(sweep.source))
+            ready[stack.name] = stack
     return ready
 
 
-def ready_stack(cell: Cell, base: Path) -> ReadyStack:
+def ready_stack(cell: Cell, base: Path, source: str) -> ReadyStack:
     """Return the stack of a cell that has one, as `ready_stacks` does."""
     assert cell.stack is not None
-    modules = needed_modules([cell], fingerprints=True, gpus=False)
-    return make_ready(str(cell.axes.stack), cell.stack, base, modules, cell.label)
+    return make_ready(str(cell.axes.stack), cell.stack, base, source)
 
 
-def needed_modules(cells: Iterable[Cell], *, fingerprints: bool, gpus: bool) -> list[str]:
-    """Return the modules that ranks of some cells load, besides the standard library."""
-    modules = dict.fromkeys(WORKER_MODULES)  # an ordered set
-    if gpus:
-        modules |= dict.fromkeys(GPU_MODULES)
-    if fingerprints:
-        modules |= dict.fromkeys(FINGERPRINT_MODULES)
-    for cell in cells:
-        if heavy_modules(cell.workload.uses):
-            modules |= dict.fromkeys(TRANSFORMER_MODULES)
-        if cell.workload.data.get("source") == "digits":
-            modules |= dict.fromkeys(DIGITS_MODULES)
-    return list(modules)
-
-
-def make_ready(
-    name: str, stack: Stack, base: Path, modules: Sequence[str], source: str
-) -> ReadyStack:
-    """Return a stack once its interpreter has said that it has `modules`.
+def make_ready(name: str, stack: Stack, base: Path, source: str) -> ReadyStack:
+    """Return a stack once its interpreter has said what it is and has.
 
     `base` is the folder that its path is relative to. Raises BadInput, which begins with `source`.
     """
     context = f"{source}: stacks.{name}"
     python = _find_python(stack, base, context)
     python_path = os.pathsep.join(filter(None, [harness_path(), os.environ.get("PYTHONPATH")]))
-    report = _probe([*stack.prefix, python, str(PROGRAM), *modules], context)
-    _check(report, python, modules, context)
+    report = _probe([*stack.prefix, python, str(PROGRAM)], context)
+    _check(report, context)
     return ReadyStack(
         name=name,
         python=python,
@@ -194,52 +154,31 @@ def _find_python(stack: Stack, base: Path, context: str) -> str:
 
 def _probe(command: Sequence[str], context: str) -> ProbeReport:
     """Return what the interpreter says of itself; raises BadInput if it can't say it."""
-    token = secrets.token_hex(8)
     variables = {name: value for name, value in os.environ.items() if name != PYTHON_HOME}
     try:
-        done = run_command(command, timeout=TIMEOUT, variables={**variables, VARIABLE: token})
+        done = run_command(command, timeout=TIMEOUT, variables=variables)
     except (OSError, HarnessError) as error:
         raise BadInput(f"{context}: {error}") from None
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         reason = one_line((done.stderr.strip().splitlines() or ["it printed nothing"])[-1])
-        raise BadInput(f"{context}: {' '.join(command[:-1])} failed: {reason}")
+        raise BadInput(f"{context}: {' '.join(command)} failed: {reason}")
     try:
-        report = decode_text(ProbeReport, lines[-1], "its description", REPORT_FORMAT)
+        return decode_text(ProbeReport, lines[-1], "its description", REPORT_FORMAT)
     except BadInput:
         raise BadInput(
             f"{context}: found {one_line(lines[-1], 80)!r} printed; allowed: a prefix that runs the"
             " command after it and prints nothing at its end"
         ) from None
-    if report.variable != token:
-        raise BadInput(
-            f"{context}: prefix: found a command that does not pass on environment variables;"
-            " allowed: one that does"
-        )
-    is_same_folder = False
-    with suppress(OSError):  # of a folder that only the container has
-        is_same_folder = Path(report.folder).samefile(Path.cwd())
-    if not is_same_folder:
-        raise BadInput(
-            f"{context}: prefix: found the working directory {report.folder}; allowed: {Path.cwd()}"
-        )
-    return report
 
 
-def _check(report: ProbeReport, python: str, modules: Sequence[str], context: str) -> None:
-    """Raise BadInput for an interpreter that is too old, and for packages that it lacks."""
+def _check(report: ProbeReport, context: str) -> None:
+    """Raise BadInput for an interpreter that is too old, and for one without torch or with an old one."""
     if tuple(report.python) < MIN_PYTHON:
         version, allowed = _dotted(report.python), _dotted(MIN_PYTHON)
         raise BadInput(f"{context}: found Python {version}; allowed: {allowed} or later")
-    if report.missing:
-        names = " ".join(DISTRIBUTIONS.get(module, module) for module in report.missing)
-        needed = ", ".join(DISTRIBUTIONS.get(module, module) for module in modules)
-        raise BadInput(
-            f"{context}: found no {names.replace(' ', ', ')}; needed by its ranks: {needed};"
-            f" install them: {python} -m pip install {names}"
-        )
-    torch = report.packages.get("torch")
-    if torch is not None and _version(torch) < MIN_TORCH:
+    torch = report.packages.get("torch", "none")
+    if _version(torch) < MIN_TORCH:
         raise BadInput(f"{context}: found torch {torch}; allowed: {_dotted(MIN_TORCH)} or later")
 
 

@@ -1,20 +1,17 @@
-"""Prints what an interpreter has, as a line of JSON: `PYTHON stack_probe.py MODULE…`.
+"""Prints what an interpreter has, as a line of JSON.
 
-It runs under interpreters that may be too old for the harness, so it imports nothing of it, and loads
-none of the modules.
+It runs under interpreters that may be too old for the harness, so it imports nothing of it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from importlib import metadata
-from importlib.util import find_spec
 
 
 def main() -> None:
-    """Print the interpreter, which of the modules are missing, and all packages with versions."""
+    """Print the interpreter, and all packages with versions."""
     del sys.path[0]  # the folder of this script, whose modules are not the interpreter's
     packages: dict[str, str] = {}
     for distribution in metadata.distributions():
@@ -24,10 +21,7 @@ def main() -> None:
     report = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
-        "missing": [module for module in sys.argv[1:] if find_spec(module) is None],
         "packages": packages,
-        "variable": os.environ.get("HARNESS_STACK_PROBE"),
-        "folder": os.getcwd(),  # noqa: PTH109 - as little as possible
     }
     print(json.dumps(report))
 

@@ -176,7 +176,7 @@ def run(
         planned = plan(sweep, folder, redo, settled)
         refuse_changed_profile(planned, sweep, profile, folder)
         cells = [trial.cell for trial in planned.pending]
-        stacks = ready_stacks(sweep, cells, with_gpus=profile.gpus > 0)
+        stacks = ready_stacks(sweep, cells)
         _remove_leftovers(folder, planned)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)

@@ -50,7 +50,7 @@ def run_unmeasured(
     cell, axes = trial.cell, trial.cell.axes
     launcher = Torchrun.of(profile)
     if cell.stack is not None:
-        launcher = launcher.in_stack(ready_stack(cell, base_folder))
+        launcher = launcher.in_stack(ready_stack(cell, base_folder, cell.label))
     run_task(
         task,
         folder,

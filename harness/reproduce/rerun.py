@@ -136,7 +136,7 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
     """
     if cell.stack is None:
         return None
-    ready = ready_stack(cell, base)
+    ready = ready_stack(cell, base, cell.label)
     environment = original.environment
     if environment is None or environment.installed in (None, ready.installed):
         return ready

@@ -291,7 +291,7 @@ def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]
     """
     cells = [trial.cell for trial in pending]
     try:
-        return ready_stacks(runner.sweep, cells, with_gpus=runner.profile.gpus > 0)
+        return ready_stacks(runner.sweep, cells)
     except BadInput as error:
         raise JobIsOver(str(error)) from None
 

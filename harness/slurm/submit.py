@@ -131,7 +131,7 @@ def submit(
     return submission
 
 
-def check_stacks(sweep: Sweep, trials: Sequence[Trial], profile: Profile) -> None:
+def check_stacks(sweep: Sweep, trials: Sequence[Trial]) -> None:
     """Raise BadInput for a stack that ranks can't run under, as far as this machine can tell.
 
     A container's command is often there on nodes only. Then the leader of each job checks its stacks.
@@ -141,7 +141,7 @@ def check_stacks(sweep: Sweep, trials: Sequence[Trial], profile: Profile) -> Non
         stack = trial.cell.stack
         if stack is not None and (not stack.prefix or shutil.which(stack.prefix[0])):
             cells.append(trial.cell)
-    ready_stacks(sweep, cells, with_gpus=profile.gpus > 0)
+    ready_stacks(sweep, cells)
 
 
 def prepare(
@@ -172,7 +172,7 @@ def prepare(
     refuse_other_profile(sweep, profile, sweep_folder, uncancelled, queue, trial_ids)
     new_ids = [trial.id for trial in todo.pending if trial.id not in live]
     is_new = set(new_ids)
-    check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new], profile)
+    check_stacks(sweep, [trial for trial in todo.pending if trial.id in is_new])
     # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():

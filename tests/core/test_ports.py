@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from harness.core.errors import BadInput
-from harness.core.ports import LOWEST_PORT, free_port, node_address, unix_socket_path
+from harness.core.ports import LOWEST_PORT, free_port, node_address
 
 
 class TestNodeAddress:
@@ -54,18 +54,3 @@ class TestFreePort:
 
     def test_is_found_where_the_kernel_names_no_range(self, tmp_path: Path) -> None:
         assert free_port(tmp_path / "absent") > 0
-
-
-class TestUnixSocketPath:
-    def test_is_the_requested_one_where_that_is_short_enough(self) -> None:
-        requested = Path("/tmp") / ("a" * 102)
-        with unix_socket_path(requested) as path:
-            assert path == requested
-
-    def test_is_another_one_where_the_requested_one_is_too_long(self, tmp_path: Path) -> None:
-        folder = tmp_path / ("a" * 100)
-        folder.mkdir()
-        with unix_socket_path(folder / "turns") as path, socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(path))
-            assert path.parent.stat().st_mode & 0o777 == 0o700
-        assert not path.parent.exists()

@@ -13,11 +13,10 @@ from harness.core import import_path
 from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import TrialFolder
 from harness.launch import stack as stacks
-from harness.launch.stack import ReadyStack, make_ready, needed_modules
+from harness.launch.stack import ReadyStack, make_ready
 from harness.launch.torchrun import Torchrun, _is_rank
 from harness.spec.stack import Stack
 from harness.training.entry import check_interpreter
-from tests.factories import make_cell
 from tests.launch.test_srun import launcher as make_srun
 from tests.support.stacks import PACKAGE, make_environment
 from tests.support.training import make_assignment
@@ -33,13 +32,13 @@ READY = ReadyStack(
 BOXED = replace(READY, name="box", python="python3", prefix=("apptainer", "exec", "image.sif"))
 
 
-def probe(stack: Stack, folder: Path, *modules: str) -> ReadyStack:
-    return make_ready("old", stack, folder, modules, "sweep.yaml")
+def probe(stack: Stack, folder: Path) -> ReadyStack:
+    return make_ready("old", stack, folder, "sweep.yaml")
 
 
 def test_a_stack_says_what_it_has(tmp_path: Path) -> None:
     make_environment(tmp_path / "env", "1.5")
-    ready = probe(Stack(python="env/bin/python"), tmp_path, "torch", "numpy")
+    ready = probe(Stack(python="env/bin/python"), tmp_path)
     assert ready.executable == str(tmp_path / "env/bin/python") != sys.executable
     assert ready.packages[PACKAGE] == "1.5"
     assert f"{PACKAGE}==1.5\n" in ready.pins
@@ -52,56 +51,24 @@ def prefix(program: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("stack", "modules", "message"),
+    ("stack", "message"),
     [
-        (Stack(python="no/python"), (), "python: found no program "),
-        (Stack(python="no-such-python"), (), "python: found no 'no-such-python' on PATH"),
-        (Stack(prefix=["no-such-box"]), (), "prefix: found no command 'no-such-box'"),
-        (
-            Stack(python=sys.executable),
-            ("numpy", "no_such_module", "sklearn_gone"),
-            "found no no_such_module, sklearn_gone; needed by its ranks: numpy, no_such_module,"
-            f" sklearn_gone; install them: {sys.executable} -m pip install no_such_module",
-        ),
-        (
-            Stack(prefix=prefix('env -i "$@"'), python=sys.executable),
-            (),
-            "prefix: found a command that does not pass on environment variables",
-        ),
-        (
-            Stack(prefix=prefix('cd / && exec "$@"'), python=sys.executable),
-            (),
-            "prefix: found the working directory /; allowed: ",
-        ),
-        (
-            Stack(prefix=prefix('d=$(mktemp -d); cd $d; "$@"; rmdir $d'), python=sys.executable),
-            (),
-            "prefix: found the working directory /",  # which exists in the container only
-        ),
+        (Stack(python="no/python"), "python: found no program "),
+        (Stack(python="no-such-python"), "python: found no 'no-such-python' on PATH"),
+        (Stack(prefix=["no-such-box"]), "prefix: found no command 'no-such-box'"),
         (
             Stack(prefix=prefix("echo nothing"), python=sys.executable),
-            (),
             "found 'nothing' printed; allowed: a prefix that runs the command after it",
         ),
-        (Stack(prefix=prefix("echo no >&2; exit 3")), (), "failed: no"),
+        (Stack(prefix=prefix("echo no >&2; exit 3")), "failed: no"),
     ],
-    ids=[
-        "path",
-        "name",
-        "command",
-        "modules",
-        "environment",
-        "folder",
-        "no-folder",
-        "printed",
-        "failed",
-    ],
+    ids=["path", "name", "command", "printed", "failed"],
 )
 def test_a_stack_that_ranks_cannot_run_under_is_refused(
-    tmp_path: Path, stack: Stack, modules: tuple[str, ...], message: str
+    tmp_path: Path, stack: Stack, message: str
 ) -> None:
     with pytest.raises(BadInput) as refusal:
-        probe(stack, tmp_path, *modules)
+        probe(stack, tmp_path)
     assert str(refusal.value).startswith("sweep.yaml: stacks.old: ")
     assert message in str(refusal.value)
 
@@ -111,33 +78,17 @@ def test_a_stack_that_ranks_cannot_run_under_is_refused(
     [
         ([3, 9, 7], "2.11.0", "found Python 3.9.7; allowed: 3.11 or later"),
         ([3, 11, 0], "2.9.1+cu128", "found torch 2.9.1+cu128; allowed: 2.11 or later"),
+        ([3, 11, 0], None, "found torch none; allowed: 2.11 or later"),
     ],
 )
 def test_a_stack_that_is_too_old_is_refused(
-    tmp_path: Path, python: list[int], torch: str, message: str
+    tmp_path: Path, python: list[int], torch: str | None, message: str
 ) -> None:
-    report = {
-        "python": python,
-        "executable": "python3",
-        "missing": [],
-        "packages": {"torch": torch},
-        "folder": str(Path.cwd()),
-    }
-    text = json.dumps(report)[:-1]
-    box = prefix(f"echo '{text}, \"variable\": \"'$HARNESS_STACK_PROBE'\"}}'")
+    packages = {} if torch is None else {"torch": torch}
+    report = json.dumps({"python": python, "executable": "python3", "packages": packages})
+    box = prefix(f"echo '{report}'")
     with pytest.raises(BadInput, match=message.replace("+", r"\+")):
         probe(Stack(prefix=box), tmp_path)
-
-
-def test_what_ranks_need_depends_on_what_they_train() -> None:
-    cell = make_cell()
-    digits = replace(cell, workload=replace(cell.workload, data={"source": "digits"}))
-    texts = replace(cell, workload=replace(cell.workload, uses="distilbert", data={}))
-    base = list(stacks.WORKER_MODULES)
-    assert needed_modules([digits], fingerprints=False, gpus=True) == [*base, "pynvml", "sklearn"]
-    assert needed_modules([texts], fingerprints=True, gpus=False) == [
-        *base, "xxhash", "tokenizers", "transformers",
-    ]  # fmt: skip
 
 
 def test_torchrun_and_forkserver_run_under_the_stack() -> None:
