@@ -191,13 +191,3 @@ def test_the_current_folder_comes_before_the_recorded_one(
     with pytest.raises(BadInput, match=r"own\.py:Slowed: found no own\.py in /gone"):
         locate_base(OWN, Path("/gone"), tmp_path)
     assert locate_base(make_cell().workload, gone, tmp_path) == tmp_path  # built in: any will do
-
-
-def test_a_built_in_workload_with_an_axis_of_ones_own_may_have_other_code() -> None:
-    source = recorded_workload(None, None)
-    built_in = make_cell().workload
-    assert choose_workload(source, built_in, built_in, Path(), None).reason == "it is built in"
-    identity = {**built_in.identity, "custom_uses": {"scale": "axes.py:Scale"}}
-    own = replace(built_in, identity=identity, code=THERE)
-    with pytest.raises(BadInput):
-        choose_workload(source, own, replace(own, code=OTHER), Path(), "recorded")

@@ -78,7 +78,7 @@ def train(results: Results) -> TrainedTrial:
     trainer.run()
     record = make_record(assignment.trial.cell)
     assert record.rank0 is not None
-    rank0 = replace(record.rank0, checkpoint=f"best/step-{STEPS:09d}")
+    rank0 = replace(record.rank0, checkpoint="best")
     record = replace(record, rank0=rank0)
     write_trial(results.sweep_folder("demo"), record)
     write_spec_of(results.sweep_folder("demo"), "demo", [record.trial])
