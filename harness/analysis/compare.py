@@ -607,19 +607,15 @@ def _missing(
     return [f"{match.b.cell.label}: {problem}" for problem in problems]
 
 
-def _unpaired_note(match: Match, estimate: Estimate) -> str:
-    """Return the note on throughputs that were not compared in pairs."""
-    if not match.a.sessions and not match.b.sessions:
-        return NOT_INTERLEAVED
-    if estimate.standard_error is None:
-        return (
-            f"{match.b.cell.label}: the baseline has {counted(estimate.count, 'session')};"
-            f" a verdict on speed takes {FEWEST_SESSIONS}, saved at different times"
-        )
-    return (
-        f"{match.b.cell.label}: the interval allows for how much the machine moved between the"
-        f" {estimate.count} sessions of the baseline"
-    )
+def _unpaired_notes(match: Match, estimate: Estimate) -> list[str]:
+    """Return the note on throughputs that were not compared in pairs, none that has no use."""
+    if estimate.unit == "trials":
+        return [NOT_INTERLEAVED]
+    if estimate.unit == "sessions" and estimate.standard_error is None:
+        count = counted(estimate.count, "session")
+        problem = f"a verdict on speed takes {FEWEST_SESSIONS}, saved at different times"
+        return [f"{match.b.cell.label}: the baseline has {count}; {problem}"]
+    return []
 
 
 def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
@@ -630,8 +626,8 @@ def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
     trials are left out of the means.
     """
     notes = []
-    if speed is not None and not speed.question.estimate.paired:
-        notes.append(_unpaired_note(match, speed.question.estimate))
+    if speed is not None:
+        notes += _unpaired_notes(match, speed.question.estimate)
     if match.a.has_unsteady_trials or match.b.has_unsteady_trials:
         notes.append(f"{match.b.cell.label}: some trials never reached a steady state")
     for letter, side in match.sides:

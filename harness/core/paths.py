@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 from harness.core.storage import writing
 
@@ -253,11 +254,13 @@ def default_results() -> Path:
 def tracking_flag(uri: str | None) -> str:
     """Return ` --tracking-uri URI` as a shell takes it, for commands that are shown.
 
-    Empty without a URI, and where commands find it in the environment.
+    Empty without a URI, and where commands find it in the environment. A password is left out.
     """
     if uri is None or uri == os.environ.get("MLFLOW_TRACKING_URI"):
         return ""
-    return f" --tracking-uri {shlex.quote(uri)}"
+    parts = urlsplit(uri)
+    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return f" --tracking-uri {shlex.quote(shown)}"
 
 
 @dataclass(frozen=True)

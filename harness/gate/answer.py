@@ -106,7 +106,7 @@ def _judge_row(row: MetricRow, limits: Limits) -> Reason:
         return Reason(outcome="fail", text=text)
     if outcome != "inconclusive":
         return Reason(outcome="pass", text=text)
-    if row.verdict.estimate.count < 2:
+    if row.verdict.estimate.count < 2 and row.verdict.estimate.unit != "sessions":
         # A single value has no interval, and another run with as few values has none either.
         text = f"{text}: more seeds or repeats are needed, in the baseline too"
         return Reason(outcome="fail", text=text)
@@ -136,7 +136,9 @@ def _warnings(match: Match, comparison: CellComparison) -> list[Reason]:
     """
     prefix = f"{match.b.cell.label}: "
     texts = [text for text in comparison.differences if not text.startswith(CODE_FIELDS)]
-    texts += [note for note in comparison.notes if note.startswith(prefix)]
+    for note in comparison.notes:
+        if note.startswith(prefix):
+            texts.append(note.removeprefix(prefix))
     return [Reason(outcome="warn", text=text) for text in texts]
 
 
@@ -161,7 +163,7 @@ def describe_row(row: MetricRow) -> str:
         change += f" ({interval})"
     if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
         change += ", certain for this cell alone but not over all of them"
-    unit = "pairs" if estimate.paired else "trials a side"
+    unit = "trials a side" if estimate.unit == "trials" else estimate.unit
     return (
         f"{verdict.label}: {metric.name} {means}, {change}, {estimate.count} {unit};"
         f" what matters: {min_effect}"

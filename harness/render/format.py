@@ -293,13 +293,13 @@ def effect_interval(verdict: MetricVerdict) -> str:
 
 
 def pair_count(verdict: MetricVerdict) -> str:
-    """Return the pairs of trials that were compared, or the trials of two groups: `3 unpaired`.
+    """Return what was compared: pairs of trials, two groups of trials, or sessions of measuring.
 
     Groups have wider intervals: trials without a partner of the same seed, or that were not
     measured in turn.
     """
-    unpaired = "" if verdict.estimate.paired else " unpaired"
-    return f"{verdict.estimate.count}{unpaired}"
+    names = {"pairs": "", "trials": " unpaired", "sessions": " sessions"}
+    return f"{verdict.estimate.count}{names[verdict.estimate.unit]}"
 
 
 def interval_legend(alpha: float) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from harness.statistics.interval import deviation, student_probability, student_quantile
 
@@ -24,8 +25,13 @@ class Estimate:
     value: float  # B - A
     standard_error: float | None  # None if it is unknown
     degrees_of_freedom: float  # of the standard error
-    count: int  # pairs, or values of the side that has fewer
-    paired: bool  # whether it is a mean of differences, or a difference of means
+    count: int  # pairs, trials of the side that has fewer, or sessions of the side that has more
+    unit: Literal["pairs", "trials", "sessions"]  # what is counted
+
+    @property
+    def paired(self) -> bool:
+        """Whether it is a mean of differences, and not a difference of means."""
+        return self.unit == "pairs"
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return Student's interval; it is infinite where the standard error is unknown."""
@@ -102,13 +108,13 @@ def paired(differences: Sequence[float]) -> Estimate:
         standard_error=standard_error,
         degrees_of_freedom=count - 1,
         count=count,
-        paired=True,
+        unit="pairs",
     )
 
 
 def certain_zero(count: int) -> Estimate:
     """Return the estimate from pairs that certainly do not differ."""
-    return Estimate(value=0.0, standard_error=0.0, degrees_of_freedom=1, count=count, paired=True)
+    return Estimate(value=0.0, standard_error=0.0, degrees_of_freedom=1, count=count, unit="pairs")
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
@@ -129,7 +135,7 @@ def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
     fewer = min(len(a), len(b))
     if fewer < 2:
         return Estimate(
-            value=value, standard_error=None, degrees_of_freedom=0, count=fewer, paired=False
+            value=value, standard_error=None, degrees_of_freedom=0, count=fewer, unit="trials"
         )
     variances, degrees_of_freedom = [], []
     for side in (a, b):
@@ -140,7 +146,7 @@ def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
         standard_error=math.sqrt(sum(variances)),
         degrees_of_freedom=_welch_satterthwaite(variances, degrees_of_freedom),
         count=fewer,
-        paired=False,
+        unit="trials",
     )
 
 
@@ -168,7 +174,7 @@ def between_sessions(a: Sequence[float], b: Sequence[float]) -> Estimate:
         standard_error=standard_error,
         degrees_of_freedom=degrees_of_freedom,
         count=max(len(a), len(b)),
-        paired=False,
+        unit="sessions",
     )
 
 

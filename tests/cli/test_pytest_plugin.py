@@ -154,7 +154,7 @@ def test_a_slower_cell_fails_and_says_by_how_much(project: BenchmarkProject) -> 
     run = project.pytest()
     run.assert_outcomes(passed=1, failed=1)
     run.stdout.re_match_lines(
-        [r"slower: samples/s 6,4\d\d → 6,0\d\d, -4\.\d+% \(.*\), 5 pairs; what matters: 1\.00%"]
+        [r"slower: samples/s 6,4\d\d → 6,0\d\d, -4\.\d+% \(.*\), 3 sessions; what matters: 1\.00%"]
     )
 
 

@@ -53,7 +53,7 @@ def make_estimate(value: float, error: float, degrees_of_freedom: float = 9) -> 
         standard_error=error,
         degrees_of_freedom=degrees_of_freedom,
         count=10,
-        paired=True,
+        unit="pairs",
     )
 
 
