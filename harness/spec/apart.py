@@ -36,8 +36,9 @@ def call_apart(function: Callable[..., T], *arguments: Any) -> T:
         answer = receiver.recv() if receiver.poll(DEADLINE_SECONDS) else None
     except EOFError:
         answer = None
-    process.kill()
-    process.join()
+    finally:
+        process.kill()
+        process.join()
     if answer is None:
         raise HarnessError(
             "importing a workload ended the process that plans: see its output above"
@@ -57,3 +58,5 @@ def _call(sender: Connection, function: Callable[..., Any], arguments: tuple[Any
         sender.send((function(*arguments), None))
     except BadInput as error:
         sender.send((None, str(error)))
+    except KeyboardInterrupt:
+        pass  # which the command that waits here has got too

@@ -13,7 +13,7 @@ import pytest
 from harness.analysis.compare import Rules, compare
 from harness.analysis.selection import select
 from harness.analysis.sweep_result import SweepResult
-from harness.core.errors import CodeChanged
+from harness.core.errors import CodeChanged, HarnessError
 from harness.core.paths import Results
 from harness.launch.sweep import plan
 from harness.records.files import write_record
@@ -174,3 +174,12 @@ def test_what_a_users_module_does_when_it_is_imported_changes_no_other_workload(
     assert os.environ["ATEN_CPU_CAPABILITY"] == "default"
     assert Path.cwd() == tmp_path
     assert capfd.readouterr().out == ""
+
+
+def test_an_interrupt_while_a_users_module_is_imported_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spiral.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+    with pytest.raises(HarnessError, match="ended the process that plans"):
+        load(tmp_path, {"spiral": {"uses": "spiral.py:Spiral"}})
+    assert capfd.readouterr().err == ""
