@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import (
     Callable,
@@ -21,19 +20,17 @@ from typing import Any
 from harness.core.control_groups import oom_kills
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
-from harness.core.processes import Process
 from harness.hardware.machine import Machine
 from harness.launch.lanes import Arrange, Group, one_by_one
-from harness.launch.launcher import GRACE_SECONDS, Launcher, describe_end
+from harness.launch.launcher import Launcher, describe_end
 from harness.launch.provenance import Provenance, describe_launch, write_once
 from harness.launch.retries import failures_of, runs_again
 from harness.launch.stack import ReadyStack
-from harness.launch.watchdog import Watchdog
+from harness.launch.watch import POLL, file_size, launcher_output, watch
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
 from harness.records.company import Lane
 from harness.records.files import (
-    read_rank_result,
     read_record,
     read_record_if_exists,
     remove_unused_columns,
@@ -48,8 +45,6 @@ from harness.spec.saving import save_plan
 from harness.spec.sweep import Sweep
 from workloads.catalog import heavy_modules
 
-POLL = 0.1  # seconds between two looks at a running trial
-SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
 COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
 
 
@@ -262,18 +257,28 @@ class Runner:
             "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
         )
         variables = launcher.variables(cell.axes.num_threads, cell.environment)
-        log_start = _file_size(folder.launch_log)
+        log_start = file_size(folder.launch_log)
         preload = heavy_modules(cell.workload.uses)
         process = launcher.start(command, variables, folder.launch_log, preload=preload)
         started = time.time()  # only now: the time that a forkserver takes to load is no trial's
         kills_before = oom_kills()
         try:
-            ended_by = yield from self._wait(
-                process, folder, trial, launcher, lane, log_start=log_start
+            ended_by = yield from watch(
+                process,
+                launcher,
+                folder,
+                cell.axes.world_size,
+                self.sweep.timeout,
+                log_start=log_start,
+                stop_reason=self.stop.reason,
+                poll_seconds=self.poll_seconds / lane.count,
+                on_poll=lambda: self.listener.on_trial_progress(
+                    trial, read_progress_file(folder.progress_path)
+                ),
             )
             launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
             # Before the end, as the launcher prints how the ranks end that are ended now.
-            output = _launcher_output(folder, log_start)
+            output = launcher_output(folder, log_start)
         finally:
             launcher.end(process, folder)
         record = self._assemble(
@@ -372,84 +377,6 @@ class Runner:
             packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
         )
 
-    def _wait(
-        self,
-        process: Process,
-        folder: TrialFolder,
-        trial: Trial,
-        launcher: Launcher,
-        lane: Lane,
-        *,
-        log_start: int,
-    ) -> Generator[None, None, Failure | None]:
-        """Wait until the ranks have ended, or have to be ended, and return why.
-
-        None if their own results say how they ended. Tells the ranks to stop if there is a reason.
-        It takes turns with the trials in other lanes, so that each of them waits for a part of the
-        time between two looks. The launcher writes its log from byte `log_start` on.
-        """
-        # Both are on the monotonic clock.
-        next_signal: float | None = None  # None before the first
-        grace_ends: float | None = None  # of ranks that a launcher lets run once another has failed
-        seen_size = log_start  # of the launcher's log, bytes
-        watchdog = Watchdog(folder, trial.cell.axes.world_size, self.sweep.timeout)
-        while True:
-            try:
-                process.wait(self.poll_seconds / lane.count)
-                _refuse_moved_folder(self.folder, folder)
-                return None
-            except subprocess.TimeoutExpired:
-                _refuse_moved_folder(self.folder, folder)
-                self.listener.on_trial_progress(trial, read_progress_file(folder.progress_path))
-                yield
-            now = time.monotonic()
-            reason = self.stop.reason()
-            # The signal is repeated because a launcher that has just been started may miss it.
-            if reason and (next_signal is None or now > next_signal):
-                next_signal = now + SIGNAL_INTERVAL
-                launcher.interrupt(process)
-            verdict = watchdog.look()
-            if verdict is not None:
-                with folder.launch_log.open("a", encoding="utf-8") as log:
-                    log.write(f"harness: {verdict.reason}\n")
-                return verdict.failure
-            if grace_ends is not None and now > grace_ends:
-                return None
-            # What was printed is searched only when there is more of it, as trials are training.
-            log_size = _file_size(folder.launch_log)
-            if grace_ends is None and log_size > seen_size:
-                seen_size = log_size
-                output = _launcher_output(folder, log_start)
-                observed_failures = launcher.observed_failures(folder, output)
-                if any(_is_cause(failure, folder) for failure in observed_failures):
-                    grace_ends = now + GRACE_SECONDS
-
-
-def _is_cause(failure: Failure, folder: TrialFolder) -> bool:
-    """Return whether a rank failed for more than the loss of its connection to another one.
-
-    The other may have been on a node that died, which Slurm notices later and says so.
-    """
-    if failure.rank is None:
-        return False
-    try:
-        of_rank = read_rank_result(folder.result_path(failure.rank)).failure
-    except BadInput:  # it left nothing
-        return True
-    return of_rank is None or of_rank.kind != "ConnectionLost"
-
-
-def _refuse_moved_folder(sweep_folder: SweepFolder, folder: TrialFolder) -> None:
-    """Raise HarnessError if the folder of a running trial is gone: nothing can be saved there.
-
-    A rank may have made it again, to write what it was about to.
-    """
-    if not folder.assignment_path.exists():
-        raise HarnessError(
-            f"{sweep_folder.path}: moved or removed while {folder.path.name} ran, which was ended;"
-            " move it back, or name the results folder that it is in now, and run the same command again"
-        )
-
 
 def _advance(life: Life) -> Record | HarnessError | None:
     """Take another look at a trial; return its record if it has one now, None if it still runs.
@@ -487,27 +414,6 @@ def remove_unneeded_checkpoints(folder: TrialFolder, record: Record) -> None:
     """Remove the checkpoints that a trial has no use for once it has this record."""
     if record.status in COMPLETE:
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
-
-
-def _file_size(path: Path) -> int:
-    """Return the size of a file in bytes, 0 where there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _launcher_output(folder: TrialFolder, start: int) -> str:
-    """Return what the launcher has written to its log, from byte `start` on.
-
-    It is empty where the folder has just been moved away, which the next look at it finds.
-    """
-    try:
-        with folder.launch_log.open("rb") as log:
-            log.seek(start)
-            return log.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
 
 
 def next_attempt(folder: TrialFolder) -> int:

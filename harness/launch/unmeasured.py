@@ -5,7 +5,6 @@ For commands that look into training, or measure the machine. They leave no reco
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,11 @@ from harness.launch.assemble import first_cause, read_rank_files
 from harness.launch.launcher import describe_end
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
-from harness.launch.watchdog import Watchdog
+from harness.launch.watch import to_the_end, watch
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from workloads.catalog import heavy_modules
-
-POLL = 0.1  # seconds between two looks at the ranks
 
 
 def run_unmeasured(
@@ -72,7 +69,7 @@ def run_task(
     world_size: int,
     timeout: float,
     preload: Sequence[str] = (),
-    on_poll: Callable[[], None] | None = None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Let every rank do a task with `folder`: the name of one of the worker's `TASKS`.
 
@@ -84,25 +81,18 @@ def run_task(
     command = launcher.command("harness.training.worker", folder, world_size, arguments)
     kills_before = oom_kills()
     process = launcher.start(command, variables, folder.launch_log, preload=preload)
-    watchdog = Watchdog(folder, world_size, timeout)
     try:
-        while process.poll() is None:
-            try:
-                process.wait(POLL)
-            except subprocess.TimeoutExpired:
-                verdict = watchdog.look()
-                if verdict is not None:
-                    raise HarnessError(f"{verdict.reason}; logs: {folder.log_folder}") from None
-            if on_poll is not None:
-                on_poll()
+        ended_by = to_the_end(
+            watch(process, launcher, folder, world_size, timeout, on_poll=on_poll)
+        )
     finally:
         launcher.end(process, folder)
-    failure = first_cause(
+    failure = ended_by or first_cause(
         folder,
         read_rank_files(folder, world_size),
         launcher.observed_failures(folder, ""),
         describe_end(process.poll(), oom_kills() > kills_before),
     )
     if failure is not None:
-        assert failure.log is not None  # as `first_cause` has looked for it
+        assert failure.log is not None  # as both have looked for it
         raise HarnessError(f"{failure}; log: {folder.path / failure.log}")

@@ -40,6 +40,7 @@ class Program(Torchrun):
 def run(folder: TrialFolder, program: Program) -> None:
     """Run a program that leaves no result of a rank."""
     variables = program.variables(1, {})
+    folder.assignment_path.touch()
     with pytest.raises(HarnessError, match="rank 0: Lost: left no result; its launcher"):
         run_task("check", folder, program, variables, world_size=1, timeout=60)
 

@@ -417,7 +417,7 @@ def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
 ) -> None:
     """The node would not be left out if the lost connection were the cause."""
     monkeypatch.setenv("SLURM_JOB_ID", "71")
-    monkeypatch.setattr("harness.launch.runner.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("harness.launch.watch.GRACE_SECONDS", 0.1)
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     plant_step(slurm, DYING_NODE_SRUN)
     sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
