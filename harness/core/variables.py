@@ -31,11 +31,6 @@ INCIDENTAL_VARIABLE = re.compile(
     r"|PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|IOENCODING|UNBUFFERED|WARNINGS)"
 )
 
-# Variables that decide no result: where files are kept, and what torchrun tells each rank.
-UNDECIDING_VARIABLE = re.compile(
-    r"HOME|TMPDIR|XDG_CACHE_HOME|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
-)
-
 # Variables by which libraries choose their kernels, and so the order of their sums.
 KERNEL_VARIABLE = re.compile(
     r"(ATEN|BLIS|MKL|DNNL|ONEDNN|NPY|OPENBLAS|CUBLAS|CUBLASLT|CUDNN|TORCHINDUCTOR)_.*"

@@ -248,8 +248,9 @@ def states(results: Results) -> list[str]:
 
 
 def release_held(results: Results) -> None:
-    """Let jobs run that Slurm holds after many requeues, as `harness status` says to."""
-    for job in {row["job"] for row in trial_rows(results.path) if row["state"] == "held"}:
+    """Let jobs run that Slurm holds after many requeues, as `harness status` shows."""
+    rows = trial_rows(results.path)
+    for job in {row["job"] for row in rows if row["job"] and "held" in row["detail"].lower()}:
         subprocess.run(["scontrol", "release", str(job)], check=True)
 
 
