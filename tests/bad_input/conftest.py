@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 - processes that import users' workloads are forked from this one
 
 
 @pytest.fixture(autouse=True)

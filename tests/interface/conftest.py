@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 - processes that import users' workloads are forked from this one
 
 from harness.core.paths import Results
 from harness.records.store import write_spec
