@@ -13,7 +13,7 @@ EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((?P<word>\S+)\)")
 MISSING = re.compile(r"Missing (?:argument|option) '(?P<name>[^']+)'")
 WHAT_IS_MISSING: Mapping[str, str] = {
     "SWEEP": "a sweep file, or the name of a sweep such as quickstart",
-    "--cluster": "a cluster profile: its file, or the name of one (harness guide slurm)",
+    "--cluster": "a cluster profile: its file, or the name of one in clusters/",
 }
 
 

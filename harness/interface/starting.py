@@ -208,7 +208,7 @@ def sweep_text(script: str, facts: ScriptFacts, arguments: Sequence[str], steps:
     words, options = _command_line(facts, arguments)
     name = _plain_or_quoted(safe_folder_name(Path(script).stem))
     lines = [
-        f"# Runs {script} as it is, with its own loop. `harness guide scripts` explains all of it.",
+        f"# Runs {script} as it is, with its own loop. The guide's page on workloads says all of it.",
         f"name: {name}",
         "workloads:",
         f"  {name}:",

@@ -78,7 +78,7 @@ def allowed_values(axis: str) -> str:
         return ", ".join(choices)
     for bounds in bounds_in(AXIS_TYPES[axis]):
         return describe_range(bounds)
-    return "a number"
+    return "a name"
 
 
 def describe_type(kind: Any) -> str:

@@ -33,6 +33,7 @@ MOST_VALUES = 12  # of an axis that a summary shows
 MOST_CONFLICTS = 2  # whose reasons a line on them gives
 QUIET_MACHINE = "wait, or run with --tolerate-load (in a profile, validity.contention: null)"
 MOST_REASONS = 20  # for leaving out points that a summary shows
+MOST_POINTS = 3  # that are left out and listed one by one
 
 
 def show_plan(
@@ -100,11 +101,11 @@ def _show_summary(
 
 def _excluded_lines(excluded: Sequence[ExcludedPoint], *, in_full: bool) -> list[str]:
     """Return a line for each point that is left out, or for each reason if there are many."""
-    if not in_full and len(excluded) > MOST_ROWS:
-        reasons = Counter((point.rule, point.workload, point.reason) for point in excluded)
+    if not in_full and len(excluded) > MOST_POINTS:
+        reasons = Counter((point.rule, point.reason) for point in excluded)
         lines = []
-        for (rule, workload, reason), count in reasons.most_common(MOST_REASONS):
-            lines.append(f"left out by {rule}: {count:,} of {workload} ({reason})")
+        for (rule, reason), count in reasons.most_common(MOST_REASONS):
+            lines.append(f"left out by {rule}: {counted(count, 'combination')} ({reason})")
         if len(reasons) > MOST_REASONS:
             lines.append(f"and by {len(reasons) - MOST_REASONS:,} other reasons; --all shows all")
         return lines

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
+from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -410,11 +412,18 @@ def axis_choices(axis: str) -> tuple[str, ...]:
     if axis not in AXIS_TYPES:
         return ()
     kind = get_args(AXIS_TYPES[axis])[0]
-    if kind is bool:
-        return ("false", "true")
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    return ()
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    choices: list[str] = []
+    for member in members:
+        if member is bool:
+            choices += ["false", "true"]
+        elif get_origin(member) is Literal:
+            choices += get_args(member)
+        elif member is not NoneType:
+            return ()
+    if NoneType in members:
+        choices.append("null")
+    return tuple(choices)
 
 
 def _setting_without_effect(axes: Axes) -> str | None:

@@ -210,7 +210,7 @@ class WorkloadRef:
         if self.is_script:
             raise BadInput(
                 f"{self.label}: found {self.uses}, a script with its own loop; allowed for this command:"
-                " a workload class (harness guide workloads)"
+                " a workload class"
             )
 
     @property

@@ -115,7 +115,7 @@ def make(**changes: Any) -> Cell:
 @pytest.mark.parametrize("axis", AXES)
 def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
     standard = make()
-    words: dict[str, Any] = {"false": False, "true": True}
+    words: dict[str, Any] = {"false": False, "true": True, "null": None}
     others: list[Any] = [words.get(word, word) for word in axis_choices(axis)] or [3]
     for value in others:
         if value != DEFAULTS.get(axis):

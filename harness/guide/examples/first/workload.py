@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 class Mine(Workload):
-    """What is trained. `harness guide workloads` says what else a workload may define."""
+    """What is trained. The guide's page on workloads says what else it may define."""
 
     Options = Options
     batch_size = 64  # samples of a step, unless the sweep sets it
