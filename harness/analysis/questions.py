@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analysis.result import CellResult, TrialResult
-from harness.statistics.estimate import Estimate, between_sessions, certain_zero, paired, unpaired
+from harness.statistics.estimate import (
+    Estimate,
+    between_sessions,
+    certain_zero,
+    paired,
+    unpaired,
+    wider,
+)
 from harness.statistics.verdict import Metric, Question
 
 SPEED = Metric(
@@ -66,9 +73,8 @@ def throughput_difference(
 ) -> MetricDifference | None:
     """Return the log ratio of throughputs, None if one side has none or if their units differ.
 
-    A baseline is compared by its sessions. Other sides are by pairs where they ran interleaved, one
-    pair after the other. Otherwise they are
-    independent. `min_effect` is the smallest change that matters, a fraction.
+    A baseline is compared by its sessions, with the noise of trials where that is larger. Other sides
+    are by pairs where they ran interleaved, one pair after the other. Otherwise they are independent. `min_effect` is the smallest change that matters, a fraction.
     """
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
     if not logs_a or not logs_b or a.throughput_unit != b.throughput_unit:
@@ -76,7 +82,8 @@ def throughput_difference(
     pairs = _interleaved_pairs(a, b)
     if a.sessions or b.sessions:
         logs_a, logs_b = _session_logs(a), _session_logs(b)
-        estimate = between_sessions(logs_a, logs_b)
+        within = unpaired(a.independent_logs, b.independent_logs)
+        estimate = wider(between_sessions(logs_a, logs_b), within)
     elif pairs:
         estimate = paired([math.log(rate_b / rate_a) for rate_a, rate_b in pairs])
         # The means are those of the same trials, so that their ratio is the estimate.

@@ -21,7 +21,7 @@ from harness.records.store import (
     read_spec_content,
     recorded_folder,
     recorded_trials,
-    write_spec,
+    replace_spec,
 )
 from harness.slurm.queue import refuse_live_jobs
 
@@ -163,6 +163,6 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
 def _forget_removed_trials(folder: SweepFolder) -> None:
     """Leave the ids of trials that have been removed out of a sweep's file, as of the same time."""
     stat = folder.spec_path.stat()
-    write_spec(read_spec(folder), folder)
+    replace_spec(read_spec(folder), folder)
     # The latest sweep is known by this time.
     os.utime(folder.spec_path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -61,17 +61,22 @@ class RecordedSweep:
 
 
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
-    """Write what a sweep asks for, and the ids of its trials.
+    """Write what a sweep asks for, unless it is a part of the recorded one, as `--set` may leave it.
 
-    The ids are those that it asks for, and those of its cells' trials that earlier commands have
-    left. They are for readers that decode no cells, such as the tracker. A part of the sweep, as
-    `--only` or `--set` leaves it, never replaces the whole. Raises BadInput for a folder that another
-    sweep has.
+    A part never replaces the whole. Raises BadInput for a folder that another sweep has.
     """
     sweep = sweep.whole()
     _check_owner(sweep, folder)
-    if "--set" in sweep.options and _is_part(sweep, folder):
-        return
+    if "--set" not in sweep.options or not _is_part(sweep, folder):
+        replace_spec(sweep, folder)
+
+
+def replace_spec(sweep: Sweep, folder: SweepFolder) -> None:
+    """Write what a sweep asks for, and the ids of its trials.
+
+    The ids are those that it asks for, and those of its cells' trials that earlier commands have
+    left. They are for readers that decode no cells, such as the tracker.
+    """
     content: dict[str, Any] = {"schema": SCHEMA, **asdict(sweep)}
     recorded = recorded_trials(folder.recorded_ids(), sweep.cells)
     trial_ids = [trial.id for trial in (*sweep.trials(), *recorded)]

@@ -24,10 +24,10 @@ def expand_shorthand(document: Document) -> None:
     _expand(document, (), content)
     checkpoint = content.get("checkpoint")
     if isinstance(checkpoint, str):
-        if checkpoint != "best":
-            hint = did_you_mean(checkpoint, ["best", "{every: 10m, keep: 2}"])
+        if checkpoint not in ("best", "none"):
+            hint = did_you_mean(checkpoint, ["best", "none", "{every: 10m, keep: 2}"])
             raise document.error(("checkpoint",), f"found {checkpoint!r}; {hint}")
-        content["checkpoint"] = {"best": True}
+        content["checkpoint"] = {"best": checkpoint == "best"}
     workloads = content.get("workloads")
     if not isinstance(workloads, dict):
         return  # which validation refuses

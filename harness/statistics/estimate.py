@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -175,6 +175,22 @@ def between_sessions(a: Sequence[float], b: Sequence[float]) -> Estimate:
         degrees_of_freedom=degrees_of_freedom,
         count=max(len(a), len(b)),
         unit="sessions",
+    )
+
+
+def wider(between: Estimate, within: Estimate) -> Estimate:
+    """Return the estimate from sessions, with the standard error of trials where that is larger.
+
+    Few sessions may happen to be alike although the trials of each differ.
+    """
+    if between.standard_error is None or within.standard_error is None:
+        return between
+    if within.standard_error <= between.standard_error:
+        return between
+    return replace(
+        between,
+        standard_error=within.standard_error,
+        degrees_of_freedom=within.degrees_of_freedom,
     )
 
 

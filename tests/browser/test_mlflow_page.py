@@ -127,22 +127,6 @@ def test_the_sweeps_page_opens_on_its_cells(cells: Page) -> None:
     screenshot(cells, "charts")
 
 
-def test_the_bare_address_opens_the_experiments(
-    browser: Browser, mlflow_server: str, delivery: Delivery
-) -> None:
-    with new_window(browser) as shown:
-        shown.goto(mlflow_server)
-        shown.get_by_role("link", name="pages", exact=True).wait_for()
-        assert shown.url.endswith("#/experiments")
-
-
-def test_a_click_on_a_cell_stays_with_model_training(cells: Page) -> None:
-    cells.get_by_text(FASTEST_FIRST[0], exact=True).last.click()
-    cells.get_by_role("tab", name="Artifacts").wait_for()
-    cells.get_by_role("link", name="Runs").first.wait_for()
-    assert not cells.get_by_text("Evaluation runs").count()
-
-
 @pytest.mark.nightly
 def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
     browser: Browser, mlflow_server: str, delivery: Delivery

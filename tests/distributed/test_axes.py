@@ -35,7 +35,9 @@ def test_every_pair_that_makes_sense_is_covered() -> None:
 
 
 def test_every_row_makes_sense() -> None:
-    assert [find_conflict(Axes(batch_size=32, **row)) for row in COVERING] == [None] * len(COVERING)
+    assert [find_conflict(Axes.of({"batch_size": 32, **row})) for row in COVERING] == [None] * len(
+        COVERING
+    )
 
 
 def train(folder: Path, axes: dict[str, Any]) -> Record:

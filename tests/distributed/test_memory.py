@@ -34,7 +34,7 @@ def test_a_known_allocation_is_found_within_5_percent(tmp_path: Path) -> None:
     """DDP's buckets of gradients stay; of activations that are checkpointed, one layer's are there."""
     variants: dict[str, dict[str, Any]] = {
         "single": {},
-        "ddp": {"strategy": "ddp", "world_size": 2, "gradient_as_bucket_view": True},
+        "ddp": {"strategy": "ddp", "world_size": 2, "ddp.gradient_as_bucket_view": True},
         "checkpointing": {"activation_checkpointing": True},
     }
     entries: dict[str, Any] = {}

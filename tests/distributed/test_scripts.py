@@ -152,7 +152,7 @@ def test_commands_that_need_the_harness_s_loop_refuse_a_script(tmp_path: Path) -
     shutil.copy(USER_SCRIPTS / "plain.py", tmp_path)
     path = line_sweep(tmp_path, {"plain": {"uses": "plain.py"}})
     for command in ("check", "find-lr"):
-        done = harness(command, str(path), "--results", str(tmp_path / "results"))
+        done = harness(command, str(path))
         assert done.code == 2
         assert (
             "plain: found plain.py, a script with its own loop; allowed for this command: "

@@ -21,10 +21,9 @@ from harness.hardware.measured_peaks import (
     runner,
 )
 from harness.records.environment import Gpu, Hardware
-from harness.render import chart
 from harness.render.console import as_rich
 from harness.render.format import byte_size, rate
-from harness.render.peak import draw, tables
+from harness.render.peak import tables
 from tests.factories import make_machine
 
 MIB = 2**20
@@ -138,25 +137,6 @@ class TestView:
             label in printed(machine)
             for label in ("host to GPU", "GPU to host", "memory copy", "fp32")
         )
-        assert draw(machine).get_suptitle().startswith("2 × NVIDIA L4 · torch")
-
-    @pytest.mark.parametrize("ranks", [2, 4])
-    def test_plot(self, ranks: int, tmp_path: Path) -> None:
-        reduces = [
-            TimedAllReduce(
-                bytes=size, ranks=ranks, timing=Timing(calls=1, seconds=[1e-4 + size / 1e9])
-            )
-            for size in (4, 2**12, 2**20)
-        ]
-        drawn = draw(make_machine(all_reduces=reduces))
-        assert len(drawn.axes) == 3
-        assert len(drawn.axes[2].lines) == (1 if ranks == 2 else 2), (
-            "at two ranks both bandwidths are the same"
-        )
-        (tmp_path / "plot.png").write_bytes(chart.png_bytes(drawn))
-        assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-        assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
-        assert len(draw(make_machine()).axes) == 2
 
 
 @pytest.mark.parametrize(

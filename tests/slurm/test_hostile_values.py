@@ -59,7 +59,7 @@ def test_values_that_a_shell_would_expand(
 def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_own(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of the workload and the folder of a sweep, an account, an environment variable.
+    """Names of the folder of a sweep, an account, an environment variable.
 
     The job also writes records as the user's umask has it, although its own files are private.
     """
@@ -68,7 +68,7 @@ def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_ow
         monkeypatch.setenv(variable, value)
     folder = tmp_path / HOSTILE
     folder.mkdir()
-    sweep = line_sweep(folder, {HOSTILE: {}}, length={"steps": 4})
+    sweep = line_sweep(folder, {"line": {}}, length={"steps": 4})
     profile = folder / "p.yaml"
     content: dict[str, Any] = {
         "launcher": "slurm",

@@ -82,8 +82,10 @@ def test_a_sweep_its_cells_and_its_trials_are_nested(delivered: DeliveredSweep) 
         "mlp eager fp32 single w0 b64 t1 seed 1": "mlp eager fp32 single w0 b64 t1",
         "mlp eager bf16 ddp×2 w0 b64 t1 seed 0": "mlp eager bf16 ddp×2 w0 b64 t1",
     }
-    assert shown["demo"]["status"] == "RUNNING"  # a trial of the second cell has not run
-    assert shown["mlp eager bf16 ddp×2 w0 b64 t1"]["status"] == "FINISHED"
+    # A trial of the second cell has not run.
+    assert shown["demo"]["status"] == "RUNNING"
+    assert shown["mlp eager bf16 ddp×2 w0 b64 t1"]["status"] == "RUNNING"
+    assert shown["mlp eager fp32 single w0 b64 t1"]["status"] == "FINISHED"
 
 
 def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
