@@ -74,7 +74,8 @@ def throughput_difference(
     """Return the log ratio of throughputs, None if one side has none or if their units differ.
 
     A baseline is compared by its sessions, with the noise of trials where that is larger. Other sides
-    are by pairs where they ran interleaved, one pair after the other. Otherwise they are independent. `min_effect` is the smallest change that matters, a fraction.
+    are by pairs where they ran interleaved, one pair after the other. Otherwise they are independent.
+    `min_effect` is the smallest change that matters, a fraction.
     """
     logs_a, logs_b = a.log_throughputs, b.log_throughputs
     if not logs_a or not logs_b or a.throughput_unit != b.throughput_unit:

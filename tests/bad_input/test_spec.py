@@ -116,7 +116,7 @@ VALUES = [
     param(
         "checkpoint",
         GOOD + "checkpoint: beste\n",
-        "sweep.yaml:4: checkpoint: found 'beste'; did you mean 'best'? allowed: best, {every: 10m, keep: 2}",
+        "sweep.yaml:4: checkpoint: found 'beste'; did you mean 'best'? allowed: best, none, {every: 10m, keep: 2}",
     ),
     param(
         "profile-steps",
