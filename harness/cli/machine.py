@@ -80,7 +80,7 @@ def doctor(
 @app.command(
     epilog=examples(
         "harness peak",
-        "harness peak --ranks 4 --quick",
+        "harness peak --ranks 4",
     )
 )
 def peak(
@@ -95,13 +95,10 @@ def peak(
     ] = None,
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer sizes and repeats: rough figures in seconds.")
-    ] = False,
 ) -> None:
     """Measure the machine's peaks, for MFU.
 
-    Times matrix products, copies and all-reduces for about a minute, and keeps the result in the
+    Times matrix products, a copy and all-reduces for some ten seconds, and keeps the result in the
     results folder. `harness show` then gives MFU relative to it.
     """
     from harness.core.paths import Results
@@ -113,16 +110,15 @@ def peak(
     profile = load_local_profile(cluster)
     results_folder = Results(results)
     with spinner() as on_progress:
-        machine, path, plot_path = measure_peaks(
+        machine, path = measure_peaks(
             results_folder,
             profile,
             ranks=ranks,
-            quick=quick,
             on_message=print_message,
             on_progress=on_progress,
         )
     show_peaks(machine)
-    print(f"record: {path}\nplot:   {plot_path}")
+    print(f"record: {path}")
     purpose = "compares its cells with these peaks"
     sweep = latest_sweep_name(results_folder)
     command = "harness run quickstart" if sweep is None else f"harness show {shlex.quote(sweep)}"

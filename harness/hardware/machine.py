@@ -16,7 +16,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
 from harness.records.seal import sealed_text
 
-SCHEMA = "3.0"
+SCHEMA = "4.0"
 MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,
@@ -26,9 +26,6 @@ MACHINE_FORMAT = FileFormat(
 
 PEAKS_FOLDER = "peaks"  # in the folder of the ranks that measure
 Device = Literal["cpu", "cuda"]
-# The product A B, A B^T or A^T B, named as in BLAS (n: as it is, t: transposed). A linear layer
-# uses nt in forward, nn for the gradient of its input and tn for the gradient of its weights.
-Layout = Literal["nn", "nt", "tn"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +57,10 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul:
-    """A product of two square matrices, in the layout that is fastest."""
+    """A product of two square matrices, the second one transposed, as in a linear layer."""
 
     dtype: str  # fp32, tf32, bf16 or fp16
-    layout: Layout
     size: Ordinal  # rows and columns
-    threads: int | None  # None on a GPU
     timing: Timing
 
     @property
@@ -76,21 +71,15 @@ class Matmul:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A copy of one array into another, within memory or between the host and a GPU."""
+    """A copy of one array into another, both far larger than all caches."""
 
-    direction: Literal["memory", "to-device", "from-device"]  # the host's array is page-locked
     bytes: Ordinal  # of the array
-    threads: int | None  # None on a GPU
     timing: Timing
 
     @property
     def work(self) -> float:
-        """Bytes that a call moves.
-
-        Within memory these are the bytes read and the bytes written, as STREAM counts them; between
-        host and GPU the bytes transferred.
-        """
-        return float(self.bytes * (2 if self.direction == "memory" else 1))
+        """Bytes that a call reads and writes, as STREAM counts them."""
+        return 2.0 * self.bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +111,11 @@ class Machine:
 
     schema: str = SCHEMA
     device: Device
-    quick: bool  # measured with few sizes and few repeats
     measured_at: Moment  # seconds since the epoch
     hardware: Hardware
     software: Software
-    cache_bytes: int | None  # of all last-level caches; None on a GPU and where unknown
     matmuls: Sequence[Matmul]
-    copies: Sequence[Copy]
+    copy: Copy
     all_reduces: Sequence[TimedAllReduce]
     settings: TorchSettings | None = None  # of the process that measured
 
@@ -137,33 +124,13 @@ class Machine:
         """The name of the record's file; see `machine_key`."""
         return machine_key(self.hardware, self.device)
 
-    def peak(self, dtype: str, threads: int | None) -> float | None:
-        """Return the most FLOP/s of all sizes and repeats, None if nothing was measured.
+    def peak(self, dtype: str) -> float | None:
+        """Return the most FLOP/s of all sizes and repeats, None if nothing was measured in this dtype.
 
-        Only products in this dtype and with this number of threads count.
+        It is that of a GPU, or of all cores of a CPU.
         """
-        return max(self._rates(dtype, threads).values(), default=None)
-
-    def _rates(self, dtype: str, threads: int | None) -> dict[int, float]:
-        """Return the FLOP/s of the best repeat by size."""
-        rates = {}
-        for matmul in self.matmuls:
-            if (matmul.dtype, matmul.threads) == (dtype, threads):
-                rates[matmul.size] = matmul.work / matmul.timing.best
-        return rates
-
-    def bandwidth(self, threads: int | None) -> float | None:
-        """Return the bytes/s of main memory: those of the best repeat of the largest array."""
-        copies = self._memory_copies(threads)
-        if not copies:
-            return None
-        largest = max(copies, key=lambda copy: copy.bytes)
-        return largest.work / largest.timing.best
-
-    def _memory_copies(self, threads: int | None) -> list[Copy]:
-        """Return the copies within memory by this number of threads."""
-        in_memory = [copy for copy in self.copies if copy.direction == "memory"]
-        return [copy for copy in in_memory if copy.threads == threads]
+        rates = [one.work / one.timing.best for one in self.matmuls if one.dtype == dtype]
+        return max(rates, default=None)
 
 
 def machine_key(hardware: Hardware, device: Device) -> str:
@@ -192,7 +159,7 @@ def read(path: Path) -> Machine:
     machine = decode_file(Machine, path, MACHINE_FORMAT)
     measurements: list[Matmul | Copy | TimedAllReduce] = [
         *machine.matmuls,
-        *machine.copies,
+        machine.copy,
         *machine.all_reduces,
     ]
     for measurement in measurements:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,11 +23,9 @@ import torch.distributed as dist
 from harness.core.cores import usable_cores
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder, write_atomically
-from harness.core.text import counted
 from harness.hardware.machine import (
     PEAKS_FOLDER,
     Copy,
-    Layout,
     Machine,
     Matmul,
     TimedAllReduce,
@@ -48,12 +46,14 @@ DTYPES = {
     "fp16": torch.float16,
 }
 AMPERE = 8  # the compute capability from which on GPUs have TensorFloat-32 and bf16
-LAYOUTS: tuple[Layout, ...] = ("nn", "nt", "tn")
 MAX_SECONDS = 1 / 16  # after a product that took longer, no larger one is measured
-SLOW_LAYOUT = 2  # a layout that takes this many times as long as the fastest is dropped
-TRIAL_RUNS = 3  # of each layout, to find the fastest
 KIB, MIB = 2**10, 2**20
-CACHE_MULTIPLE = 8  # how much larger than the caches the largest array is
+CPU_SIZES = (256, 512, 1024, 2048)  # rows and columns of products
+GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
+ALL_REDUCE_BYTES = (4, 64 * KIB, MIB, 64 * MIB)  # at each rank
+CACHE_MULTIPLE = 8  # how much larger than the caches the array is that is copied
+REPEATS = 5
+MIN_SECONDS = 0.05  # of a repeat
 
 MIN_REPEATS = 3
 ENOUGH_SECONDS = 1.0  # once the repeats have taken that long, MIN_REPEATS are enough
@@ -70,170 +70,57 @@ class Request:
     """The content of `trial.json`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    quick: bool = False  # few sizes and few repeats, for rough figures in seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extent:
-    """How much is measured."""
-
-    matmul_sizes: Sequence[int]  # rows and columns
-    copy_bytes: Sequence[int]  # of arrays that fit in caches; one far larger is always copied, too
-    all_reduce_bytes: Sequence[int]  # at each rank
-    repeats: int  # at most, of each call
-    min_seconds: float  # of a repeat
-
-    @staticmethod
-    def of(request: Request, device: torch.device) -> Extent:
-        """Return how much to measure on a device."""
-        if request.quick:
-            return Extent(
-                matmul_sizes=_matmul_sizes(128, 512, 4),
-                copy_bytes=(MIB,),
-                all_reduce_bytes=(4, MIB),
-                repeats=3,
-                min_seconds=0.02,
-            )
-        matmul_sizes: Sequence[int]
-        copy_bytes: Sequence[int]
-        if device.type == "cuda":
-            matmul_sizes = _matmul_sizes(512, 16384, 2)
-            copy_bytes = (MIB, 16 * MIB, 128 * MIB)
-        else:
-            matmul_sizes = _matmul_sizes(128, 4096, 2)
-            copy_bytes = (64 * KIB, 256 * KIB, MIB, 8 * MIB)
-        return Extent(
-            matmul_sizes=matmul_sizes,
-            copy_bytes=copy_bytes,
-            all_reduce_bytes=(4, 256, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB),
-            repeats=6,
-            min_seconds=0.05,
-        )
-
-
-def _matmul_sizes(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return sizes that grow by `factor`."""
-    sizes = []
-    size = smallest
-    while size <= largest:
-        sizes.append(size)
-        size *= factor
-    return sizes
 
 
 @dataclass
 class PeakMeasurements:
     """The measurements at one rank.
 
-    `run` fills the three lists; those of products and copies stay empty at ranks other than 0.
+    `run` fills them in; products and the copy are measured at rank 0 alone.
     """
 
-    extent: Extent
     device: torch.device  # of this rank
     ranks: Ranks  # which rank this is, and how many there are
     on_progress: Callable[[str], None]  # gets what is being measured
     matmuls: list[Matmul] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    copy: Copy | None = None
     all_reduces: list[TimedAllReduce] = field(default_factory=list)
 
     def run(self) -> None:
-        """Measure everything."""
+        """Measure everything, on a CPU with a thread for each core."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(len(usable_cores()))
         if self.ranks.is_rank_0:
-            for threads in self.thread_counts():
-                for dtype in dtypes(self.device):
-                    self._measure_matmuls(dtype, threads)
-            for threads in self.thread_counts():
-                self._measure_copies(threads)
+            for dtype in dtypes(self.device):
+                self._measure_matmuls(dtype)
+            self._measure_copy()
         if self.ranks.world_size > 1:
             all_reduce_min(self.device, 0)  # the other ranks wait here for rank 0
             self._measure_all_reduces()
 
-    def thread_counts(self) -> Iterator[int | None]:
-        """Set torch to a single thread, then to one for each core, and yield the number each time.
-
-        On a GPU there is nothing to set; it yields None once.
-        """
-        if self.device.type == "cuda":
-            yield None
-            return
-        for threads in sorted({1, len(usable_cores())}):
-            torch.set_num_threads(threads)
-            yield threads
-
-    def _repeat(self, run: Run) -> Timing:
-        """Time repeats as the extent says."""
-        return repeat(run, repeats=self.extent.repeats, min_seconds=self.extent.min_seconds)
-
-    def _measure_matmuls(self, dtype: str, threads: int | None) -> None:
-        """Measure products of growing sizes, in the fastest layout of each.
-
-        It ends after a product that took longer than MAX_SECONDS, or after the largest size.
-        """
+    def _measure_matmuls(self, dtype: str) -> None:
+        """Measure products of growing sizes, up to one that takes longer than MAX_SECONDS."""
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-        layouts: Sequence[Layout] = LAYOUTS
-        for size in self.extent.matmul_sizes:
-            self.on_progress(f"product of {size}² {dtype}{_with_threads(threads)}")
-            calls = products(size, DTYPES[dtype], self.device)
-            layouts = self._fast_layouts(calls, layouts)
-            fastest = layouts[0]
-            timing = self._repeat(runner(calls[fastest], self.device))
-            self.matmuls.append(
-                Matmul(dtype=dtype, layout=fastest, size=size, threads=threads, timing=timing)
-            )
+        for size in GPU_SIZES if self.device.type == "cuda" else CPU_SIZES:
+            self.on_progress(f"product of {size}² {dtype}")
+            timing = repeat(runner(product(size, DTYPES[dtype], self.device), self.device))
+            self.matmuls.append(Matmul(dtype=dtype, size=size, timing=timing))
             if timing.best > MAX_SECONDS:
                 break
 
-    def _fast_layouts(
-        self, calls: Mapping[Layout, Callable[[], object]], layouts: Sequence[Layout]
-    ) -> list[Layout]:
-        """Return the layouts from fast to slow, without those that are far slower than the fastest.
-
-        A CPU without bf16 instructions has layouts that are 70 times slower: at larger sizes, even
-        to try them would take minutes.
-        """
-        if len(layouts) == 1:
-            return list(layouts)
-        seconds: dict[Layout, float] = {}
-        for layout in layouts:
-            run = runner(calls[layout], self.device)
-            seconds[layout] = min(run(1) for _ in range(TRIAL_RUNS))
-        limit = SLOW_LAYOUT * min(seconds.values())
-        from_fast_to_slow = sorted(layouts, key=lambda layout: seconds[layout])
-        return [layout for layout in from_fast_to_slow if seconds[layout] < limit]
-
-    def _measure_copies(self, threads: int | None) -> None:
-        """Measure copies within memory and, on a GPU, to and from the host."""
-        largest = far_larger_than_cache(self.device)
-        sizes = [size for size in self.extent.copy_bytes if size < largest]
-        for size in [*sizes, largest]:
-            self.on_progress(f"copy of {size / MIB:g} MiB{_with_threads(threads)}")
-            source = torch.ones(size, dtype=torch.uint8, device=self.device)
-            target = torch.zeros_like(source)
-            self._measure_copy("memory", source, target, threads)
-            if self.device.type == "cuda":
-                pinned = torch.ones(size, dtype=torch.uint8, pin_memory=True)
-                self._measure_copy("to-device", pinned, target, threads)
-                self._measure_copy("from-device", source, pinned, threads)
-
-    def _measure_copy(
-        self,
-        direction: Literal["memory", "to-device", "from-device"],
-        source: torch.Tensor,
-        target: torch.Tensor,
-        threads: int | None,
-    ) -> None:
-        """Measure the copy of one array into another."""
-        run = runner(lambda: target.copy_(source, non_blocking=True), self.device)
-        self.copies.append(
-            Copy(
-                direction=direction, bytes=source.nbytes, threads=threads, timing=self._repeat(run)
-            )
-        )
+    def _measure_copy(self) -> None:
+        """Measure the copy of an array that no cache holds."""
+        size = far_larger_than_cache(self.device)
+        self.on_progress(f"copy of {size / MIB:g} MiB")
+        source = torch.ones(size, dtype=torch.uint8, device=self.device)
+        target = torch.zeros_like(source)
+        run = runner(lambda: target.copy_(source), self.device)
+        self.copy = Copy(bytes=source.nbytes, timing=repeat(run))
 
     def _measure_all_reduces(self) -> None:
         """Measure sums over all ranks; raises HarnessError if one of them is wrong."""
         world_size = self.ranks.world_size
-        for size in self.extent.all_reduce_bytes:
+        for size in ALL_REDUCE_BYTES:
             self.on_progress(f"all-reduce of {size} bytes at {world_size} ranks")
             values = torch.ones(size // 4, device=self.device)
             dist.all_reduce(values)
@@ -242,7 +129,7 @@ class PeakMeasurements:
                     f"an all-reduce of ones at {world_size} ranks gave {float(values[0])}"
                 )
             values.zero_()  # sums of sums would overflow
-            timing = self._repeat(self._all_reduce_run(values))
+            timing = repeat(self._all_reduce_run(values))
             self.all_reduces.append(TimedAllReduce(bytes=size, ranks=world_size, timing=timing))
 
     def _all_reduce_run(self, values: torch.Tensor) -> Run:
@@ -263,7 +150,7 @@ class PeakMeasurements:
         return run
 
 
-def repeat(run: Run, *, repeats: int, min_seconds: float) -> Timing:
+def repeat(run: Run, *, repeats: int = REPEATS, min_seconds: float = MIN_SECONDS) -> Timing:
     """Warm up, then time `repeats` repeats of as many calls as take at least `min_seconds`.
 
     If an interruption made a few calls look long, a later repeat is shorter than `min_seconds`.
@@ -309,21 +196,15 @@ def runner(call: Callable[[], object], device: torch.device) -> Run:
     return run_on_gpu if device.type == "cuda" else run_on_host
 
 
-def products(
-    size: int, dtype: torch.dtype, device: torch.device
-) -> dict[Layout, Callable[[], object]]:
-    """Return the product of two random matrices in each layout, as calls.
+def product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    """Return the product of a random matrix and another one transposed, as a call.
 
     The matrices are random because a GPU draws less power for zeros, and then clocks higher.
     """
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
     c = torch.empty_like(a)  # the same for all calls, so that none allocates
-    return {
-        "nn": lambda: torch.mm(a, b, out=c),
-        "nt": lambda: torch.mm(a, b.t(), out=c),
-        "tn": lambda: torch.mm(a.t(), b, out=c),
-    }
+    return lambda: torch.mm(a, b.t(), out=c)
 
 
 def dtypes(device: torch.device) -> list[str]:
@@ -372,37 +253,29 @@ def cache_bytes(devices: Path = Path("/sys/devices/system/cpu")) -> int | None:
     return sum(size for (level, _), size in sizes.items() if level == last_level) or None
 
 
-def _with_threads(threads: int | None) -> str:
-    """Return `, 2 threads`, or nothing for a GPU."""
-    return "" if threads is None else f", {counted(threads, 'thread')}"
+def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) -> Machine | None:
+    """Measure this machine; every rank must call it, and rank 0 gets what was measured.
 
-
-def measure(request: Request, ranks: Ranks, on_progress: Callable[[str], None]) -> Machine:
-    """Measure this machine; call it at every rank.
-
-    `on_progress` gets what is being measured. The record of rank 0 has everything, those of the
-    other ranks only the all-reduces. Raises HarnessError if an all-reduce gives a wrong sum.
+    `on_progress` gets what is being measured. Raises HarnessError if an all-reduce gives a wrong sum.
     """
     device = choose_device(request.device, ranks)
     with process_group(ranks, device, needed=ranks.world_size > 1, timeout=COLLECTIVE_TIMEOUT):
         measurements = PeakMeasurements(
-            extent=Extent.of(request, device),
             device=device,
             ranks=ranks,
             on_progress=on_progress,
         )
         measurements.run()
-    on_gpu = device.type == "cuda"
+    if measurements.copy is None:
+        return None
     return Machine(
-        device="cuda" if on_gpu else "cpu",
-        quick=request.quick,
+        device="cuda" if device.type == "cuda" else "cpu",
         measured_at=time.time(),
         hardware=environment.describe_hardware(),
         software=environment.describe_software(),
         settings=environment.describe_settings(),
-        cache_bytes=None if on_gpu else cache_bytes(),
         matmuls=measurements.matmuls,
-        copies=measurements.copies,
+        copy=measurements.copy,
         all_reduces=measurements.all_reduces,
     )
 
@@ -420,6 +293,6 @@ def measure_rank(
 
     request = decode_file(Request, folder.assignment_path, REQUEST_FORMAT)
     machine = measure(request, ranks, report_progress)
-    if ranks.is_rank_0:
+    if machine is not None:
         write(folder.path / PEAKS_FOLDER, machine)
     return entered

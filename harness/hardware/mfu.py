@@ -35,19 +35,14 @@ def machine_of(record: Record, machines: Mapping[str, Machine]) -> Machine | Non
 
 
 def peak_of_rank(record: Record, machine: Machine) -> float | None:
-    """Return the FLOP/s that one rank of a trial could have reached.
+    """Return the FLOP/s that one rank of a trial could have reached, None if they were not measured.
 
-    On a CPU they are those measured with the rank's number of threads: None if that number was not
-    measured, or if the ranks of a node have more threads than the node has cores.
+    On a CPU, the ranks of a node share the peak of all its cores.
     """
-    axes = record.trial.cell.axes
-    dtype = DTYPE_OF_PRECISION[axes.precision]
-    if device_of(record) == "cuda":
-        return machine.peak(dtype, None)
-    ranks_per_node = record.ranks.across.ranks_per_node
-    if ranks_per_node * axes.num_threads > machine.hardware.usable_cores:
-        return None
-    return machine.peak(dtype, axes.num_threads)
+    peak = machine.peak(DTYPE_OF_PRECISION[record.trial.cell.axes.precision])
+    if peak is None or device_of(record) == "cuda":
+        return peak
+    return peak / record.ranks.across.ranks_per_node
 
 
 def with_mfu(record: Record, machines: Mapping[str, Machine]) -> Record:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from harness.core.paths import Results, write_atomically
+from harness.core.paths import Results
 from harness.hardware.machine import Machine
 from harness.launch import probe
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
-from harness.render import chart
-from harness.render.peak import draw
 from harness.spec.cluster import Profile
 
 
@@ -42,24 +40,18 @@ def measure_peaks(
     profile: Profile,
     *,
     ranks: int | None,
-    quick: bool,
     on_message: Callable[[str], None],
     on_progress: Callable[[str], None],
-) -> tuple[Machine, Path, Path]:
-    """Measure this machine; return what was measured, and the paths of its record and its plot.
+) -> tuple[Machine, Path]:
+    """Measure this machine; return what was measured, and the path of its record.
 
-    `ranks` is how many all-reduce, None for the default of the machine. `quick` measures fewer sizes
-    with fewer repeats. The record replaces an earlier one of
-    this machine. `on_message` is that of `hold_machine`.
+    `ranks` is how many all-reduce, None for the default of the machine. The record replaces an earlier
+    one of this machine. `on_message` is that of `hold_machine`.
 
     Raises BadInput for more ranks than the machine has slots, and what `probe.measure` raises.
     """
     count = probe.choose_rank_count(profile, ranks)
     activity = "measuring this machine's peaks"
     with hold_machine(profile, activity, on_message=on_message):
-        path, machine = probe.measure(
-            results, profile, ranks=count, quick=quick, on_progress=on_progress
-        )
-    plot_path = path.with_suffix(".png")
-    write_atomically(plot_path, chart.png_bytes(draw(machine)))
-    return machine, path, plot_path
+        path, machine = probe.measure(results, profile, ranks=count, on_progress=on_progress)
+    return machine, path

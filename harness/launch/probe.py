@@ -43,17 +43,15 @@ def measure(
     profile: Profile,
     *,
     ranks: int,
-    quick: bool,
     on_progress: Callable[[str], None],
 ) -> tuple[Path, Machine]:
     """Measure this machine; return the path of its record and the record, which is on disk.
 
-    `quick` measures fewer sizes with fewer repeats.
     `on_progress` is called with what is being measured. Raises BadInput if the results can't be
     written, HarnessError with a rank's own message if one fails; the log that it names stays.
     """
     folder = TrialFolder(make_folder(results.peaks, "running-"))
-    request = {"device": profile.device, "quick": quick}
+    request = {"device": profile.device}
     write_atomically(folder.assignment_path, json.dumps(request) + "\n")
     launcher = Torchrun(environment=profile.environment)
 

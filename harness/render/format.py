@@ -430,12 +430,11 @@ def _label_part(cell: Cell, axis: str) -> str:
 def machine_title(machine: Machine) -> str:
     """Return the machine's GPUs or its CPU, and the version of torch.
 
-    As in `8 × NVIDIA H100 80GB HBM3 · torch 2.9.0`; a quick measurement says so.
+    As in `8 × NVIDIA H100 80GB HBM3 · torch 2.9.0`.
     """
     if machine.device == "cuda":
         names = [gpu.name for gpu in machine.hardware.gpus]
         hardware = ", ".join(f"{names.count(name)} × {name}" for name in sorted(set(names)))
     else:
         hardware = f"{machine.hardware.cpu}, {machine.hardware.usable_cores} cores"
-    quick = " · quick" if machine.quick else ""
-    return f"{hardware} · torch {machine.software.torch}{quick}"
+    return f"{hardware} · torch {machine.software.torch}"

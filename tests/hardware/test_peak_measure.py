@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from harness.hardware import measured_peaks as peak
-from harness.hardware.machine import Copy, TimedAllReduce, Timing
+from harness.hardware.machine import TimedAllReduce, Timing
 from harness.hardware.measured_peaks import (
     MIN_REPEATS,
     cache_bytes,
     far_larger_than_cache,
-    products,
+    product,
     repeat,
     runner,
 )
-from harness.records.environment import Gpu, Hardware
-from harness.render.console import as_rich
 from harness.render.format import byte_size, rate
-from harness.render.peak import tables
+from harness.render.peak import peaks_table
 from tests.factories import make_machine
 
 MIB = 2**20
@@ -70,13 +65,10 @@ class TestRepeat:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_every_layout_are_products(dtype: torch.dtype) -> None:
-    calls = products(32, dtype, torch.device("cpu"))
-    results = {layout: call() for layout, call in calls.items()}
-    assert set(results) == {"nn", "nt", "tn"}
-    assert all(
-        isinstance(result, torch.Tensor) and result.abs().sum() > 0 for result in results.values()
-    )
+def test_a_product_is_one(dtype: torch.dtype) -> None:
+    result = product(32, dtype, torch.device("cpu"))()
+    assert isinstance(result, torch.Tensor)
+    assert result.abs().sum() > 0
 
 
 class TestCaches:
@@ -109,34 +101,13 @@ class TestCaches:
         assert far_larger_than_cache(torch.device("cpu")) == array * MIB
 
 
-class TestView:
-    def test_tables_of_a_cpu_and_of_gpus(self) -> None:
-        reduces = [
-            TimedAllReduce(bytes=4, ranks=4, timing=Timing(calls=9, seconds=[2e-5, 4e-5, 3e-5]))
-        ]
-        machine = make_machine(all_reduces=reduces)
-        shown = printed(machine)
-        assert "100 (95.2, 90.9)" in shown
-        assert "16 (14.5, 13.3)" in shown
-        assert "30.0" in shown
-        assert "20.0–40.0" in shown
-        gpus = [Gpu(name="NVIDIA L4")] * 2
-        matmuls = [replace(matmul, threads=None) for matmul in machine.matmuls[:2]]
-        copies = [
-            Copy(direction=path, bytes=MIB, threads=None, timing=Timing(calls=1, seconds=[1e-3]))
-            for path in ("memory", "to-device", "from-device")
-        ]
-        machine = make_machine(
-            device="cuda",
-            hardware=Hardware(cpu="", usable_cores=1, gpus=gpus),
-            matmuls=matmuls,
-            copies=copies,
-            cache_bytes=None,
-        )
-        assert all(
-            label in printed(machine)
-            for label in ("host to GPU", "GPU to host", "memory copy", "fp32")
-        )
+def test_the_table_has_a_row_for_each_call() -> None:
+    reduced = TimedAllReduce(bytes=4, ranks=4, timing=Timing(calls=9, seconds=[2e-5, 4e-5, 3e-5]))
+    table = peaks_table(make_machine(all_reduces=[reduced]))
+    rows = [list(map(str, row)) for row in table.rows]
+    assert rows[1] == ["product 512 × 512 fp32", "100 GFLOP/s", "95.2 GFLOP/s", "90.9 GFLOP/s"]
+    assert rows[3][:2] == ["copy 256 MiB", "10 GB/s"]
+    assert rows[4] == ["all-reduce 4 B, 4 ranks, bus", "300 kB/s", "200 kB/s", "150 kB/s"]
 
 
 @pytest.mark.parametrize(
@@ -158,11 +129,3 @@ def test_sizes(value: int, text: str) -> None:
 )
 def test_rates(value: float, text: str) -> None:
     assert rate(value, "FLOP") == text
-
-
-def printed(machine: object) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    for table in tables(machine):  # type: ignore[arg-type]
-        console.print(as_rich(table))
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,18 +17,14 @@ TYPES = ("fp32", "tf32", "bf16", "fp16")
 
 def main() -> None:
     """Leave `machine.json`, and the highest FLOP/s of each type of product."""
-    arguments = parser()
-    arguments.add_argument("--quick", action="store_true")
-    options = arguments.parse_args()
-    threads = None
-    if options.device == "cpu":
-        threads = len(os.sched_getaffinity(0))
-    request = Request(device=options.device, quick=options.quick)
+    options = parser().parse_args()
+    request = Request(device=options.device)
     machine = measure(request, Ranks.from_environment(), lambda now: print(now, flush=True))
+    assert machine is not None  # at rank 0
     (options.folder / "machine.json").write_text(json.dumps(asdict(machine)))
     figures: dict[str, float] = {}
     for dtype in TYPES:
-        peak = machine.peak(dtype, threads)
+        peak = machine.peak(dtype)
         if peak is not None:
             figures[f"{dtype} TFLOP/s"] = peak / 1e12
     leave(options.folder, figures)
