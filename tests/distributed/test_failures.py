@@ -102,6 +102,7 @@ def test_a_rank_that_leaves_training_is_named_with_what_it_said(records: dict[st
     assert (cause.kind, cause.message, cause.rank) == ("SystemExit", "it had enough", 1)
 
 
+@pytest.mark.nightly
 def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     (record,) = run(
         line_sweep(tmp_path, {"hangs": {"options": {"hang_at": 5}, "axes": TWO}}, timeout=6)

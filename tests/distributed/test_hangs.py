@@ -40,6 +40,7 @@ def failure_after(folder: Path, way: str) -> Failure:
     return failure_of(record)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("impatient")
 def test_hangs_are_named_within_the_pace_of_the_trial(tmp_path: Path) -> None:
     """Neither of these ranks has failed: each would wait until the trial's time-out."""

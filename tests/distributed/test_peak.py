@@ -74,11 +74,13 @@ def machine(results: Results, ended: CommandResult) -> Machine:
     return machines.read(results.peaks / f"{machine_key(describe_hardware(), 'cpu')}.json")
 
 
+@pytest.mark.nightly
 def test_leaves_a_record_and_nothing_else(results: Results, machine: Machine) -> None:
     assert [path.name for path in results.peaks.iterdir()] == [f"{machine.key}.json"]
     assert processes_below(results.path) == []
 
 
+@pytest.mark.nightly
 def test_says_what_it_found(results: Results, machine: Machine, ended: CommandResult) -> None:
     for words in ("product 512 × 512 fp32", "product 512 × 512 bf16", "all-reduce 1 MiB, 2 ranks"):
         assert words in ended.out
@@ -86,6 +88,7 @@ def test_says_what_it_found(results: Results, machine: Machine, ended: CommandRe
     assert str(results.peaks / f"{machine.key}.json") in ended.out.replace("\n", "")
 
 
+@pytest.mark.nightly
 def test_what_is_measured(machine: Machine) -> None:
     """A core does between a thousandth and a thousand times what one of today does."""
     assert {one.dtype for one in machine.matmuls} == {"fp32", "bf16"}

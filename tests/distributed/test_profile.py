@@ -17,7 +17,7 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
-    "single": {"axes": {"num_workers": 1, "execution": "compile"}},
+    "single": {"axes": {"num_workers": 1}},
     "ddp": {"axes": {"strategy": "ddp", "world_size": 2}},
     "fsdp2": {"axes": {"strategy": "fsdp2", "world_size": 2}, "options": {"one_cycle": True}},
 }
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def records(folder: Path) -> dict[str, Record]:
     return by_label(
-        run(line_sweep(folder, VARIANTS, length={"steps": 6}, profile={"steps": STEPS}, mllog=True))
+        run(line_sweep(folder, VARIANTS, length={"steps": 6}, profile={"steps": STEPS}))
     )
 
 

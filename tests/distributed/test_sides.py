@@ -159,6 +159,7 @@ def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_pa
             )
 
 
+@pytest.mark.nightly
 def test_a_side_stands_still_with_its_loader_workers_while_it_is_not_its_turn(
     tmp_path: Path,
 ) -> None:

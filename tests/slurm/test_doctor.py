@@ -61,6 +61,7 @@ def test_this_machine_trains_and_nothing_stays(tmp_path: Path) -> None:
     assert list(results.iterdir()) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 def test_all_nodes_compute_the_same_bits(slurm: Slurm, tmp_path: Path) -> None:
     results = tmp_path / 'it\'s; $HOME "é"'
@@ -71,6 +72,7 @@ def test_all_nodes_compute_the_same_bits(slurm: Slurm, tmp_path: Path) -> None:
     assert list(results.iterdir()) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 def test_a_python_that_no_node_has_is_named_and_the_logs_stay(slurm: Slurm, tmp_path: Path) -> None:
     diagnosis = doctor(tmp_path, python="/no/such/python")

@@ -55,6 +55,7 @@ def test_values_that_a_shell_would_expand(
     assert names == sorted(["proof", folder.path.name])
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_own(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -265,6 +265,7 @@ def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None
         harness.report(samples=-1)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_steps_that_the_script_compiles_are_watched(tmp_path: Path) -> None:
     state = TrainingState()

@@ -81,6 +81,7 @@ def test_a_setting_for_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any
         train(tmp_path, **setting)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("process_group_of_one")
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
 def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ class Counting(nn.Module):
         return output
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
 def test_a_model_that_is_compiled_too_often_to_stay_compiled(tmp_path: Path) -> None:
     torch._dynamo.reset()
