@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harness.statistics.verdict import MetricVerdict, Outcome
 
 MISSING = "–"  # stands for what was not measured
+MOST_NAMED = 4  # axes of which a cell's name has all values
 SHORT_COMMIT = 7  # characters, as git abbreviates
 BINARY_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -380,8 +381,17 @@ def axis_texts(cell: Cell, axes: Sequence[str]) -> list[str]:
 
 
 def cell_name(cell: Cell, axes: Sequence[str]) -> str:
-    """Return a cell by some of its axes, as its label spells them: `compile bf16 ddp×2 w0`."""
-    return " ".join(_label_part(cell, axis) for axis in axes)
+    """Return a cell by some of its axes, as its label spells them: `compile bf16 ddp×2 w0`.
+
+    Of many axes, `name=value` is left out where the value is the default.
+    """
+    parts = []
+    for axis in axes:
+        part = _label_part(cell, axis)
+        is_default = cell.level(axis) == DEFAULTS.get(axis)  # None for a variable that is not set
+        if len(axes) <= MOST_NAMED or "=" not in part or not is_default:
+            parts.append(part)
+    return " ".join(parts)
 
 
 def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[str, str]:
