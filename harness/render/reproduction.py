@@ -163,7 +163,8 @@ class ReproductionView:
         """Print the conditions that differ, what came of each trial, and where the records are."""
         differing = dict.fromkeys(entry for trial in verdict.trials for entry in trial.differences)
         if differing:
-            self._console.print_text(f"{counted(len(differing), 'condition')} differ:")
+            verb = "differs" if len(differing) == 1 else "differ"
+            self._console.print_text(f"{counted(len(differing), 'condition')} {verb}:")
             table = Table(["condition", "recorded", "here"], [])
             for entry in differing:
                 recorded = one_line(shown(entry.a), LONGEST_VALUE)
