@@ -251,6 +251,7 @@ def test_a_folder_without_baselines_interrupts_the_session(project: BenchmarkPro
     run.stdout.fnmatch_lines(["*found no baselines; harness baseline SWEEP makes them"])
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_trials_run_again_and_are_compared_with_the_baseline(project: BenchmarkProject) -> None:
     """The speed of this machine may vary, so the gate lets it pass; bits and accuracy must be the

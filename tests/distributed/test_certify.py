@@ -48,6 +48,7 @@ def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert processes_below(tmp_path) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -171,6 +171,7 @@ class InterruptAfter(RecordCollector):
         self.messages.append(text)
 
 
+@pytest.mark.nightly
 def test_a_rank_started_by_hand_ends_with_its_own_exit_code(tmp_path: Path) -> None:
     """With threads, which NumPy starts when it is imported."""
     moments_path = tmp_path / "interrupt"

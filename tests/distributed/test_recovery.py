@@ -171,6 +171,7 @@ def interrupt_twice(command: subprocess.Popen[str]) -> None:
     command.send_signal(signal.SIGINT)
 
 
+@pytest.mark.nightly
 def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) -> None:
     """So that its wall time, and that until the next command, count."""
     hold = tmp_path / "hold"

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.distributed
 PROFILE = "device: cpu\nslots: 2\nvalidity: {data_wait: %s, reruns: 1}\n"
 
 
+@pytest.mark.nightly
 def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     sweep = line_sweep(
         tmp_path, {"small": {"options": {"samples": 128}}, "large": {}}, length={"steps": 8}

@@ -272,6 +272,7 @@ def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) ->
         assert not Path(f"/proc/{process.pid}").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", ["STOP", "KILL"])
 def test_ranks_are_started_without_a_forkserver_that_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
