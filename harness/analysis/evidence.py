@@ -179,6 +179,7 @@ def compare_evidence(
         if not has_same_steps or not same_bytes(numbers, again_numbers):
             unequal_rows.append(name)
         gaps.append(_largest_relative_gap(numbers, again_numbers) if has_same_steps else None)
+    inputs = [key for key in unequal if _is_input(key, has_other_kernels=has_other_kernels)]
     rung = _rung(
         recorded,
         again,
@@ -187,9 +188,7 @@ def compare_evidence(
         OTHER_KERNELS if has_other_kernels else FP32_EPSILON,
         is_equal=not unequal and not unequal_rows,
         has_equal_numbers=not unequal_rows,
-        has_other_inputs=any(
-            _is_input(key, has_other_kernels=has_other_kernels) for key in unequal
-        ),
+        has_other_inputs=bool(inputs),
     )
     return Agreement(
         rung=rung,

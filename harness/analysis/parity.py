@@ -15,6 +15,7 @@ from harness.analysis.distance import TensorDistance, worst_distance
 from harness.analysis.questions import ACCURACY_MARGIN, metric_difference
 from harness.analysis.result import CellResult
 from harness.analysis.rungs import Rung, at_least
+from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, write_atomically
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
@@ -220,3 +221,12 @@ def read_parity(folder: SweepFolder) -> SweepParity | None:
     if not folder.parity_path.exists():
         return None
     return decode_file(SweepParity, folder.parity_path, PARITY_FORMAT)
+
+
+def read_known_parity(folder: SweepFolder, results: Sequence[CellResult]) -> SweepParity | None:
+    """Return the parity of a sweep with the seeds of its cells, None where it can't be read either."""
+    try:
+        parity = read_parity(folder)
+    except BadInput:
+        return None
+    return None if parity is None else with_seeds(parity, results)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from harness.analysis.parity import SweepParity, read_parity, with_seeds
+from harness.analysis.parity import read_known_parity
 from harness.analysis.sweep_result import SweepResult
-from harness.core.errors import BadInput
-from harness.core.paths import Results, SweepFolder, tracking_flag
+from harness.core.paths import Results, tracking_flag
 from harness.hardware.mfu import with_measured_peaks
 from harness.records.record import Record
 from harness.render import format as fmt
@@ -60,7 +59,7 @@ def show_results(
         console.print_prose(escape(sentence))
     if sentences:
         console.print()
-    parity = _read_parity(folder, result)
+    parity = read_known_parity(folder, result.cells)
     table = cells_table(result, result.cells, parity, wide=wide, has_axes=wide)
     show_table(TerminalConsole(width=WIDEST) if wide else console, table)
     if result.comparison is not None:
@@ -72,15 +71,6 @@ def show_results(
     if len(shown) < len(found):
         command = f"harness show {shlex.quote(sweep.name)} --wide{results.flag}"
     console.print_text(f"next  {command}")
-
-
-def _read_parity(folder: SweepFolder, result: SweepResult) -> SweepParity | None:
-    """Return how alike the cells compute, None if that was not measured or can't be read."""
-    try:
-        parity = read_parity(folder)
-    except BadInput:
-        return None
-    return None if parity is None else with_seeds(parity, result.cells)
 
 
 def _next_command(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.analysis.cells import group_by_cell
-from harness.analysis.parity import SweepParity, read_parity, with_seeds
+from harness.analysis.parity import SweepParity, read_known_parity
 from harness.analysis.selection import Named
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
@@ -113,7 +113,7 @@ class Tracker:
                 f"{folder.path}: found no record of a trial; allowed: a sweep that has run"
             )
         result = SweepResult.of_records(recorded.sweep, recorded.records)
-        parity = _read_parity(folder, result)
+        parity = read_known_parity(folder, result.cells)
         with self._session(folder, recorded.sweep) as (client, experiment, runs):
             runs.find()
             sweep_run = runs.update(sweep_contents(result, recorded.records), None)
@@ -307,15 +307,6 @@ class Tracker:
                 file.truncate()
                 file.flush()
             yield origin
-
-
-def _read_parity(folder: SweepFolder, result: SweepResult) -> SweepParity | None:
-    """Return how alike the cells compute, None if that was not measured or can't be read."""
-    try:
-        parity = read_parity(folder)
-    except BadInput:
-        return None
-    return None if parity is None else with_seeds(parity, result.cells)
 
 
 def load_libraries() -> None:
