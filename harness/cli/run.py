@@ -348,9 +348,6 @@ def check(
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
-    pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Accept models whose loss is low at the start.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look for mistakes in a sweep's workloads.
@@ -373,7 +370,6 @@ def check(
             loaded,
             profile,
             seed=loaded.seeds[0],
-            is_pretrained=pretrained,
             on_progress=on_progress,
         )
     show_checks(reports, as_json=as_json)

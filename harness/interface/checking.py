@@ -20,7 +20,6 @@ def check_sweep(
     profile: Profile,
     *,
     seed: int,
-    is_pretrained: bool,
     on_progress: Callable[[str], None],
 ) -> list[WorkloadReport]:
     """Examine the workloads of a sweep; `on_progress` is called with the label of each.
@@ -28,9 +27,7 @@ def check_sweep(
     Raises HarnessError if a process does not get to the end of its checks; the log that it names stays.
     """
     with run_folder("check") as scratch:
-        return examine_sweep(
-            sweep, seed, profile, scratch.path, on_progress, is_pretrained=is_pretrained
-        )
+        return examine_sweep(sweep, seed, profile, scratch.path, on_progress)
 
 
 def search_rates(

@@ -36,7 +36,6 @@ class Probe:
     axes: Axes  # of the sweep, apart from those that need several ranks or a compiler
     device: torch.device
     seed: int
-    is_pretrained: bool = False  # whether a low loss at the start is meant
 
     @cached_property
     def drawn(self) -> dict[str, Batch]:

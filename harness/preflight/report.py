@@ -13,7 +13,6 @@ from harness.records.seal import sealed_text
 from workloads.options import Between
 
 CHECKS_FILE = "checks.json"  # in the folder of the process that examines a workload
-PRETRAINED_FILE = "pretrained"  # in the same folder: models may begin with a low loss
 CHECKS_FORMAT = FileFormat(name="rank's checks", is_sealed=True)
 
 # passed: it was looked for, and is not there

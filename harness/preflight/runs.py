@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.paths import TrialFolder
 from harness.launch.unmeasured import run_unmeasured
 from harness.preflight.rates import RATES_FILE, CellRates, read_curve
-from harness.preflight.report import CHECKS_FILE, PRETRAINED_FILE, WorkloadReport, read_checks
+from harness.preflight.report import CHECKS_FILE, WorkloadReport, read_checks
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.cluster import Profile
@@ -27,8 +26,6 @@ def examine_sweep(
     profile: Profile,
     folder: Path,
     on_progress: Callable[[str], None],
-    *,
-    is_pretrained: bool,
 ) -> list[WorkloadReport]:
     """Examine each workload of a sweep, with the settings of its first cell.
 
@@ -40,18 +37,12 @@ def examine_sweep(
     for cell in sweep.cells:
         cells.setdefault(cell.workload.label, cell)
 
-    def prepare(trial_folder: TrialFolder) -> None:
-        if is_pretrained:
-            (trial_folder.path / PRETRAINED_FILE).touch()
-
     reports = []
     for label, cell in cells.items():
         on_progress(label)
         examined = {name: cell.axes.value(name) for name in EXAMINED_AXES}
         trial = Trial(cell=replace(cell, axes=Axes(**examined)), seed=seed)
-        trial_folder = run_unmeasured(
-            "check", trial, sweep.base_folder, profile, TIMEOUT, folder, prepare
-        )
+        trial_folder = run_unmeasured("check", trial, sweep.base_folder, profile, TIMEOUT, folder)
         reports.append(read_checks(trial_folder.path / CHECKS_FILE))
     return reports
 

@@ -21,7 +21,6 @@ from harness.preflight import model_checks, sample_checks
 from harness.preflight.probe import Probe
 from harness.preflight.report import (
     CHECKS_FILE,
-    PRETRAINED_FILE,
     CheckFinding,
     WorkloadReport,
     problem,
@@ -62,7 +61,6 @@ def examine_workload(
             cell.axes,
             assignment.trial.seed,
             mesh.device,
-            is_pretrained=(folder.path / PRETRAINED_FILE).exists(),
         )
     write_checks(folder.path / CHECKS_FILE, report)
     return entered
@@ -74,8 +72,6 @@ def examine(
     axes: Axes,
     seed: int,
     device: torch.device,
-    *,
-    is_pretrained: bool = False,
 ) -> WorkloadReport:
     """Run all checks on a workload.
 
@@ -90,7 +86,6 @@ def examine(
         axes=axes,
         device=device,
         seed=seed,
-        is_pretrained=is_pretrained,
     )
     findings: list[CheckFinding] = []
     for name, check in CHECKS.items():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.analysis.cells import naming_axes, shown_seeds
-from harness.analysis.parity import SweepParity, read_parity, with_seeds
+from harness.analysis.parity import SweepParity, read_known_parity
 from harness.analysis.result import UNRECORDED, CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
@@ -47,7 +47,7 @@ def write_report(path: Path, results: Results, recorded: RecordedSweep) -> None:
 def render(results: Results, recorded: RecordedSweep) -> str:
     """Return the report of a sweep that has run; the same records give the same text.
 
-    Raises BadInput if there are no records, and for a damaged file of parity.
+    Raises BadInput if there are no records.
     """
     sweep, records = recorded.sweep, with_measured_peaks(recorded.records, results.peaks)
     if not records:
@@ -60,9 +60,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
         """Return the short name of a cell."""
         return names.get(cell.id, cell.label)
 
-    parity = read_parity(folder)
-    if parity is not None:
-        parity = with_seeds(parity, result.cells)
+    parity = read_known_parity(folder, result.cells)
     shown_cells = {label: _shown_cells(cells) for label, cells in result.workloads.items()}
     tables = []
     for label, cells in shown_cells.items():
