@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -211,6 +212,10 @@ def test_the_revision_is_looked_up_before_the_machine_is_waited_for(
         ended = harness(*command, str(repository.sweep))
         assert (ended.code, ended.err.count("\n")) == (2, 1)
         assert "v9: no such revision" in ended.err
+    shutil.rmtree(repository.path / ".git")
+    ended = harness("gate", "--against", "HEAD", str(repository.sweep))
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "repository" in ended.err
 
 
 def test_the_other_tree_is_the_revision_and_goes_away(tmp_path: Path) -> None:

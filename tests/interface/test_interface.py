@@ -26,6 +26,7 @@ from harness.spec.axes import AXES
 from harness.spec.sweep import Sweep
 from tests.factories import make_record, write_trial
 from tests.interface.test_running import UndeliveredRun
+from tests.support.commands import harness as command
 from tests.support.sweeps import load
 
 
@@ -212,3 +213,30 @@ def test_a_sweep_without_trials_has_empty_frames(tmp_path: Path) -> None:
     assert repr(data) == "demo: 0 trials of 1 cell, none recorded"
     assert len(data.trials) == len(data.steps) == len(data.evaluations) == 0
     assert data.cells.trials.to_list() == [0]
+
+
+def files_below(folder: Path) -> dict[Path, bytes]:
+    """Return what each file in a folder contains."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_a_command_does_not_need_cannot_stop_it(demo: Sweep) -> None:
+    """Peaks, parity and baselines that can't be read cost their own figures alone."""
+    results = Results(Path("results"))
+    for path in (
+        results.peaks / "other-machine.json",
+        results.sweep_folder("demo").parity_path,
+        results.baselines / "other-machine" / "demo.jsonl",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("damaged")
+    for arguments in (["show", "demo"], ["report", "demo"]):
+        ended = command(*arguments)
+        assert (ended.code, ended.err) == (0, "")
+
+
+def test_reading_a_sweep_writes_nothing(demo: Sweep) -> None:
+    before = files_below(Path("results"))
+    for arguments in (["show", "demo"], ["show", "demo", "--wide"], ["status", "demo"]):
+        assert command(*arguments).code == 0
+    assert files_below(Path("results")) == before
