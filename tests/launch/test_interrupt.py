@@ -45,8 +45,12 @@ def test_a_first_interrupt_is_announced_once_and_raised_at_the_end() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
 def test_what_schedulers_and_terminals_send_asks_too(number: signal.Signals) -> None:
     block = Interrupted(number)
-    with pytest.raises(KeyboardInterrupt):
-        block.run()
+    inherited = signal.signal(number, signal.SIG_DFL)  # `nohup` has SIGHUP ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            block.run()
+    finally:
+        signal.signal(number, inherited)
     assert block.reasons == [None, number.name]
 
 
