@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.core.paths import SweepFolder
-from harness.hardware.machine import Copy, Machine, Matmul, Timing
+from harness.hardware.machine import Machine, Timing
 from harness.measure.summary import summarize
 from harness.records import store
 from harness.records.across import in_memory_ranks
@@ -267,13 +267,11 @@ def _metrics(progress: float, seed: int) -> dict[str, float]:
 
 
 def make_machine(**changes: Any) -> Machine:
-    """The machine of the made records: 100 GFLOP/s fp32 a thread, 10 GB/s alone and 16 GB/s for
-    both threads.
-    """
+    """Return the machine of the made records: 100 GFLOP/s in fp32, 10 GB/s."""
 
-    def product(dtype: str, size: int, rate: float) -> Matmul:
+    def product(dtype: str, size: int, rate: float) -> Timing:
         best = 2 * size**3 / rate
-        return Matmul(dtype=dtype, size=size, timing=Timing(calls=4, seconds=[best * 1.1, best]))
+        return Timing(call="matmul", dtype=dtype, size=size, seconds=[best * 1.1, best])
 
     best = 2 * 2**28 / 10e9
     found = Machine(
@@ -281,12 +279,11 @@ def make_machine(**changes: Any) -> Machine:
         measured_at=BEGUN,
         hardware=ENVIRONMENT.hardware,
         software=ENVIRONMENT.software,
-        matmuls=[
+        timings=[
             product("fp32", 256, 40e9),
             product("fp32", 512, 100e9),
             product("bf16", 512, 400e9),
+            Timing(call="copy", dtype="bytes", size=2**28, seconds=[best, best * 1.2]),
         ],
-        copy=Copy(bytes=2**28, timing=Timing(calls=2, seconds=[best, best * 1.2])),
-        all_reduces=[],
     )
     return replace(found, **changes)

@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import safe_folder_name, write_atomically
-from harness.records.bounds import Amount, Moment, Ordinal
+from harness.records.bounds import Moment, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
 from harness.records.seal import sealed_text
+from workloads.options import Between
 
-SCHEMA = "4.0"
+SCHEMA = "5.0"
 MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,
@@ -30,79 +30,27 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Repeated measurements of one call.
+    """What a call does, and the seconds that each repeat of it took."""
 
-    The least and the largest of n repeats enclose the true median with probability 1 - 2^(1-n): the
-    chance that all n are on the same side of the median is 2 * 2^-n.
-    """
-
-    calls: Ordinal  # in each repeat
-    seconds: Sequence[Amount]  # of a single call; one number for each repeat
-
-    @property
-    def best(self) -> float:
-        """The least seconds."""
-        return min(self.seconds)
-
-    @property
-    def worst(self) -> float:
-        """The most seconds."""
-        return max(self.seconds)
-
-    @property
-    def median(self) -> float:
-        """The median of the seconds."""
-        return median(self.seconds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matmul:
-    """A product of two square matrices, the second one transposed, as in a linear layer."""
-
-    dtype: str  # fp32, tf32, bf16 or fp16
-    size: Ordinal  # rows and columns
-    timing: Timing
+    call: Literal["matmul", "copy", "all-reduce"]
+    dtype: str  # fp32, tf32, bf16 or fp16; of a copy, bytes
+    size: Ordinal  # rows and columns of a product; bytes of what is copied or reduced
+    ranks: Ordinal = 1
+    seconds: Sequence[Annotated[float, Between(1e-12, 1e6)]]  # of one call, a number a repeat
 
     @property
     def work(self) -> float:
-        """FLOP of a call: 2 size^3, since each of the size^3 multiply-adds counts 2."""
-        return 2.0 * self.size**3
+        """What a call does, in FLOP or bytes.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Copy:
-    """A copy of one array into another, both far larger than all caches."""
-
-    bytes: Ordinal  # of the array
-    timing: Timing
-
-    @property
-    def work(self) -> float:
-        """Bytes that a call reads and writes, as STREAM counts them."""
-        return 2.0 * self.bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedAllReduce:
-    """A sum in fp32 over all ranks. A call takes as long as at the slowest rank."""
-
-    bytes: Ordinal  # at each rank
-    ranks: Ordinal
-    timing: Timing
-
-    @property
-    def work(self) -> float:
-        """Bytes of a call; divided by its seconds, the algorithm bandwidth of nccl-tests."""
-        return float(self.bytes)
-
-    @property
-    def bus_work(self) -> float:
-        """2 (n - 1) / n of the bytes, at n ranks.
-
-        Divided by the seconds of a call, this is the bus bandwidth of nccl-tests, which can be
-        compared with the bandwidth of a link, whatever the number of ranks.
+        A product of matrices does 2 size³, since a multiply-add counts 2. A copy reads and writes,
+        as STREAM counts it. An all-reduce at n ranks moves 2 (n - 1) / n of its bytes, the bus
+        bandwidth of nccl-tests, which is comparable with that of a link whatever n is.
         """
-        return self.bytes * 2 * (self.ranks - 1) / self.ranks
+        if self.call == "matmul":
+            return 2.0 * self.size**3
+        if self.call == "copy":
+            return 2.0 * self.size
+        return self.size * 2 * (self.ranks - 1) / self.ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +62,7 @@ class Machine:
     measured_at: Moment  # seconds since the epoch
     hardware: Hardware
     software: Software
-    matmuls: Sequence[Matmul]
-    copy: Copy
-    all_reduces: Sequence[TimedAllReduce]
+    timings: Sequence[Timing]
     settings: TorchSettings | None = None  # of the process that measured
 
     @property
@@ -125,11 +71,12 @@ class Machine:
         return machine_key(self.hardware, self.device)
 
     def peak(self, dtype: str) -> float | None:
-        """Return the most FLOP/s of all sizes and repeats, None if nothing was measured in this dtype.
+        """Return the most FLOP/s of all products in this dtype, None if there were none.
 
         It is that of a GPU, or of all cores of a CPU.
         """
-        rates = [one.work / one.timing.best for one in self.matmuls if one.dtype == dtype]
+        products = [timing for timing in self.timings if timing.call == "matmul"]
+        rates = [timing.work / min(timing.seconds) for timing in products if timing.dtype == dtype]
         return max(rates, default=None)
 
 
@@ -156,17 +103,7 @@ def write(folder: Path, machine: Machine) -> Path:
 
 def read(path: Path) -> Machine:
     """Return a record; raises BadInput if it is none, incomplete, or of another schema."""
-    machine = decode_file(Machine, path, MACHINE_FORMAT)
-    measurements: list[Matmul | Copy | TimedAllReduce] = [
-        *machine.matmuls,
-        machine.copy,
-        *machine.all_reduces,
-    ]
-    for measurement in measurements:
-        timing = measurement.timing
-        if not (timing.calls > 0 and timing.seconds and timing.best > 0):
-            raise MACHINE_FORMAT.error(path, "not a valid record of peaks: a time is not positive")
-    return machine
+    return decode_file(Machine, path, MACHINE_FORMAT)
 
 
 def read_all(folder: Path) -> dict[str, Machine]:

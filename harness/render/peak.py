@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from rich.markup import escape
 
 from harness.hardware.machine import Machine, Timing
@@ -20,18 +22,18 @@ def show_peaks(machine: Machine) -> None:
 def peaks_table(machine: Machine) -> Table:
     """Return a table with a row for each call."""
     table = Table(["measured", "best", "median", "worst"], ["best", "median", "worst"])
-    for matmul in machine.matmuls:
-        name = f"product {matmul.size} × {matmul.size} {matmul.dtype}"
-        table.add_row(name, *_rates(matmul.work, matmul.timing, "FLOP/s"))
-    copied = machine.copy
-    table.add_row(f"copy {byte_size(copied.bytes)}", *_rates(copied.work, copied.timing, "B/s"))
-    for reduced in machine.all_reduces:
-        name = f"all-reduce {byte_size(reduced.bytes)}, {reduced.ranks} ranks, bus"
-        table.add_row(name, *_rates(reduced.bus_work, reduced.timing, "B/s"))
+    for timing in machine.timings:
+        seconds = (min(timing.seconds), median(timing.seconds), max(timing.seconds))
+        unit = "FLOP/s" if timing.call == "matmul" else "B/s"
+        rates = [f"{si_prefixed(timing.work / one)}{unit}" for one in seconds]
+        table.add_row(_name(timing), *rates)
     return table
 
 
-def _rates(work: float, timing: Timing, unit: str) -> list[str]:
-    """Return the rates of the best, the median and the worst repeat of a call: `1.2 TFLOP/s`."""
-    seconds = (timing.best, timing.median, timing.worst)
-    return [f"{si_prefixed(work / one)}{unit}" for one in seconds]
+def _name(timing: Timing) -> str:
+    """Return what was measured: `product 512 × 512 bf16`."""
+    if timing.call == "matmul":
+        return f"product {timing.size} × {timing.size} {timing.dtype}"
+    if timing.call == "copy":
+        return f"copy {byte_size(timing.size)}"
+    return f"all-reduce {byte_size(timing.size)}, {timing.ranks} ranks, bus"

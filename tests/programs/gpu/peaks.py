@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core.validation import decode_value
 from harness.hardware.machine import Machine
-from harness.hardware.measured_peaks import Request, measure
+from harness.hardware.measured_peaks import measure
 from harness.training.ranks import Ranks
 from tests.programs.gpu.arguments import leave, parser
 
@@ -18,8 +18,7 @@ TYPES = ("fp32", "tf32", "bf16", "fp16")
 def main() -> None:
     """Leave `machine.json`, and the highest FLOP/s of each type of product."""
     options = parser().parse_args()
-    request = Request(device=options.device)
-    machine = measure(request, Ranks.from_environment(), lambda now: print(now, flush=True))
+    machine = measure(options.device, Ranks.from_environment(), lambda now: print(now, flush=True))
     assert machine is not None  # at rank 0
     (options.folder / "machine.json").write_text(json.dumps(asdict(machine)))
     figures: dict[str, float] = {}
