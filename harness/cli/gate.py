@@ -95,8 +95,8 @@ def gate(
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
     from harness.core.paths import write_atomically
     from harness.gate.against import GateOptions
+    from harness.gate.against import gate as run_gate
     from harness.gate.limits import Policy
-    from harness.interface.gating import gate_sweep
     from harness.interface.planning import load_planned
     from harness.render import gate as view
     from harness.render.console import print_json, spinner
@@ -113,15 +113,9 @@ def gate(
         settings=settings,
         data=data,
     )
-    # Redrawn rarely: this process shares the machine with what it measures.
-    with spinner(refresh_per_second=2) as on_progress:
-        outcome = gate_sweep(
-            loaded,
-            profile,
-            options,
-            on_message=print_message,
-            on_progress=on_progress,
-            on_cell=lambda cell: print_message(view.progress_line(cell)),
+    with spinner():
+        outcome = run_gate(
+            loaded, profile, options, lambda cell: print_message(view.progress_line(cell))
         )
     if as_json:
         print_json(view.to_json(outcome))
@@ -160,10 +154,10 @@ def bisect(
     search is inconclusive.
     """
     from harness.gate.bisect import BisectOptions
-    from harness.interface.gating import bisect_cell, only_cell
+    from harness.gate.bisect import bisect as run_bisect
     from harness.interface.planning import load_planned
     from harness.render import bisect as view
-    from harness.render.console import print_json
+    from harness.render.console import print_json, spinner
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
@@ -174,15 +168,8 @@ def bisect(
         budget_seconds=parse_duration(budget, "--budget", at_least=1.0),
         compare_bits=bits,
     )
-    with view.BisectView() as listener:
-        outcome = bisect_cell(
-            loaded,
-            only_cell(loaded),
-            profile,
-            options,
-            listener,
-            on_message=print_message,
-        )
+    with spinner():
+        outcome = run_bisect(loaded, profile, options, view.show_step)
     if as_json:
         print_json(view.to_json(outcome))
     else:
@@ -212,10 +199,11 @@ def certify(
     """
     from harness.core.paths import Results
     from harness.gate.against import GateOptions
-    from harness.hardware.certificate import CertifySettings, certificate_path
-    from harness.interface.gating import certify_machine
+    from harness.gate.certificate import CertifySettings
+    from harness.gate.certify import certify as run_certify
     from harness.interface.planning import load_planned
-    from harness.render.machine import certify_progress, show_certificate
+    from harness.render.console import spinner
+    from harness.render.machine import show_certificate
     from harness.statistics.verdict import ALPHA
 
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
@@ -229,18 +217,9 @@ def certify(
         min_effect=GateOptions.min_effect,
         alpha=ALPHA,
     )
-    results_folder = Results(results)
-    with certify_progress(comparisons) as on_progress:
-        certificate = certify_machine(
-            results_folder,
-            loaded,
-            profile,
-            request,
-            comparisons,
-            on_message=print_message,
-            on_progress=on_progress,
-        )
-    show_certificate(certificate, certificate_path(results_folder, certificate.key))
+    with spinner(f"{request.label} against itself:"):
+        certificate, path = run_certify(Results(results), loaded, profile, request, comparisons)
+    show_certificate(certificate, path)
     if not certificate.holds:
         raise typer.Exit(1)
 

@@ -11,15 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.bits import compare_losses
+from harness.gate.certify import describe_machine
 from harness.gate.limits import Policy
 from harness.gate.paired import Budget, PairedResult, measure
+from harness.hardware.machine import machine_key
+from harness.launch.hold import hold_machine
 from harness.measure.host import load_of_others
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep, load_sweep
+from harness.spec.sweep import Sweep, load_sweep, ready_sweeps
 from harness.statistics.verdict import ALPHA
 
 WORKING_TREE = "the working tree"
@@ -108,40 +112,23 @@ class GateOutcome:
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A repository and the commit that its working tree is measured against."""
-
-    repository: Path
-    commit: str  # its full id
-
-    @staticmethod
-    def find(inside: Path, revision: str) -> Comparison:
-        """Return the repository that contains the path `inside`, and the commit of a revision.
-
-        Raises BadInput outside of a repository and for a revision that does not exist.
-        """
-        repository = find_repository(inside)
-        return Comparison(repository=repository, commit=resolve_commit(repository, revision))
-
-
 def gate(
     sweep: Sweep,
     profile: Profile,
     options: GateOptions,
-    comparison: Comparison,
-    hardware: str,
-    on_progress: Callable[[Cell, str], None],
     on_cell: Callable[[CellOutcome], None],
 ) -> GateOutcome:
     """Measure all cells of a sweep; `on_cell` gets each as soon as it is measured.
 
     The other revision is checked out in a temporary folder; the working tree, including uncommitted
-    changes, stays as it is. If an arm fails, only its cell fails.
+    changes, stays as it is. If an arm fails, only its cell fails. Raises BadInput outside of a
+    repository and for a revision that does not exist, before the machine is waited for.
     """
-    repository = comparison.repository
+    repository = find_repository(repository_folder(sweep))
+    commit = resolve_commit(repository, options.revision)
     working_tree = Tree(name=WORKING_TREE, top=repository, path=repository)
     with (
+        hold_machine(profile, f"measuring {sweep.name}"),
         ScratchFolder("gate") as scratch,
         checked_out(repository, options.revision, scratch.path / "tree") as revision,
     ):
@@ -152,17 +139,28 @@ def gate(
         arms = Arms(sweep, profile, options, {"a": revision, "b": working_tree}, len(cells))
         outcomes = []
         for cell in cells:
-            outcomes.append(arms.judge(cell, on_progress))
+            with progress_of(cell.label):
+                outcomes.append(arms.judge(cell))
             on_cell(outcomes[-1])
     return GateOutcome(
         options=options,
-        hardware=hardware,
+        hardware=machine_key(*describe_machine(profile)),
         load=load,
-        commit=comparison.commit,
+        commit=commit,
         cells=outcomes,
         lost=[cell.label for cell in before if not is_among(cell, sweep.cells)],
         new=[cell.label for cell in sweep.cells if cell not in cells],
     )
+
+
+def repository_folder(sweep: Sweep) -> Path:
+    """Return a folder in the repository to measure: the sweep file's, or the current one.
+
+    A ready sweep is in the harness's own repository, which is not what its user changed.
+    """
+    if sweep.source in ready_sweeps().values():
+        return Path()
+    return sweep.base_folder
 
 
 def cells_of_revision(sweep: Sweep, revision: Tree, options: GateOptions) -> Sequence[Cell]:
@@ -225,22 +223,15 @@ class Arms:
             alpha=ALPHA / max(1, cell_count),
         )
 
-    def judge(self, cell: Cell, on_progress: Callable[[Cell, str], None]) -> CellOutcome:
+    def judge(self, cell: Cell) -> CellOutcome:
         """Measure a cell; if an arm fails, the outcome has the failure instead of a measurement."""
-
-        def report(text: str) -> None:
-            """Report how far the cell is."""
-            on_progress(cell, text)
-
         seed, base = self.sweep.seeds[0], self.sweep.base_folder
-        report("starting")
+        report_progress("starting")
         try:
-            measured = measure(
-                cell, seed, self.trees, base, self.profile, self.budget, self.rng, report
-            )
+            measured = measure(cell, seed, self.trees, base, self.profile, self.budget, self.rng)
             is_repeatable = True
             if self.options.compare_bits and measured.same_bits is False:
-                report("training the revision twice")
+                report_progress("training the revision twice")
                 control = compare_losses(
                     cell,
                     seed,
@@ -248,7 +239,6 @@ class Arms:
                     base,
                     self.profile,
                     seconds=self.options.budget_seconds,
-                    on_progress=report,
                 )
                 is_repeatable = control.same_losses
         except HarnessError as error:

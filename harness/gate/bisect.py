@@ -15,11 +15,14 @@ from typing import Literal
 import numpy as np
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
+from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
-from harness.core.worktree import Tree, checked_out
+from harness.core.worktree import Tree, checked_out, find_repository
+from harness.gate.against import repository_folder
 from harness.gate.bits import compare_losses
-from harness.gate.commits import Commit, describe_commit
+from harness.gate.commits import Commit, commits_between, describe_commit
 from harness.gate.paired import Budget, PairedResult, measure
+from harness.launch.hold import hold_machine
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -93,7 +96,6 @@ class Judge:
     options: BisectOptions
     alpha: float  # the allowed chance of an error in a comparison
     rng: np.random.Generator
-    on_progress: Callable[[str], None]
 
     def compare(self, good: Tree, tree: Tree, ends: Finding | None = None) -> Finding:
         """Return what is found of a tree; `ends` is the finding on BAD, once that is known.
@@ -123,7 +125,6 @@ class Judge:
             self.profile,
             budget,
             self.rng,
-            self.on_progress,
         )
         mark: Mark = "bad" if measured.verdict == "slower" else "good"
         if measured.verdict == "inconclusive":
@@ -142,39 +143,23 @@ class Judge:
             self.profile,
             seconds=self.options.budget_seconds,
             max_steps=None if ends is None else ends.steps,
-            on_progress=self.on_progress,
         )
         return Finding(mark="good" if compared.same_losses else "bad", steps=compared.steps)
 
 
-class BisectListener:
-    """Gets the progress of a bisect; by default it ignores it."""
-
-    def on_comparison_start(self, comparison: str) -> None:
-        """Two revisions will be compared, as in `1a2b3c4 against v1.0`."""
-
-    def on_progress(self, text: str) -> None:
-        """The comparison has progressed, as described by the text."""
-
-    def on_step_end(self, step: Step) -> None:
-        """A commit has been compared."""
-
-
 def bisect(
-    sweep: Sweep,
-    cell: Cell,
-    profile: Profile,
-    options: BisectOptions,
-    repository: Path,
-    commits: Sequence[str],
-    listener: BisectListener,
+    sweep: Sweep, profile: Profile, options: BisectOptions, on_step: Callable[[Step], None]
 ) -> BisectOutcome:
-    """Find the first bad commit among `commits`, the ids of those after GOOD up to BAD.
+    """Find the first bad commit after GOOD up to BAD for the sweep's only cell.
 
     A commit that fails is skipped; an uncertain one gets the more likely mark, and the commit that is
-    found must be bad against its own parent too. Raises BadInput if BAD is not bad, Inconclusive if
-    that is uncertain, HarnessError if an end fails.
+    found must be bad against its own parent too. `on_step` gets each commit that was compared. Raises
+    BadInput for a sweep of several cells and if BAD is not bad, Inconclusive if that is uncertain,
+    HarnessError if an end fails.
     """
+    cell = only_cell(sweep)
+    repository = find_repository(repository_folder(sweep))
+    commits = commits_between(repository, options.good, options.bad)
     judge = Judge(
         sweep=sweep,
         cell=cell,
@@ -183,10 +168,10 @@ def bisect(
         # An error in any comparison misleads the whole search, so they share ALPHA.
         alpha=ALPHA / (2 + len(commits).bit_length()),
         rng=np.random.default_rng(),
-        on_progress=listener.on_progress,
     )
     steps: list[Step] = []
     with (
+        hold_machine(profile, f"measuring commits for {sweep.name}"),
         ScratchFolder("bisect") as scratch,
         checked_out(repository, options.good, scratch.path / "good") as good,
     ):
@@ -194,12 +179,15 @@ def bisect(
         def compare(index: int, find: Callable[[Tree], Finding]) -> Finding:
             """Check a commit out, and return what is found of it against GOOD."""
             commit = describe_commit(repository, commits[index])
-            listener.on_comparison_start(f"{commit.short} against {options.good}")
             # At its own path, so that Python's caches have nothing of other commits.
-            with checked_out(repository, commit.id, scratch.path / commit.id) as tree:
+            with (
+                progress_of(f"{commit.short} against {options.good}"),
+                checked_out(repository, commit.id, scratch.path / commit.id) as tree,
+            ):
+                report_progress("starting")
                 finding = find(tree)
             steps.append(Step(commit=commit, finding=finding))
-            listener.on_step_end(steps[-1])
+            on_step(steps[-1])
             return finding
 
         ends = compare(len(commits) - 1, lambda tree: _compare_ends(judge, good, tree))
@@ -210,14 +198,26 @@ def bisect(
         suspects = [describe_commit(repository, commits[index]) for index in indices]
         against_parent = None
         if len(suspects) == 1:
-            listener.on_comparison_start(f"{suspects[0].short} against its parent")
-            against_parent = _compare_with_parent(judge, repository, scratch.path, suspects[0].id)
+            with progress_of(f"{suspects[0].short} against its parent"):
+                against_parent = _compare_with_parent(
+                    judge, repository, scratch.path, suspects[0].id
+                )
     return BisectOutcome(
         options=options,
         cell=cell,
         steps=steps,
         suspects=suspects,
         against_parent=against_parent,
+    )
+
+
+def only_cell(sweep: Sweep) -> Cell:
+    """Return the only cell of a sweep; raises BadInput for one that has several."""
+    if len(sweep.cells) == 1:
+        return sweep.cells[0]
+    ids = [cell.id for cell in sweep.cells]
+    raise BadInput(
+        f"{sweep.source}: found {len(ids)} cells; allowed: one, as with --only cell={ids[0]}"
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.progress import report_progress
 from harness.core.worktree import Tree
 from harness.gate.pairs import PairStarter
 from harness.spec.cell import Cell
@@ -32,7 +33,6 @@ def compare_losses(
     *,
     seconds: float,
     max_steps: int | None = None,
-    on_progress: Callable[[str], None],
 ) -> LossComparison:
     """Train a cell in the trees `a` and `b` until their losses differ.
 
@@ -49,7 +49,7 @@ def compare_losses(
             turn_a, turn_b = arms["a"].train(STRIDE), arms["b"].train(STRIDE)
             steps += STRIDE
             spent += turn_a.wall_seconds + turn_b.wall_seconds
-            on_progress(f"{steps} steps")
+            report_progress(f"{steps} steps")
             if turn_a.losses != turn_b.losses:
                 return LossComparison(steps=steps, same_losses=False)
     return LossComparison(steps=steps, same_losses=True)

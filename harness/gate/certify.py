@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,15 @@ import numpy as np
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
+from harness.core.progress import report_progress
 from harness.core.text import counted
 from harness.core.worktree import Tree
+from harness.gate import certificate as certificates
+from harness.gate.certificate import Certificate, CertifySettings, SelfComparison
 from harness.gate.paired import Budget, run_paired
 from harness.gate.pairs import PairStarter
-from harness.hardware import certificate as certificates
-from harness.hardware.certificate import Certificate, CertifySettings, SelfComparison
 from harness.hardware.machine import Device
+from harness.launch.hold import hold_machine
 from harness.records.code import describe_code
 from harness.records.environment import (
     Hardware,
@@ -29,6 +30,42 @@ from harness.records.environment import (
 )
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
+
+
+def certify(
+    results: Results, sweep: Sweep, profile: Profile, settings: CertifySettings, count: int
+) -> tuple[Certificate, Path]:
+    """Compare the sweep's first cell with itself until this machine's certificate has `count` comparisons.
+
+    Each is written to disk at once, so that a later run resumes an interrupted one. Returns the
+    certificate and its path. Raises BadInput for an earlier one that can't be read or continued,
+    HarnessError if a rank fails.
+    """
+    cell = sweep.cells[0]
+    this_code = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
+    trees = {"a": this_code, "b": this_code}
+    budget = Budget(min_effect=settings.min_effect, seconds=settings.seconds, alpha=settings.alpha)
+    rng = np.random.default_rng()
+    with (
+        hold_machine(profile, "measuring its false alarms"),
+        PairStarter(cell, sweep.seeds[0], trees, sweep.base_folder, profile) as starter,
+    ):
+        certificate = prepare(results, profile, settings)
+        while len(certificate.comparisons) < count:
+            alarms = counted(certificate.false_alarms, "false alarm")
+            report_progress(f"{len(certificate.comparisons)} of {count} comparisons, {alarms}")
+            measured = run_paired(cell, starter.pair, budget, rng)
+            comparison = SelfComparison(
+                verdict=measured.verdict,
+                log_ratio=math.log(measured.ratio or 1.0),
+                pairs=measured.pairs,
+                seconds=measured.seconds,
+                ended=time.time(),
+                load=os.getloadavg()[0],  # how busy the machine was
+            )
+            certificate = replace(certificate, comparisons=[*certificate.comparisons, comparison])
+            certificates.write(results, certificate)
+    return certificate, results.certificates / f"{certificate.key}.json"
 
 
 def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Certificate:
@@ -52,14 +89,14 @@ def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Ce
         code=describe_code(),
         settings=settings,
     )
-    earlier = certificates.read(results, empty.key)
-    if earlier is None:
+    path = results.certificates / f"{empty.key}.json"
+    if not path.exists():
         return empty
+    earlier = certificates.read(path)
     if not earlier.continues(empty):
         raise BadInput(
-            f"{certificates.certificate_path(results, earlier.key)}: found"
-            f" {counted(len(earlier.comparisons), 'comparison')} with other settings, code or versions;"
-            " allowed: the same, or no such file"
+            f"{path}: found {counted(len(earlier.comparisons), 'comparison')} with other settings, code"
+            " or versions; allowed: the same, or no such file"
         )
     return earlier
 
@@ -73,39 +110,3 @@ def describe_machine(profile: Profile) -> tuple[Hardware, Device]:
     if hardware.gpus and profile.device != "cpu":
         return hardware, "cuda"
     return hardware, "cpu"
-
-
-def certify(
-    results: Results,
-    sweep: Sweep,
-    profile: Profile,
-    certificate: Certificate,
-    count: int,
-    on_progress: Callable[[Certificate], None],
-) -> Certificate:
-    """Compare the sweep's first cell with itself until the certificate has `count` comparisons.
-
-    Each is written to disk at once, so that a later run resumes an interrupted one. Raises
-    HarnessError if a rank fails.
-    """
-    cell = sweep.cells[0]
-    this_code = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
-    trees = {"a": this_code, "b": this_code}
-    settings = certificate.settings
-    budget = Budget(min_effect=settings.min_effect, seconds=settings.seconds, alpha=settings.alpha)
-    rng = np.random.default_rng()
-    with PairStarter(cell, sweep.seeds[0], trees, sweep.base_folder, profile) as starter:
-        while len(certificate.comparisons) < count:
-            measured = run_paired(cell, starter.pair, budget, rng)
-            comparison = SelfComparison(
-                verdict=measured.verdict,
-                log_ratio=math.log(measured.ratio or 1.0),
-                pairs=measured.pairs,
-                seconds=measured.seconds,
-                ended=time.time(),
-                load=os.getloadavg()[0],  # how busy the machine was
-            )
-            certificate = replace(certificate, comparisons=[*certificate.comparisons, comparison])
-            certificates.write(results, certificate)
-            on_progress(certificate)
-    return certificate

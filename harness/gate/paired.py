@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.core.progress import report_progress
 from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.arms import ArmTurn, TrainingArm
@@ -159,7 +160,6 @@ def measure(
     profile: Profile,
     budget: Budget,
     rng: np.random.Generator,
-    on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
     """Measure the throughput of a cell in tree `b` as a multiple of that in tree `a`.
 
@@ -167,7 +167,7 @@ def measure(
     starts first. Raises HarnessError if a rank fails.
     """
     with PairStarter(cell, seed, trees, base, profile) as starter:
-        return run_paired(cell, starter.pair, budget, rng, on_progress)
+        return run_paired(cell, starter.pair, budget, rng)
 
 
 def run_paired(
@@ -175,7 +175,6 @@ def run_paired(
     start_pair: StartPair,
     budget: Budget,
     rng: np.random.Generator,
-    on_progress: Callable[[str], None] = lambda text: None,
 ) -> PairedResult:
     """Measure fresh pairs of arms one after the other until the ratio is certain or the budget is
     spent.
@@ -204,7 +203,7 @@ def run_paired(
         if verdict == "slower":
             is_done = is_precise(samples, budget)
         ratio = fmean(sample.log_ratio for sample in samples)
-        on_progress(f"{counted(len(samples), 'pair')}, {math.expm1(ratio):+.1%}")
+        report_progress(f"{counted(len(samples), 'pair')}, {math.expm1(ratio):+.1%}")
     return summarize_pairs(samples, verdict, budget, time.monotonic() - start)
 
 

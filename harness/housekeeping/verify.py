@@ -17,7 +17,8 @@ from harness.analysis import baseline
 from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
-from harness.hardware import certificate, machine
+from harness.gate import certificate
+from harness.hardware import machine
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
 from harness.serving.record import check_files, read_export
@@ -73,7 +74,7 @@ def verify_machines(results: Results) -> Iterator[Verified]:
     for path in sorted(results.peaks.glob("*.json")):
         yield _verify(path, partial(machine.read, path))
     for path in sorted(results.certificates.glob("*.json")):
-        yield _verify(path, partial(certificate.read, results, path.stem))
+        yield _verify(path, partial(certificate.read, path))
     for path in baseline.files(results):
         yield _verify(path, partial(baseline.read, path))
 

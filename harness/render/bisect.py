@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Any
 
 from rich.markup import escape
 
-from harness.gate.bisect import BisectListener, BisectOutcome, Finding, Mark, Step
+from harness.gate.bisect import BisectOutcome, Finding, Mark, Step
 from harness.render.ci import printable
 from harness.render.console import TerminalConsole, styled
 from harness.render.gate import describe_change, describe_cost
@@ -23,41 +23,13 @@ COUNTED: Mapping[Mark, str] = {"good": "good", "bad": "bad", "skip": "skipped"} 
 LOOKS: Mapping[str, Look] = {"bad": "worse", "good": "better", "skip": "open"}  # by a mark
 
 
-class BisectView(BisectListener):
-    """Shows a bisection on stderr while it runs, so that stdout has nothing but its result."""
-
-    def __init__(self) -> None:
-        self.console = TerminalConsole(stderr=True)
-        # Redrawn rarely: this process shares the machine with what it measures.
-        self.status = self.console.status("starting", refresh_per_second=2)
-        self.comparison = ""  # which revisions are being measured
-
-    def __enter__(self) -> Self:
-        """Start the spinner."""
-        self.status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop the spinner, also after an error, which is printed below."""
-        self.status.stop()
-
-    def on_comparison_start(self, comparison: str) -> None:
-        """Show which revisions are measured; in a log, which has no spinner, by a line."""
-        self.comparison = comparison
-        if not self.console.is_terminal:
-            self.console.print_text(f"measuring {comparison}", "quiet")
-        self.on_progress("starting")
-
-    def on_progress(self, text: str) -> None:
-        """Show how far the comparison is."""
-        self.status.update(escape(f"{self.comparison}: {text}"))
-
-    def on_step_end(self, step: Step) -> None:
-        """Print a commit with its mark."""
-        mark = styled(f"{step.finding.mark:<4}", LOOKS[step.finding.mark])
-        finding = escape(_describe(step.finding))
-        subject = f"[dim]{escape(step.commit.subject)}[/]"
-        self.console.print_markup(f"{mark}  {step.commit.short}  {finding}  {subject}")
+def show_step(step: Step) -> None:
+    """Print a commit with its mark on stderr, so that stdout has nothing but the result."""
+    mark = styled(f"{step.finding.mark:<4}", LOOKS[step.finding.mark])
+    finding = escape(_describe(step.finding))
+    subject = f"[dim]{escape(step.commit.subject)}[/]"
+    console = TerminalConsole(stderr=True)
+    console.print_markup(f"{mark}  {step.commit.short}  {finding}  {subject}")
 
 
 def _describe(finding: Finding) -> str:

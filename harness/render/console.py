@@ -22,6 +22,7 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
+from harness.core.progress import progress_shown_by
 from harness.render.table import TERMINAL_STYLES, Look, Table, pieces, plain_text
 
 # C0 but the line feed, DEL and C1, whose \x9b begins a sequence as ESC [ does, and the marks that
@@ -78,16 +79,21 @@ def print_json(content: Any) -> None:
 
 
 @contextmanager
-def spinner(
-    activity: str = "", *, refresh_per_second: float = 12.5
-) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on stderr; yield a function that writes next to it what is being done.
+def spinner(activity: str = "") -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr and next to it what is being done; yield what writes it.
 
-    `activity` comes before each text.
+    `activity` comes before each text. Redrawn rarely: this process may share the machine with what
+    it measures.
     """
     console = TerminalConsole(stderr=True)
-    with console.status(escape(activity), refresh_per_second=refresh_per_second) as status:
-        yield lambda text: status.update(escape(f"{activity} {text}".strip()))
+    with console.status(escape(activity), refresh_per_second=2) as status:
+
+        def show(text: str) -> None:
+            """Write what is being done."""
+            status.update(escape(f"{activity} {text}".strip()))
+
+        with progress_shown_by(show):
+            yield show
 
 
 def styled(text: str, look: Look) -> str:

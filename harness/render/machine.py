@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from harness.hardware.certificate import (
-    MAX_FALSE_ALARMS,
-    Certificate,
-)
+from harness.gate.certificate import MAX_FALSE_ALARMS, Certificate
 from harness.render.console import TerminalConsole, print_json, styled
 from harness.slurm.doctor import Check
-
-
-@contextmanager
-def certify_progress(count: int) -> Iterator[Callable[[Certificate], None]]:
-    """Show a progress bar of `count` comparisons; yield a function that brings it up to date."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=TerminalConsole(stderr=True), transient=True)
-    bar = progress.add_task("", total=count)
-
-    def on_progress(certificate: Certificate) -> None:
-        """Start the bar with the first comparison: a bar without any leaves an empty line in a log."""
-        progress.start()
-        progress.update(
-            bar, completed=len(certificate.comparisons), description=describe(certificate)
-        )
-
-    try:
-        yield on_progress
-    finally:
-        if progress.live.is_started:
-            progress.stop()
 
 
 def show_certificate(certificate: Certificate, path: Path) -> None:
@@ -54,11 +23,6 @@ def show_certificate(certificate: Certificate, path: Path) -> None:
     console.print_text(str(path), "quiet")
     style = "green" if certificate.holds else "bold red"
     console.print_markup(f"[{style}]{escape(conclusion(certificate))}[/]")
-
-
-def describe(certificate: Certificate) -> str:
-    """Return what is compared and how many false alarms there are so far, for the progress bar."""
-    return f"{certificate.settings.label} against itself, {certificate.false_alarms} false alarms"
 
 
 def summary_lines(certificate: Certificate) -> list[str]:
@@ -72,11 +36,15 @@ def summary_lines(certificate: Certificate) -> list[str]:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     seconds = median(comparison.seconds for comparison in comparisons)
     load = median(comparison.load for comparison in comparisons)
+    count = len(comparisons)
+    low, high = certificate.false_alarm_interval
     return [
         f"{settings.label} against itself on {certificate.key}",
         f"{counts}; median of {seconds:.1f} s of measuring, {settings.seconds:g} s at most;"
         f" smallest change that matters: {settings.min_effect:.1%}; median load {load:.1f}",
-        certificate.description,
+        f"{certificate.false_alarms} of {count} false alarms"
+        f" ({certificate.false_alarms / count:.1%}, {low:.1%} to {high:.1%}), noise floor"
+        f" {certificate.noise_floor:.1%} within {settings.seconds:g} s",
     ]
 
 

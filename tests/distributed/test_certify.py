@@ -25,7 +25,6 @@ pytestmark = pytest.mark.distributed
 def test_comparisons_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     repository, results = Repository(tmp_path / "repository"), str(tmp_path / "results")
     command = (
-        "gate",
         "certify",
         str(repository.sweep),
         "--results",

@@ -18,7 +18,6 @@ from harness.core.worktree import Tree
 from harness.gate import bisect as module
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.bisect import (
-    BisectListener,
     BisectOptions,
     BisectOutcome,
     Finding,
@@ -27,11 +26,12 @@ from harness.gate.bisect import (
     bisect,
     find_suspects,
 )
-from harness.gate.commits import commits_between, describe_commit
+from harness.gate.commits import describe_commit
 from harness.gate.paired import Budget, PairedResult, SpeedVerdict
 from harness.render import bisect as view
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
+from harness.spec.validity import ValidityRules
 from tests.support.commands import harness
 from tests.support.repository import Repository
 
@@ -81,18 +81,9 @@ def write(repository: Repository, words: str) -> None:
 
 
 def search(repository: Repository, good: str, bad: str, **asked: Any) -> BisectOutcome:
-    sweep = load_sweep(repository.sweep)
     options = BisectOptions(good=good, bad=bad, **asked)
-    commits = commits_between(repository.path, good, bad)
-    return bisect(
-        sweep,
-        sweep.cells[0],
-        Profile(device="cpu"),
-        options,
-        repository.path,
-        commits,
-        BisectListener(),
-    )
+    profile = Profile(device="cpu", validity=ValidityRules(contention=None))
+    return bisect(load_sweep(repository.sweep), profile, options, lambda step: None)
 
 
 def sign_head(repository: Repository) -> None:
@@ -245,7 +236,6 @@ def test_a_commit_is_measured_against_half_of_the_loss_between_the_ends(
         options=BisectOptions(good="0", bad="8"),
         alpha=0.01,
         rng=np.random.default_rng(0),
-        on_progress=lambda text: None,
     )
     tree = Tree(name="a", top=Path(), path=Path())
     ends = Finding(mark="bad", measured=PairedResult(verdict="slower", ratio=0.8))

@@ -15,11 +15,10 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.worktree import Tree, checked_out, find_repository
-from harness.gate import against
+from harness.gate import against, bisect
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.bits import LossComparison
 from harness.gate.paired import PairedResult, SpeedVerdict
-from harness.interface import gating
 from harness.render import gate as view
 from tests.factories import make_cell
 from tests.support.commands import harness
@@ -206,7 +205,8 @@ def test_the_revision_is_looked_up_before_the_machine_is_waited_for(
     def wait(*_: object, **__: object) -> None:
         raise AssertionError("waited")
 
-    monkeypatch.setattr(gating, "hold_machine", wait)
+    for module in (against, bisect):
+        monkeypatch.setattr(module, "hold_machine", wait)
     repository = Repository(tmp_path)
     for command in (("gate", "--against", "v9"), ("bisect", "v9", "HEAD")):
         ended = harness(*command, str(repository.sweep))

@@ -18,6 +18,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
+from harness.core.progress import progress_shown_by
 from harness.gate import paired
 from harness.gate.arms import PROTOCOL, ArmTurn, TrainingArm
 from harness.gate.paired import Budget
@@ -130,9 +131,12 @@ def test_a_slower_side_is_found_and_a_look_is_taken_after_every_pair(
     fast, slow = Repository(tmp_path / "fast"), Repository(tmp_path / "slow")
     slow.write(1.0)
     (cell,) = load_sweep(fast.sweep).cells
-    with threads(tmp_path, [cell, cell], [fast.path, slow.path]) as arms:
+    with (
+        threads(tmp_path, [cell, cell], [fast.path, slow.path]) as arms,
+        progress_shown_by(heard.append),
+    ):
         result = paired.run_paired(
-            cell, lambda keys: nullcontext(arms), budget, np.random.default_rng(0), heard.append
+            cell, lambda keys: nullcontext(arms), budget, np.random.default_rng(0)
         )
     assert result.verdict == "slower"
     assert len(heard) == result.pairs >= 3

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.paths import Results
-from harness.hardware import certificate, machine
+from harness.gate import certificate
+from harness.hardware import machine
 from harness.records.files import read_record
 from tests.factories import make_machine
-from tests.hardware.test_certificate import made
+from tests.gate.test_certificate import made
 from tests.programs.campaign.calls import IDS
 from tests.programs.campaign.oracle import Finding, Snapshot, compare
 from tests.programs.campaign.stage import Stage, undisturbed

@@ -13,7 +13,6 @@ It changes nothing about other commands.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,19 +106,6 @@ class Certificate:
         rank = math.ceil(NOISE_FLOOR_QUANTILE * len(changes))
         return sorted(changes)[rank - 1]
 
-    @property
-    def description(self) -> str:
-        """`3 of 200 false alarms (1.5%, 0.3% to 4.3%), noise floor 0.4% within 30 s; 2026-11-21`."""
-        count = len(self.comparisons)
-        share = self.false_alarms / count
-        low, high = self.false_alarm_interval
-        day = time.strftime("%Y-%m-%d", time.localtime(self.comparisons[-1].ended))
-        return (
-            f"{self.false_alarms} of {count} false alarms"
-            f" ({share:.1%}, {low:.1%} to {high:.1%}),"
-            f" noise floor {self.noise_floor:.1%} within {self.settings.seconds:g} s; {day}"
-        )
-
     def continues(self, other: Certificate) -> bool:
         """Return whether the comparisons of both may count together.
 
@@ -129,30 +115,13 @@ class Certificate:
         return all(getattr(self, name) == getattr(other, name) for name in decisive)
 
 
-def certificate_path(results: Results, hardware: str) -> Path:
-    """Return the path of the certificate of the machine with the key `hardware`."""
-    return results.certificates / f"{hardware}.json"
-
-
 def write(results: Results, certificate: Certificate) -> Path:
     """Write the certificate under its machine's key, and return the path."""
-    path = certificate_path(results, certificate.key)
+    path = results.certificates / f"{certificate.key}.json"
     write_atomically(path, sealed_text(asdict(certificate)))
     return path
 
 
-def read(results: Results, hardware: str) -> Certificate | None:
-    """Return the certificate of the machine with the key `hardware`, None if it has none.
-
-    Raises BadInput for a file that is no certificate, incomplete, of another machine or of another
-    schema.
-    """
-    path = certificate_path(results, hardware)
-    if not path.exists():
-        return None
-    certificate = decode_file(Certificate, path, CERTIFICATE_FORMAT)
-    if not certificate.comparisons:
-        raise CERTIFICATE_FORMAT.error(path, "not a valid certificate: no comparison")
-    if certificate.key != hardware:
-        raise CERTIFICATE_FORMAT.error(path, f"not a valid certificate: is of {certificate.key}")
-    return certificate
+def read(path: Path) -> Certificate:
+    """Return a certificate; raises BadInput for a file that is none, or is of another schema."""
+    return decode_file(Certificate, path, CERTIFICATE_FORMAT)
