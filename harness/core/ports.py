@@ -39,7 +39,9 @@ def node_address(interface: str | None) -> str:
             if address.family == family:
                 return str(address.address)
     allowed = ", ".join(sorted(interfaces))
-    raise BadInput(f"slurm.interface: found {interface!r} without an address; allowed: {allowed}")
+    raise BadInput(
+        f"GLOO_SOCKET_IFNAME: found {interface!r} without an address; allowed: {allowed}"
+    )
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -30,7 +30,7 @@ def submit_sweep(
     Raises BadInput and HarnessError as `harness.slurm.submit` does.
     """
     sweep_folder = results.sweep_folder(sweep.name)
-    submit.check_folder(profile, sweep_folder.path)
+    submit.check_folder(sweep_folder.path)
     return submit.submit(
         sweep,
         profile,
@@ -46,7 +46,7 @@ def prepare_submission(
 ) -> PreparedSubmission:
     """Return what `submit_sweep` would submit at this moment, without writing anything."""
     sweep_folder = results.sweep_folder(sweep.name)
-    submit.check_folder(profile, sweep_folder.path)
+    submit.check_folder(sweep_folder.path)
     return submit.prepare(sweep, profile, sweep_folder, redo=redo)
 
 

@@ -41,7 +41,6 @@ from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-from harness.spec.saving import save_plan
 from harness.spec.sweep import Sweep
 from workloads.catalog import heavy_modules
 
@@ -357,11 +356,8 @@ class Runner:
             trial=trial,
             base_folder=str(self.sweep.base_folder),
             checkpoint=self.sweep.checkpoint,
-            saves=save_plan(
-                self.sweep.saves,
-                trial.cell,
-                self.profile.launcher,
-                self.profile.mean_time_between_failures,
+            saves=self.sweep.saves.of(
+                self.profile.launcher, is_script=trial.cell.workload.is_script
             ),
             profile=self.sweep.profile,
             fingerprints=self.sweep.fingerprints,

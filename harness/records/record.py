@@ -492,7 +492,7 @@ class RunSettings:
     # secrets are redacted.
     profile: Mapping[str, Any]
     fingerprints: Fingerprints | None = None  # None: of no step
-    checkpoint_every: str | None = None  # None: auto under Slurm, otherwise never
+    checkpoint_every: str | None = None  # None: 10m under Slurm, otherwise never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

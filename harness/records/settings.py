@@ -15,7 +15,7 @@ from harness.core.variables import WITHHELD, is_secret_name, recorded_value
 from harness.records import seal
 from harness.records.record import Record, RunSettings
 from harness.spec.cluster import Profile
-from harness.spec.saving import SaveRules, save_plan
+from harness.spec.saving import SaveInterval
 from harness.spec.sweep import Sweep
 
 ASSIGNED = re.compile(r"(\w+)=")  # in a line of shell: the name of a variable
@@ -54,8 +54,9 @@ def saves_at_intervals(record: Record) -> bool:
     """Return whether a trial saves checkpoints at intervals, as far as its record says."""
     if record.settings is None:
         return False
-    rules = SaveRules(every=record.settings.checkpoint_every)
-    return save_plan(rules, record.trial.cell, record.settings.launcher) is not None
+    interval = SaveInterval(every=record.settings.checkpoint_every)
+    is_script = record.trial.cell.workload.is_script
+    return interval.of(record.settings.launcher, is_script=is_script) is not None
 
 
 def _recorded_line(line: str) -> str:

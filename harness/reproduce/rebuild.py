@@ -20,7 +20,7 @@ from harness.spec.cell import Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
 from harness.spec.document import Document
 from harness.spec.overrides import apply_data
-from harness.spec.saving import NEVER, SaveRules
+from harness.spec.saving import NEVER, SaveInterval
 from harness.spec.script import read_workload
 from harness.spec.sweep import Sweep
 from harness.spec.validity import ValidityRules
@@ -79,7 +79,7 @@ def rebuild_sweep(
         seeds=sorted(seeds),
         repeats=1 + max(trial.repeat for trial in trials),
         checkpoint="none",
-        saves=SaveRules(every=NEVER),
+        saves=SaveInterval(every=NEVER),
         timeout=TIMEOUT,
         cells=list(cells.values()),
         excluded=(),

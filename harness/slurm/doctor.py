@@ -141,7 +141,7 @@ def _examine_cluster(
     on_progress: Callable[[str], None],
 ) -> list[Check]:
     """Submit the trial, or one for each node, wait for the jobs, and return what became of them."""
-    check_folder(profile, folder)
+    check_folder(folder)
     ping = run_client(["scontrol", "ping"])
     if ping.returncode:
         return [Check(name="Slurm", passed=False, detail=one_line(ping.stdout + ping.stderr))]
@@ -149,7 +149,7 @@ def _examine_cluster(
     slurm = profile.slurm
     if slurm.time_limit_seconds > 60 * MAX_MINUTES:
         # The warning ahead of the limit is of no use here, and has to be shorter than the limit.
-        slurm = replace(slurm, time=str(MAX_MINUTES), warning=1)
+        slurm = replace(slurm, sbatch={**slurm.sbatch, "time": MAX_MINUTES}, warning=1)
     profiles = {"trial": replace(profile, slurm=slurm)}
     if all_nodes:
         profiles = {node: replace(profile, slurm=_on_node(slurm, node)) for node in _nodes(slurm)}
@@ -188,14 +188,14 @@ def _examine_cluster(
 
 def _on_node(slurm: SlurmOptions, node: str) -> SlurmOptions:
     """Return the options for a job on one node."""
-    return replace(slurm, nodes=1, options={**slurm.options, "nodelist": node})
+    return replace(slurm, nodes=1, sbatch={**slurm.sbatch, "nodelist": node})
 
 
 def _nodes(slurm: SlurmOptions) -> list[str]:
     """Return the nodes of the profile's partition that respond; raises BadInput for none."""
     command = ["sinfo", "--Node", "--responding", "--noheader", "--format=%N"]
-    if slurm.partition:
-        command.append(f"--partition={slurm.partition}")
+    if "partition" in slurm.options:
+        command.append(f"--partition={slurm.options['partition']}")
     nodes = sorted(set(run_client(command).stdout.split()))
     if not nodes:
         raise BadInput("--all-nodes: found no node that responds")

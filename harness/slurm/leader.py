@@ -45,7 +45,7 @@ from harness.slurm import submission as submissions
 from harness.slurm.packing import JobArray
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec.cell import Trial
-from harness.spec.cluster import INTERFACE_VARIABLES, Profile
+from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
 
@@ -299,19 +299,15 @@ def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]
 def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
     """Return the launcher that runs ranks as steps of this job.
 
-    Raises JobIsOver if the profile's interface has no address on this node.
+    Raises JobIsOver if the interface that the profile sets for gloo has no address on this node.
     """
     slurm = profile.slurm
     try:
-        address = node_address(slurm.interface)
+        address = node_address(profile.environment.get("GLOO_SOCKET_IFNAME"))
     except BadInput as error:
         raise JobIsOver(str(error)) from None
-    environment = dict(profile.environment)
-    if slurm.interface:
-        # Variables of the profile win over its interface.
-        environment = dict.fromkeys(INTERFACE_VARIABLES, slurm.interface) | environment
     return Srun(
-        environment=environment,
+        environment=profile.environment,
         ranks_per_node=ranks_per_node,
         cpus_per_rank=slurm.cpus_per_rank,
         python=slurm.python or sys.executable,

@@ -42,7 +42,7 @@ from harness.slurm.packing import JobArray, pack
 from harness.slurm.queue import QueuedJob
 from harness.slurm.submission import Submission, SubmissionFolder
 from harness.spec.cell import Trial
-from harness.spec.cluster import Profile, check_shared_folder
+from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep
 
@@ -384,46 +384,25 @@ def job_executor(
         stderr_to_stdout=True,
         wckey=None,
         array_parallelism=slurm.array_parallelism,
-        **resources(slurm, array),
-        additional_parameters=additional_parameters(slurm),
+        additional_parameters=sbatch_options(slurm, array),
     )
     return executor
 
 
-def resources(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
-    """Return what an array's jobs ask for, by submitit's names; what is None is left to the
-    cluster.
-    """
-    gpus: int | str | None = array.ranks_per_node * slurm.gpus_per_rank or None
-    if gpus and slurm.gpu_type:
-        gpus = f"{slurm.gpu_type}:{gpus}"
-    return {
-        "partition": slurm.partition,
-        "account": slurm.account,
-        "qos": slurm.qos,
-        "constraint": slurm.constraint,
+def sbatch_options(slurm: SlurmOptions, array: JobArray) -> dict[str, Any]:
+    """Return what an array's jobs ask sbatch for, by its options with underscores."""
+    options: dict[str, Any] = {
         "nodes": array.nodes,
         "ntasks_per_node": array.ranks_per_node,
         "cpus_per_task": slurm.cpus_per_rank,
-        "gpus_per_node": gpus,
-        "time": -(-slurm.time_limit_seconds // 60),  # minutes, rounded up
-        "exclusive": slurm.exclusive or None,
-    }
-
-
-def additional_parameters(slurm: SlurmOptions) -> dict[str, Any]:
-    """Return the options of sbatch for which submitit has no parameter, by sbatch's names."""
-    parameters: dict[str, Any] = {
         # The script redirects its output itself: in the name of Slurm's log, % begins a pattern.
         "output": "/dev/null",
         "signal": f"B:USR2@{slurm.warning}",  # B: to the batch script alone
         "requeue": True,
     }
-    if slurm.memory:
-        parameters["mem"] = slurm.memory
-    for name, value in slurm.options.items():
-        parameters[name] = True if value is None else value
-    return parameters
+    if slurm.gpus_per_rank:
+        options["gpus_per_node"] = array.ranks_per_node * slurm.gpus_per_rank
+    return {**options, **slurm.options}
 
 
 def setup_lines(submission_folder: SubmissionFolder, array: int, setup: Sequence[str]) -> list[str]:
@@ -454,13 +433,8 @@ def setup_lines(submission_folder: SubmissionFolder, array: int, setup: Sequence
     return lines
 
 
-def check_folder(profile: Profile, path: Path) -> None:
-    """Refuse a folder that can't be that of a job's results.
-
-    Raises BadInput if nodes don't share it, or if submitit would expand its name: `%j` becomes a
-    job's id.
-    """
-    check_shared_folder(profile, path)
+def check_folder(path: Path) -> None:
+    """Refuse a folder whose name submitit would expand: `%j` becomes a job's id; raises BadInput."""
     absolute = str(path.absolute())
     if "%" in absolute:
         raise BadInput(f"--results: found {absolute!r}; allowed: for jobs, a path without %")

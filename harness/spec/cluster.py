@@ -15,16 +15,13 @@ from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
 from harness.spec.environment import NAME, PREFIX
-from harness.spec.saving import DEFAULT_MEAN_TIME_BETWEEN_FAILURES, parse_time_between_failures
-from harness.spec.slurm import SlurmOptions, reject_control_characters
+from harness.spec.slurm import SlurmOptions, require_printable
 from harness.spec.validity import ValidityRules
 from workloads.options import Count
 
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
 SHARED_HOST = "HARNESS_SHARED_HOST"
-# What ranks get from the profile's `slurm.interface`.
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 # The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
@@ -48,49 +45,31 @@ class Profile:
     environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
-    # How long ranks of a trial run until one is lost, on average: `checkpoint: {every: auto}` needs it.
-    mean_time_between_failures: str = DEFAULT_MEAN_TIME_BETWEEN_FAILURES
-    # Of one rank, that is of its GPU or of its share of the machine, as in 2.49 USD; null: no costs
-    # are shown.
     # Which measurements are not to be believed, and how often those are repeated.
     validity: ValidityRules = field(default_factory=ValidityRules)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)  # for launcher slurm
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        for key, parse in (("mean_time_between_failures", parse_time_between_failures),):
-            try:
-                if getattr(self, key) is not None:
-                    parse(getattr(self, key))
-            except ValueError as error:
-                raise ValueError(f"{key}: {error}") from None
-        for name in self.environment:
+        for name, value in self.environment.items():
             if not NAME.fullmatch(name):
                 raise ValueError(
                     f"environment: found the name {name!r};"
                     " allowed: letters, digits and _, no digit first"
                 )
-        for name, value in self.environment.items():
-            reject_control_characters(f"environment.{name}", value)
-        if self.launcher == "slurm":
-            self._check_slurm()
-        elif self.slurm != SlurmOptions():
-            raise ValueError("slurm: found with launcher torchrun; allowed: with launcher slurm")
-
-    def _check_slurm(self) -> None:
-        """Raise ValueError for settings that make no sense under Slurm, alone or together."""
-        if self.slots is not None:
-            raise ValueError(
-                "slots: found with launcher slurm; allowed: slurm.nodes and slurm.ranks_per_node"
-            )
-        if self.parallel != 1:
-            raise ValueError(
-                "parallel: found with launcher slurm; allowed: slurm.exclusive false, so that jobs share nodes"
-            )
+            require_printable(f"environment.{name}", value)
         # With device auto, either is right: ranks take the GPU that their job was assigned.
-        needed = {"cuda": 1, "cpu": 0}.get(self.device)
         gpus = self.slurm.gpus_per_rank
-        if needed is not None and gpus != needed:
+        needed = {"cuda": 1, "cpu": 0}.get(self.device, gpus)
+        if self.launcher == "torchrun":
+            if self.slurm != SlurmOptions():
+                raise ValueError(
+                    "slurm: found with launcher torchrun; allowed: with launcher slurm"
+                )
+        elif self.slots is not None or self.parallel != 1:
+            allowed = "the keys of slurm, such as nodes and ranks_per_node"
+            raise ValueError(f"slots or parallel: found with launcher slurm; allowed: {allowed}")
+        elif gpus != needed:
             raise ValueError(
                 f"slurm.gpus_per_rank: found {gpus} with device {self.device}; allowed: {needed}"
             )
@@ -135,9 +114,6 @@ def load_profile(name: str) -> Profile:
     if path is None:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
     document = read_document(path)
-    slurm = document.content.get("slurm")
-    if isinstance(slurm, dict) and type(slurm.get("time")) is int:
-        slurm["time"] = str(slurm["time"])  # minutes, which sbatch takes without quotes
     profile: Profile = document.validate(Profile, document.content)
     if os.environ.get(SHARED_HOST):
         profile = replace(profile, validity=replace(profile.validity, contention=None))
@@ -165,19 +141,6 @@ def with_tolerance(profile: Profile, *, tolerate_load: bool) -> Profile:
     return replace(profile, validity=replace(profile.validity, contention=None))
 
 
-def check_shared_folder(profile: Profile, results: Path) -> None:
-    """Raise BadInput if the results would be outside the folder that all nodes see.
-
-    Nothing is checked for a profile that names no such folder.
-    """
-    shared = profile.slurm.shared_folder
-    if shared is None or results.resolve().is_relative_to(shared.resolve()):
-        return
-    raise BadInput(
-        f"--results: found {results.resolve()}; allowed: a folder in {shared}, the slurm.shared_folder"
-    )
-
-
 def check_fits(
     profile: Profile, cells: Iterable[Cell], source: Path | None = None, *, timed: bool = True
 ) -> None:
@@ -195,39 +158,31 @@ def check_fits(
         )
     on_cores = profile.launcher == "torchrun" and not gpus and profile.slots is None
     slots = available_slots(profile) if timed or not on_cores else None
-    variables = dict.fromkeys(profile.environment, "environment")  # and the key that sets each
-    if profile.slurm.interface:
-        variables |= dict.fromkeys(INTERFACE_VARIABLES, "slurm.interface")
     # Of cells that a profile has to meet the same demands of, the first is checked.
     demands_of = attrgetter("axes.world_size", *(f"axes.{axis}" for axis in GPU_SETTINGS))
     unlike: dict[Hashable, Cell] = {}
     for cell in cells:
         unlike.setdefault((demands_of(cell), *cell.environment), cell)
     for cell in unlike.values():
-        problem = _problem_of_variable(variables, cell) or _problem_of_size(cell, gpus, slots)
+        problem = _misfit(cell, profile, gpus, slots)
         if problem is not None:
             raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
 
 
-def _problem_of_size(cell: Cell, gpus: int, slots: Slots | None) -> str | None:
-    """Return what a cell needs more of than there is: a GPU, or `slots` for ranks; None if it fits."""
+def _misfit(cell: Cell, profile: Profile, gpus: int, slots: Slots | None) -> str | None:
+    """Return what of a cell the profile sets too or has too little of; None if the cell fits."""
+    for name in cell.environment:
+        if name in profile.environment:
+            return (
+                f"{PREFIX}{name}: found in the profile's environment too;"
+                " allowed: a variable in one of them"
+            )
     setting = setting_that_needs_gpu(cell.axes)
     if setting is not None and not gpus:
         return f"{setting}; needed: a GPU"
     world_size = cell.axes.world_size
     if slots is not None and world_size > slots.ranks:
         return f"world_size: found {world_size}; allowed: at most {slots.ranks}, {slots.reason}"
-    return None
-
-
-def _problem_of_variable(variables: Mapping[str, str], cell: Cell) -> str | None:
-    """Return the problem of a variable that a cell sets and a key of the profile too, None without."""
-    for name in cell.environment:
-        if name in variables:
-            return (
-                f"{PREFIX}{name}: found in the profile's {variables[name]} too;"
-                " allowed: a variable in one of them"
-            )
     return None
 
 

@@ -19,37 +19,14 @@ Variables = Mapping[str, str | None]  # name -> value; None: unset
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # that a shell can set too
 MAX_VALUE = 1000  # characters; labels and tables show the value
 ALLOWED_VALUES = "text, a whole number, or null for unset"
-_OF_RANKS = "says which rank a process is"
-_THREADS = "follows num_threads, which is an axis"
 # Variables that the harness or a launcher sets, or that would change what the harness believes of
-# the machine -> what they do, for errors.
-RESERVED = {
-    "RANK": _OF_RANKS,
-    "LOCAL_RANK": _OF_RANKS,
-    "GROUP_RANK": _OF_RANKS,
-    "ROLE_RANK": _OF_RANKS,
-    "WORLD_SIZE": "follows world_size, which is an axis",
-    "LOCAL_WORLD_SIZE": "follows world_size, which is an axis",
-    "ROLE_WORLD_SIZE": "follows world_size, which is an axis",
-    "GROUP_WORLD_SIZE": "follows world_size, which is an axis",
-    "MASTER_ADDR": "says where ranks meet",
-    "MASTER_PORT": "says where ranks meet",
-    "OMP_NUM_THREADS": _THREADS,
-    "MKL_NUM_THREADS": _THREADS,  # torch.set_num_threads overrules it
-    "OPENBLAS_NUM_THREADS": _THREADS,  # a forkserver loads NumPy with one thread
-    "CUDA_VISIBLE_DEVICES": "decides which GPUs there are, which is the profile's to say",
-    "PYTHONHOME": "decides which code runs",
-    "PYTHONPATH": "decides which code runs",
-    "PYTHONUNBUFFERED": "is set by the launcher",
-    "TORCHINDUCTOR_CACHE_DIR": "follows cache, which is an axis",
-    "TRITON_CACHE_DIR": "follows cache, which is an axis",
-}
-# The same for all names with these beginnings.
-RESERVED_PREFIXES = {
-    "HARNESS_": "is the harness's own",
-    "TORCHELASTIC_": "is torchrun's own",
-    **dict.fromkeys((*OPTION_PREFIXES, *JOB_PREFIXES), "is Slurm's own"),
-}
+# the machine.
+RESERVED = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES"
+    r"|(OMP|MKL|OPENBLAS)_NUM_THREADS"  # which follow the axis num_threads
+    r"|PYTHON(HOME|PATH|UNBUFFERED)|(TORCHINDUCTOR|TRITON)_CACHE_DIR)$"
+)
+RESERVED_PREFIXES = ("HARNESS_", "TORCHELASTIC_", *OPTION_PREFIXES, *JOB_PREFIXES)
 
 
 def variable_of(axis: str) -> str | None:
@@ -70,12 +47,11 @@ def problem_of_variable(name: str) -> str | None:
     """Return why a variable can't be an axis, None if it can."""
     if not NAME.fullmatch(name):
         return f"found the name {name!r}; allowed: letters, digits and _, no digit first"
-    reason = RESERVED.get(name)
-    for prefix, reason_of_prefix in RESERVED_PREFIXES.items():
-        if name.startswith(prefix):
-            reason = reason_of_prefix
-    if reason is not None:
-        return f"found a variable that {reason}; allowed: variables that nothing else sets"
+    if RESERVED.match(name) or name.startswith(RESERVED_PREFIXES):
+        return (
+            "found a variable that the harness or a launcher sets;"
+            " allowed: variables that nothing else sets"
+        )
     if is_secret_name(name):
         return (
             "found a name that speaks of a secret, and values of axes are recorded; allowed:"

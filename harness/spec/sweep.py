@@ -32,7 +32,7 @@ from harness.spec.cell import (
 from harness.spec.document import Document, read_document
 from harness.spec.files import FileDigests
 from harness.spec.overrides import apply_data, apply_set
-from harness.spec.saving import CheckpointRules, SaveRules
+from harness.spec.saving import CheckpointRules, SaveInterval
 from harness.spec.script import read_arguments, read_workload
 from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack
@@ -97,7 +97,7 @@ class Sweep:
     cells: Sequence[Cell]
     excluded: Sequence[matrix.ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
-    saves: SaveRules = field(default_factory=SaveRules)
+    saves: SaveInterval = field(default_factory=SaveInterval)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
@@ -242,7 +242,7 @@ def _plan(
         seeds=file.seeds,
         repeats=file.repeats,
         checkpoint="best" if file.checkpoint.best else "none",
-        saves=SaveRules(every=file.checkpoint.every, keep=file.checkpoint.keep),
+        saves=SaveInterval(every=file.checkpoint.every, keep=file.checkpoint.keep),
         profile=file.profile,
         fingerprints=file.fingerprints,
         timeout=file.timeout,

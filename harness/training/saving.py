@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.records.record import Saves
-from harness.spec.saving import SavePlan, automatic_interval, parse_interval
+from harness.spec.saving import SaveInterval
 from harness.training.checkpoint import Checkpointer
 from harness.training.state import TrainingState
 
@@ -26,18 +26,15 @@ END_SECONDS = 60.0  # that a file which is being written has to end
 class IntervalSaver:
     """Decides when the trial is saved, and saves it; every rank has one."""
 
-    def __init__(self, plan: SavePlan, checkpointer: Checkpointer, state: TrainingState) -> None:
-        interval = parse_interval(plan.every)
-        assert interval is not None, "a trial that never saves has no saver"
-        self._plan = plan
+    def __init__(
+        self, interval: SaveInterval, checkpointer: Checkpointer, state: TrainingState
+    ) -> None:
         self._interval = interval
         self._checkpointer = checkpointer
         self._last = time.monotonic()  # when the last save began, or this attempt
-        self._costs: list[float] = []  # seconds of each save of this attempt
         self._writer: _Writer | None = None  # of the save that is under way
         self._step = 0  # of the save that is under way
         self._begun_at = 0.0  # seconds since the epoch
-        self._blocked = 0.0  # seconds of it
         # What a death would go back to, and when that was saved or this attempt began to train.
         self.saved_step, self.saved_at = state.step, time.time()
         if state.saves is None:
@@ -64,11 +61,7 @@ class IntervalSaver:
         if not self._checkpointer.mesh.ranks.is_rank_0:
             return False
         seconds = self._interval.seconds  # from one save to the next
-        if seconds is None:
-            # Before the first save, its cost is unknown.
-            cost = sum(self._costs) / len(self._costs) if self._costs else 0.0
-            seconds = automatic_interval(cost, self._plan.mean_seconds_between_failures)
-        return time.monotonic() - self._last >= seconds
+        return seconds is not None and time.monotonic() - self._last >= seconds
 
     def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> bool:
         """End the save that all ranks have written, and begin one that is due.
@@ -85,11 +78,11 @@ class IntervalSaver:
         self._step, self._begun_at = state.step, time.time()
         self._writer = _Writer(self._checkpointer, self._checkpointer.capture(state))
         self._writer.start()
-        self._blocked = time.perf_counter() - start
+        blocked = time.perf_counter() - start
         assert state.saves is not None
-        blocked = state.saves.blocked_seconds + self._blocked
-        state.saves = replace(state.saves, blocked_seconds=blocked)
-        state.add_seconds("checkpoint", self._blocked)
+        total = state.saves.blocked_seconds + blocked
+        state.saves = replace(state.saves, blocked_seconds=total)
+        state.add_seconds("checkpoint", blocked)
         return True
 
     def _finish(self, state: TrainingState, *, is_whole: bool) -> None:
@@ -105,14 +98,10 @@ class IntervalSaver:
         if is_whole:
             state.saves = replace(state.saves, count=state.saves.count + 1)
             self.saved_step, self.saved_at = self._step, self._begun_at
-            self._checkpointer.remove_old(self._step, self._plan.keep)
+            self._checkpointer.remove_old(self._step, self._interval.keep)
         else:
             problem = writer.problem or "another rank could not write its part"
             state.note_unsaved(f"step {self._step} was not saved: {problem}")
-        if self._checkpointer.mesh.device.type == "cpu":
-            # The thread takes cores from training; next to a GPU, it does not.
-            self._blocked += writer.cpu_seconds
-        self._costs.append(self._blocked)
 
     def stop(self) -> None:
         """Wait for the file that is being written."""
@@ -129,14 +118,13 @@ class _Writer(threading.Thread):
         self._checkpointer, self._content = checkpointer, content
         self.problem: str | None = None  # why it could not be written
         self.bytes = 0
-        self.seconds = self.cpu_seconds = 0.0
+        self.seconds = 0.0
 
     def run(self) -> None:
         """Write the file, and note how long it took."""
-        start, cpu_start = time.perf_counter(), time.thread_time()
+        start = time.perf_counter()
         try:
             self.bytes = self._checkpointer.write(self._content)
         except Exception as error:  # whatever it is, no trial is lost for a save
             self.problem = f"{type(error).__name__}: {error}"
         self.seconds = time.perf_counter() - start
-        self.cpu_seconds = time.thread_time() - cpu_start

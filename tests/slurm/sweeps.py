@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from harness.core.paths import Results, TrialFolder
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.running import read_progress_file
+from harness.spec.slurm import SlurmOptions
 from tests.support.commands import harness
 from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, run, wait_until
 
@@ -99,15 +101,15 @@ def slow_down(folder: Path) -> None:
 
 
 def slurm_profile(folder: Path, **slurm: Any) -> Path:
-    """Write a profile of two nodes with a rank each, and further keys of its section `slurm`."""
-    section = {
-        "nodes": 2,
-        "cpus_per_rank": 2,
-        "exclusive": False,
-        "time": "10",
-        "array_parallelism": 2,
-        **slurm,
-    }
+    """Write a profile of two nodes with a rank each.
+
+    `slurm` are further keys of its section `slurm`, or else options of sbatch.
+    """
+    section: dict[str, Any] = {"nodes": 2, "cpus_per_rank": 2, "array_parallelism": 2}
+    section["sbatch"] = {"exclusive": False, "time": 10}
+    own_keys = {key.name for key in fields(SlurmOptions)}
+    for key, value in slurm.items():
+        (section if key in own_keys else section["sbatch"])[key] = value
     content = {
         "launcher": "slurm",
         "device": "cpu",

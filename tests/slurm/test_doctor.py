@@ -33,7 +33,7 @@ class Diagnosis:
 def doctor(folder: Path, *arguments: str, results: Path | None = None, **slurm: Any) -> Diagnosis:
     """Run `harness doctor` with a profile that has these keys in its section `slurm`."""
     profile = folder / "profile.yaml"
-    section = {"nodes": 2, "exclusive": False} | slurm
+    section = {"nodes": 2, "sbatch": {"exclusive": False}} | slurm
     content = {"launcher": "slurm", "device": "cpu", "slurm": section}
     profile.write_text(yaml.safe_dump(content), encoding="utf-8")
     results = results or folder / "results"
@@ -92,6 +92,6 @@ def test_a_job_that_does_not_start_is_cancelled(slurm: Slurm, tmp_path: Path) ->
 
 @pytest.mark.slurm
 def test_what_slurm_refuses_is_named(slurm: Slurm, tmp_path: Path) -> None:
-    diagnosis = doctor(tmp_path, constraint="h100")
+    diagnosis = doctor(tmp_path, sbatch={"constraint": "h100"})
     assert diagnosis.code == 1
     assert "Invalid feature specification" in diagnosis.problems["job"]

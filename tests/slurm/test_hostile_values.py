@@ -45,7 +45,7 @@ def test_values_that_a_shell_would_expand(
     folder.path.mkdir()
     array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[]])
     prefix = ("env", f"A={HOSTILE} \\ ")
-    options = SlurmOptions(options={"comment": HOSTILE}, prefix=prefix, exclusive=False)
+    options = SlurmOptions(sbatch={"comment": HOSTILE, "exclusive": False}, prefix=prefix)
     executor = job_executor(folder, options, array, "hostile", 0)
     call_sbatch(executor, "exec touch proof")
     assert slurm.run("squeue", "--noheader", "--format=%k") == HOSTILE
@@ -76,11 +76,9 @@ def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_ow
         "device": "cpu",
         "environment": {"CUDA_CACHE_PATH": HOSTILE},
         "slurm": {
-            "account": HOSTILE,
             "setup": ["# it's", "scontrol show job $SLURM_JOB_ID"],
-            "time": "10",
             "prefix": ["env", f"A={HOSTILE}"],
-            "exclusive": False,
+            "sbatch": {"account": HOSTILE, "time": "10", "exclusive": False},
         },
     }
     profile.write_text(yaml.safe_dump(content), encoding="utf-8")

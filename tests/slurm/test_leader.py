@@ -258,10 +258,9 @@ class TestLead:
         self, runner: Runner, submitted: Submission
     ) -> None:
         """The interface will have none when the job is back either."""
-        slurm = replace(submitted.profile.slurm, interface="ib7")
-        profile = replace(submitted.profile, slurm=slurm)
+        profile = replace(submitted.profile, environment={"GLOO_SOCKET_IFNAME": "ib7"})
         submission.write(runner.folder, replace(submitted, profile=profile))
-        with pytest.raises(JobIsOver, match=r"slurm.interface: found 'ib7' without an address"):
+        with pytest.raises(JobIsOver, match=r"GLOO_SOCKET_IFNAME: found 'ib7' without an address"):
             self.lead(runner, submitted)
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:

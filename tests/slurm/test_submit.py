@@ -34,6 +34,9 @@ STRATEGIES = [{"strategy": ["single", "ddp"], "world_size": [1, 2]}]
 NODE_LOST = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
 
 
+PHYSICS = {"time": 45, "account": "physics"}
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """A fake Slurm whose programs are on the PATH."""
@@ -123,7 +126,7 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(
 ) -> None:
     """The script that it shows is the one that a submission hands to sbatch."""
     sweep = write(tmp_path, seeds=[0, 1])
-    dry_run = submit(sweep, results, "--dry-run", time="45", account="physics")
+    dry_run = submit(sweep, results, "--dry-run", sbatch=PHYSICS)
     assert dry_run.code == 0
     assert "#SBATCH --account=physics" in dry_run.out
     assert "#SBATCH --time=45" in dry_run.out
@@ -131,7 +134,7 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(
     assert slurm.batch_scripts() == []
     assert not results.sweep_folder("demo").spec_path.exists()
 
-    submit(sweep, results, time="45", account="physics")
+    submit(sweep, results, sbatch=PHYSICS)
     shown = dry_run.out[dry_run.out.index("#!/bin/bash") :].strip().splitlines()
     submitted = slurm.batch_scripts()[0].strip().splitlines()
     day = only_submission(results).id[:8]  # begins the ids, which differ
@@ -158,8 +161,8 @@ def test_hostile_names_reach_no_shell(slurm: FakeSlurm, tmp_path: Path) -> None:
     """Each stays one argument of sbatch, or one word of the script."""
     results = Results(tmp_path / f"{HOSTILE}\nx")
     sweep = write(tmp_path)
-    options = {"comment": HOSTILE, "contiguous": None}
-    ended = submit(sweep, results, account=HOSTILE, options=options, prefix=[HOSTILE])
+    options = {"comment": HOSTILE, "account": HOSTILE, "contiguous": True}
+    ended = submit(sweep, results, sbatch=options, prefix=[HOSTILE])
     assert (ended.code, ended.err) == (0, "")
     (script,) = slurm.batch_scripts()
     directives = set()

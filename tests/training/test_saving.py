@@ -23,16 +23,9 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
-from harness.spec.saving import (
-    SavePlan,
-    SaveRules,
-    automatic_interval,
-    parse_interval,
-    save_plan,
-)
+from harness.spec.saving import SaveInterval
 from harness.training import best, checkpoint, saving
 from harness.training.series import SeriesFile
-from tests.factories import make_cell
 from tests.support.line import LineFit, Options
 from tests.support.training import (
     NoEvaluation,
@@ -76,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RankResult:
 
 def saving_assignment(folder: Path, entry: dict[str, Any] = PLAIN, keep: int = 2) -> Assignment:
     """Return the test trial with a save every few steps."""
-    plan = SavePlan(every=f"{EVERY} steps", keep=keep, mean_seconds_between_failures=1e5)
+    plan = SaveInterval(every=f"{EVERY} steps", keep=keep)
     return replace(load_assignment(folder, entry, "none"), saves=plan)
 
 
@@ -267,37 +260,23 @@ def test_a_disk_that_refuses_a_last_save_costs_the_work_since_the_one_before(
 
 
 def test_intervals_are_read() -> None:
-    interval = parse_interval("10m")
-    assert interval is not None
-    assert interval.seconds == 600
-    steps = parse_interval("500 steps")
-    assert steps is not None
-    assert steps.steps == 500
-    assert parse_interval("never") is None
+    assert SaveInterval(every="10m").seconds == 600
+    assert SaveInterval(every="500 steps").steps == 500
     for text in ("10", "0 steps", "m", "10 m s", "-1s", "0.5s"):
         with pytest.raises(
             ValueError, match="allowed: a time such as 10m, steps such as 500 steps"
         ):
-            parse_interval(text)
-
-
-def test_the_automatic_interval_is_that_of_young_and_daly() -> None:
-    assert automatic_interval(cost=2.0, mean_seconds_between_failures=86400.0) == pytest.approx(
-        587.878, abs=0.001
-    )
-    assert automatic_interval(cost=0.001, mean_seconds_between_failures=3600.0) == 60.0
+            SaveInterval(every=text)
 
 
 def test_trials_save_by_themselves_under_slurm_alone() -> None:
-    rules, cell = SaveRules(), make_cell()
-    assert save_plan(rules, cell, "torchrun") is None
-    plan = save_plan(rules, cell, "slurm", "12h")
-    assert plan == SavePlan(every="auto", keep=2, mean_seconds_between_failures=43200.0)
-    never = SaveRules(every="never")
-    assert save_plan(never, cell, "slurm") is None
-    plan = save_plan(SaveRules(every="5 steps"), cell, "torchrun")
-    assert plan is not None
-    assert plan.every == "5 steps"
+    default = SaveInterval()
+    assert default.of("torchrun", is_script=False) is None
+    assert default.of("slurm", is_script=False) == SaveInterval(every="10m")
+    assert default.of("slurm", is_script=True) is None
+    assert SaveInterval(every="never").of("slurm", is_script=False) is None
+    steps = SaveInterval(every="5 steps")
+    assert steps.of("torchrun", is_script=False) == steps
 
 
 class Halving(LRScheduler):
